@@ -40,13 +40,13 @@ strings = st.lists(letters, min_size=1, max_size=12).map(b"".join)
 
 
 @given(st.lists(strings, min_size=1, max_size=6), st.lists(letters, max_size=60).map(b"".join), st.data())
-def test_those_that_are_within_are_found_and_no_others(needles: list[bytes], data: bytes, draw: st.DataObject) -> None:
+def test_exactly_the_contained_strings_are_found(needles: list[bytes], data: bytes, draw: st.DataObject) -> None:
     data += draw.draw(st.sampled_from([b"", *needles])) + draw.draw(strings)
     found = Needles([print_of(needle, SALT) for needle in needles], SALT).within(data)
     assert found == {(needle, False) for needle in needles if needle in data}
 
 
-def test_a_text_that_is_long_is_looked_for_in_parts() -> None:
+def test_long_texts_are_searched_for_in_pieces() -> None:
     assert pieces("zyzzyva") == {"zyzzyva"}
     assert pieces("1234") == pieces("") == set() and pieces("12345") == {"12345"}
     long = "".join(f"{at:05d}" for at in range(51))
@@ -59,16 +59,14 @@ def test_a_text_that_is_long_is_looked_for_in_parts() -> None:
 
 
 @given(st.text(alphabet='aä\n"\\\0🦀', min_size=1, max_size=20))
-def test_each_form_is_one_that_a_file_may_have(piece: str) -> None:
+def test_the_forms_of_a_text_include_plain_and_json(piece: str) -> None:
     found = forms(piece)
     assert piece.encode() in found
     for escaped in (True, False):
         assert any(form in json.dumps({"x": f"a{piece}b"}, ensure_ascii=escaped).encode() for form in found)
 
 
-def test_all_files_are_searched_over_the_borders_of_what_is_read_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_found_across_the_borders_of_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "file").write_bytes(b"x" * 95 + b"zyzzyva" + b"x" * 200 + b"a long quokka, really long")
     (tmp_path / "one").write_bytes(b"quokka?" + b"y" * 91 + b"short")
@@ -86,7 +84,7 @@ def test_all_files_are_searched_over_the_borders_of_what_is_read_at_once(
     }
 
 
-def test_another_process_searches_and_gives_the_same(tmp_path: Path) -> None:
+def test_a_separate_process_gives_the_same_result(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("The zyzzyva “is” a weevil.")
     (tmp_path / "b").write_text(json.dumps("x “is” a weevil\n"))
     found = search([tmp_path], ["“is” a weevil", "zyzzyva", "the\nend of it", "four"])
@@ -99,7 +97,7 @@ def test_another_process_searches_and_gives_the_same(tmp_path: Path) -> None:
     assert search([tmp_path], []).pieces == {}
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_text("zyzzyva")
     (tmp_path / "b").write_text("zyzzyva")
     within = byte_search._within
@@ -115,7 +113,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.
     assert found.pieces == {"zyzzyva": [f"{tmp_path}/b"]}
 
 
-def test_what_a_database_says_of_its_tables_is_nobodys_text(tmp_path: Path) -> None:
+def test_texts_of_the_schema_do_not_count(tmp_path: Path) -> None:
     file = tmp_path / "x.db"
     with sqlite3.connect(file) as database:
         database.execute("CREATE TABLE quokkas (zyzzyva TEXT, tapir TEXT)")
@@ -130,7 +128,7 @@ def test_what_a_database_says_of_its_tables_is_nobodys_text(tmp_path: Path) -> N
     assert set(search([broken], ["zyzzyva"]).pieces) == {"zyzzyva"}
 
 
-def test_prints_tell_nothing_of_what_they_are_of() -> None:
+def test_prints_depend_on_the_salt_and_reveal_no_text() -> None:
     (one,) = prints_of(["zyzzyva"], SALT)
     (other,) = prints_of(["zyzzyva"], SALT[::-1])
     assert one.length == other.length == 7
@@ -142,7 +140,7 @@ def test_prints_tell_nothing_of_what_they_are_of() -> None:
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9000)), min_size=1, max_size=60),
     st.sampled_from([512, 4096]),
 )
-def test_of_pages_only_what_is_free_is_searched(rows: list[tuple[int, int]], size: int) -> None:
+def test_only_free_space_of_pages_is_searched(rows: list[tuple[int, int]], size: int) -> None:
     """Rows and keys of any size, in tables and indexes: they are not found."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "x.db"
@@ -164,7 +162,7 @@ def test_of_pages_only_what_is_free_is_searched(rows: list[tuple[int, int]], siz
         assert byte_search._within(part, needles) == set()
 
 
-def test_what_is_free_in_a_page_is_found(tmp_path: Path) -> None:
+def test_text_in_free_space_is_found(tmp_path: Path) -> None:
     file = tmp_path / "x.db"
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("PRAGMA secure_delete = OFF")

@@ -98,7 +98,7 @@ WAYS: dict[str, tuple[Scope, list[str] | None, int | None, str]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("look", [erase, erase_and_search])
-async def test_nothing_of_what_was_forgotten_is_in_any_file(make: Make, tmp_path: Path, way: str, look: Look) -> None:
+async def test_forgotten_text_is_in_no_file(make: Make, tmp_path: Path, way: str, look: Look) -> None:
     scope, ids, turn, gone = WAYS[way]
 
     def left() -> set[str]:
@@ -132,7 +132,7 @@ async def test_nothing_of_what_was_forgotten_is_in_any_file(make: Make, tmp_path
     await memory.close()
 
 
-async def test_what_somebody_else_says_too_may_stay(make: Make) -> None:
+async def test_texts_that_other_items_contain_may_stay(make: Make) -> None:
     """Word for word, or as a part of something longer; what is of tables and not of people, too."""
 
     memory = make()
@@ -169,7 +169,7 @@ async def test_what_somebody_else_says_too_may_stay(make: Make) -> None:
         b"kerfuffle",
     ],
 )
-async def test_what_is_left_anywhere_is_found(make: Make, tmp_path: Path, rest: bytes) -> None:
+async def test_remaining_text_is_found_in_every_form(make: Make, tmp_path: Path, rest: bytes) -> None:
     memory = make()
     await memory.remember(ANN, [item("1", "The zyzzyva is a “weevil”.", topic="kerfuffle"), item("4", LONG)])
     await memory.remember(BOB, [item("1", "A lighthouse.")])
@@ -187,7 +187,7 @@ async def test_what_is_left_anywhere_is_found(make: Make, tmp_path: Path, rest: 
     await memory.close()
 
 
-async def test_what_is_left_in_a_folder_of_vectors_is_found(tmp_path: Path) -> None:
+async def test_remaining_text_in_a_folder_of_vectors_is_found(tmp_path: Path) -> None:
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
     await memory.remember(ANN, [item("1", "The Zyzzyva: a weevil!")])
     left = tmp_path / "chroma" / "some" / "where" / "notes.txt"
@@ -198,7 +198,7 @@ async def test_what_is_left_in_a_folder_of_vectors_is_found(tmp_path: Path) -> N
     await memory.close()
 
 
-async def test_facts_that_a_model_found_are_looked_for(tmp_path: Path) -> None:
+async def test_extracted_facts_are_searched_for(tmp_path: Path) -> None:
     """By the turn or the item that they were made of; what is asked about tells nothing of what was read."""
 
     facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
@@ -220,7 +220,7 @@ async def test_facts_that_a_model_found_are_looked_for(tmp_path: Path) -> None:
     await memory.close()
 
 
-async def test_forgetting_batch_upon_batch_leaves_nothing(tmp_path: Path, small_batches: int) -> None:
+async def test_forgetting_many_batches_leaves_nothing(tmp_path: Path, small_batches: int) -> None:
     """More than one batch of everything: pages of SQLite, vectors of Chroma, words."""
     many = 2500 // small_batches
 
@@ -240,7 +240,7 @@ async def test_forgetting_batch_upon_batch_leaves_nothing(tmp_path: Path, small_
     assert b"zyzzyv" not in bytes_in(tmp_path)
 
 
-async def test_a_copy_that_is_left_in_a_page_that_was_written_is_found_and_overwritten(tmp_path: Path) -> None:
+async def test_a_copy_in_a_written_page_is_found_and_overwritten(tmp_path: Path) -> None:
     """SQLite leaves one now and then, when it moves a row to another page."""
 
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
@@ -262,7 +262,7 @@ async def test_a_copy_that_is_left_in_a_page_that_was_written_is_found_and_overw
     await memory.close()
 
 
-async def test_vectors_of_the_forgotten_are_in_no_file_of_chroma(tmp_path: Path) -> None:
+async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Path) -> None:
     """Neither in its index, nor in its database; those of others are where they were."""
 
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
@@ -288,9 +288,7 @@ async def test_vectors_of_the_forgotten_are_in_no_file_of_chroma(tmp_path: Path)
     assert left() == 0
 
 
-def test_to_erase_one_user_of_many_makes_nothing_of_others_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in texts that are embedded and in items that are read: as many with two users as with twenty."""
     read = 0
     decode = full_text_rows._decode
@@ -322,7 +320,7 @@ def test_to_erase_one_user_of_many_makes_nothing_of_others_anew(
     assert few == many and few[0] == 0 and 30 <= few[1] <= 200
 
 
-async def test_others_recall_and_save_while_a_user_is_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is done for it holds the event loop, the file or the index to its end."""
     monkeypatch.setattr("turnwise.memory.longterm.vector.memory.DELETED", 4)
     monkeypatch.setattr("turnwise.memory.longterm.vector.memory.REST", 2)
@@ -341,7 +339,7 @@ async def test_others_recall_and_save_while_a_user_is_erased(tmp_path: Path, mon
     await memory.close()
 
 
-async def test_a_search_of_all_files_goes_on_where_it_was_killed(
+async def test_a_killed_search_of_all_files_continues(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it writes down of it says nothing of what was forgotten, and its end is told again."""
@@ -375,7 +373,7 @@ async def test_a_search_of_all_files_goes_on_where_it_was_killed(
     await memory.close()
 
 
-async def test_a_search_that_finds_something_has_the_file_written_anew(make: Make, tmp_path: Path) -> None:
+async def test_a_file_with_remaining_text_is_rewritten(make: Make, tmp_path: Path) -> None:
     memory = make()
     assert isinstance(memory, Erasing)
     await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.")])
@@ -393,7 +391,7 @@ async def test_a_search_that_finds_something_has_the_file_written_anew(make: Mak
     await memory.close()
 
 
-async def test_what_a_server_keeps_is_deleted_there_and_not_verified(tmp_path: Path) -> None:
+async def test_deletions_on_a_vector_server_are_not_verified(tmp_path: Path) -> None:
     with chroma_server(tmp_path) as server:
         index = VectorIndex(server, HashEmbedding(), name="test")
         memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index)
@@ -409,7 +407,7 @@ async def test_what_a_server_keeps_is_deleted_there_and_not_verified(tmp_path: P
         await memory.close()
 
 
-async def test_facts_of_a_server_are_not_verified(database: str) -> None:
+async def test_deletions_on_a_database_server_are_not_verified(database: str) -> None:
     memory = LexicalMemory(SQLFacts(database))
     await memory.remember(ANN, [item("1", "zyzzyva")])
     erased = await erase(memory, ANN)
@@ -436,7 +434,7 @@ class Plain:
         pass
 
 
-async def test_memories_without_files_say_so(tmp_path: Path) -> None:
+async def test_memories_without_files_are_not_verified(tmp_path: Path) -> None:
     assert await erase(StaticMemory(["a fact"]), ANN) == Erasure(items=0, files=0, found=(), verified=True)
     erased = await erase(Plain(), ANN)  # type: ignore[arg-type]
     assert (erased.items, erased.verified) == (3, False)
@@ -452,7 +450,7 @@ async def test_memories_without_files_say_so(tmp_path: Path) -> None:
     await vectors.close()
 
 
-async def test_who_cannot_be_scrubbed_or_searched_has_forgotten_all_the_same(
+async def test_items_are_deleted_even_if_the_verification_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/facts.db"
@@ -478,9 +476,7 @@ async def test_who_cannot_be_scrubbed_or_searched_has_forgotten_all_the_same(
     await memory.close()
 
 
-def test_what_is_pickled_names_the_same_files_wherever_it_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pickled_store_uses_the_same_files_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The actors that own memories have another working directory than the program that made them."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -50,9 +50,7 @@ def facts(make_facts: Callable[[], FactStore]) -> Iterator[FactStore]:
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_what_is_given_without_blocks_is_kept_as_every_memory_keeps_it(
-    law: Law, make_facts: Callable[[], FactStore]
-) -> None:
+def test_items_without_blocks_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], FactStore]) -> None:
     """Cases 50, 51, 52 and 54, as each law says; no model is asked."""
     model = Model()
 
@@ -102,14 +100,14 @@ NOT_OF_FACTS = {
 
 
 @pytest.mark.parametrize("law", [law for law in contract.LAWS if law not in NOT_OF_FACTS], ids=lambda law: law.__name__)
-def test_what_is_made_of_blocks_is_kept_as_every_memory_keeps_it(law: Law, make_facts: Callable[[], FactStore]) -> None:
+def test_extracted_facts_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], FactStore]) -> None:
     """Cases 50, 51 and 54, as each law says; by an item's id all that was made of it is forgotten."""
     facts = make_facts()
     memory = AsSaid(facts)
     asyncio.run(check_law(law, lambda: memory))
 
 
-async def test_facts_are_made_of_what_the_user_says_in_one_call(facts: FactStore) -> None:
+async def test_one_model_call_extracts_facts_from_the_users_messages(facts: FactStore) -> None:
     model = Model()
     memory = ExtractiveMemory(model, facts, clock=lambda: 50.0)
     items = [
@@ -144,7 +142,7 @@ async def test_a_fact_is_found_by_an_alias_that_the_user_gave(facts: FactStore) 
     assert await memory.recall(USER, "How old is Bello?") == []
 
 
-async def test_what_was_read_is_not_read_again(facts: FactStore) -> None:
+async def test_an_item_is_read_once(facts: FactStore) -> None:
     """However the model would word it now, whoever asks, and together with what is new."""
 
     words = iter(("Lives in Graz", "Graz is where the user lives", "Has a home in Graz", "Likes figs"))
@@ -166,7 +164,7 @@ async def test_what_was_read_is_not_read_again(facts: FactStore) -> None:
     assert len(model.calls) == 2
 
 
-async def test_the_same_fact_twice_is_one_and_a_contradicting_fact_supersedes(facts: FactStore) -> None:
+async def test_duplicates_are_merged_and_a_contradicting_fact_supersedes(facts: FactStore) -> None:
     """Case 53."""
 
     times = iter(range(100, 200))
@@ -199,7 +197,7 @@ async def test_the_same_fact_twice_is_one_and_a_contradicting_fact_supersedes(fa
     assert await texts(facts) == ["Lives in Vienna"]
 
 
-async def test_what_contradicts_takes_the_place_of_all_that_it_contradicts_also_if_the_model_adds_it(
+async def test_a_fact_replaces_all_facts_that_it_contradicts_even_if_the_model_says_add(
     facts: FactStore,
 ) -> None:
     """Whatever was there before this rule, in whichever order turns come, one by one or in one call."""
@@ -226,7 +224,7 @@ async def test_what_contradicts_takes_the_place_of_all_that_it_contradicts_also_
     assert "I live in Bern now." not in await texts(facts)
 
 
-async def test_what_may_hold_together_stays_side_by_side(facts: FactStore) -> None:
+async def test_facts_that_do_not_contradict_each_other_are_all_kept(facts: FactStore) -> None:
     said = [
         *("I like jazz.", "I like blues.", "I'm allergic to nuts.", "I'm allergic to cats.", "I speak Welsh."),
         *("I speak English.", "I have two cats.", "I have two dogs.", "I live in a flat.", "I live in Graz."),
@@ -259,12 +257,12 @@ async def test_what_may_hold_together_stays_side_by_side(facts: FactStore) -> No
         ("J'habite à Lyon", "L'utilisateur habite à Nice"),
     ],
 )
-def test_facts_that_cannot_both_hold_are_told_in_whichever_person_they_are_said(older: str, newer: str) -> None:
+def test_contradictions_are_found_in_first_and_third_person(older: str, newer: str) -> None:
     assert contradict(older, newer, same_topic=True) and contradict(newer, older, same_topic=True)
     assert not contradict(older, older, same_topic=True)
 
 
-async def test_older_news_do_not_take_the_place_of_newer_ones(facts: FactStore) -> None:
+async def test_an_older_statement_does_not_replace_a_newer_fact(facts: FactStore) -> None:
     model = Model(lambda _: [fact("Lives in Graz", "I live in Graz", topic="home")])
     memory = ExtractiveMemory(model, facts)
     await memory.remember(USER, [told(9, "I live in Graz", at=1000.0)])
@@ -274,7 +272,7 @@ async def test_older_news_do_not_take_the_place_of_newer_ones(facts: FactStore) 
     assert [item.text for item in await memory.recall(USER, "lives", as_of=600.0)] == ["Lives in Linz"]
 
 
-async def test_who_saw_a_fact_sees_what_stands_in_its_place(facts: FactStore) -> None:
+async def test_agents_that_saw_a_fact_see_its_replacement(facts: FactStore) -> None:
     mine, theirs = Scope(user_id="u", agent="a"), Scope(user_id="u", agent="b")
     model = Model()
     memory = ExtractiveMemory(model, facts)
@@ -303,7 +301,7 @@ async def test_who_saw_a_fact_sees_what_stands_in_its_place(facts: FactStore) ->
     assert await texts(facts, mine) == both
 
 
-async def test_facts_are_forgotten_with_what_they_were_made_of(facts: FactStore) -> None:
+async def test_facts_are_deleted_with_their_item_session_or_user(facts: FactStore) -> None:
     """Case 54: by their ids, by the item's, by session, by user."""
 
     memory = ExtractiveMemory(Model(), facts)
@@ -333,7 +331,7 @@ async def test_a_fact_can_be_changed(facts: FactStore) -> None:
         assert not await memory.update(USER, mark, "I was here.")
 
 
-async def test_nobody_recalls_the_records_of_what_was_read(facts: FactStore) -> None:
+async def test_records_of_read_items_are_never_recalled(facts: FactStore) -> None:
     memory = ExtractiveMemory(Model(lambda _: []), facts, clock=lambda: 5.0)
     await memory.remember(USER, [told(1, "I own a boat.")])
     marks = list(await facts.query(USER, EVER))
@@ -348,7 +346,7 @@ async def test_nobody_recalls_the_records_of_what_was_read(facts: FactStore) -> 
     "answer",
     ["", "null", "I found nothing.", '{"facts": 5}', '{"facts": [1]}', 'Here: {"facts": []}', '{"facts": ["\\ud800"]}'],
 )
-async def test_a_model_that_answers_with_something_else_harms_nothing(answer: str) -> None:
+async def test_an_invalid_answer_changes_nothing(answer: str) -> None:
     facts = InMemoryFacts()
     model = Model()
     memory = ExtractiveMemory(model, facts)
@@ -366,7 +364,7 @@ async def test_a_model_that_answers_with_something_else_harms_nothing(answer: st
     assert await texts(facts) == [*before, "I own a car."]
 
 
-async def test_a_model_that_fails_or_is_cancelled_harms_nothing() -> None:
+async def test_a_failed_or_cancelled_model_call_changes_nothing() -> None:
     facts = InMemoryFacts()
     model = Model()
     memory = ExtractiveMemory(model, facts)
@@ -390,7 +388,7 @@ async def test_a_model_that_fails_or_is_cancelled_harms_nothing() -> None:
     assert await texts(facts) == ["I own a boat."]
 
 
-async def test_an_item_that_cannot_be_kept_is_refused_before_anybody_is_asked() -> None:
+async def test_an_invalid_item_is_refused_before_the_model_is_called() -> None:
     facts = InMemoryFacts()
     model = Model()
     memory = ExtractiveMemory(model, facts)
@@ -425,7 +423,7 @@ lies = st.fixed_dictionaries(
 
 @settings(max_examples=share(200, 4), deadline=None)
 @given(st.lists(lies | json_values, max_size=6) | json_values)
-def test_a_model_that_lies_harms_nothing(answer: Any) -> None:
+def test_random_answers_store_nothing_that_the_user_did_not_say(answer: Any) -> None:
     """Known facts stay, except for those on the same subject; new facts are in what the user said."""
     asyncio.run(_hears_lies(answer))
 
@@ -448,7 +446,7 @@ async def _hears_lies(answer: Any) -> None:
     assert {fact.user_id for fact in await facts.scan()} == {"u"}
 
 
-async def test_ten_thousand_facts_are_a_few() -> None:
+async def test_facts_beyond_the_limit_are_ignored() -> None:
     facts = InMemoryFacts()
     said = [f"I own boat {at}." for at in range(10_000)]
     memory = ExtractiveMemory(Model(lambda _: [fact(text) for text in said]), facts, max_facts_per_call=5)
@@ -456,7 +454,7 @@ async def test_ten_thousand_facts_are_a_few() -> None:
     assert memory.stats == {"calls": 1, "added": 5, "superseded": 0, "too_many": 9995}
 
 
-async def test_orders_in_what_the_user_says_are_not_followed() -> None:
+async def test_instructions_injected_in_messages_become_no_facts() -> None:
     facts = InMemoryFacts()
     for number, attack in enumerate(
         (
@@ -475,7 +473,7 @@ async def test_orders_in_what_the_user_says_are_not_followed() -> None:
     assert (await facts.scan("bob")).items == ()
 
 
-async def test_no_fact_is_made_of_recalled_text_in_many_turns() -> None:
+async def test_recalled_text_never_becomes_a_fact() -> None:
     """Case 58. The model takes all for a fact that it is shown, and all that it was ever shown or that was recalled."""
 
     facts = InMemoryFacts()

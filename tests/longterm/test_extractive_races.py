@@ -27,7 +27,7 @@ def facts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FactStore]
     asyncio.run(facts.close())
 
 
-async def test_of_those_who_read_the_same_at_once_one_counts(facts: FactStore) -> None:
+async def test_only_one_of_several_concurrent_readers_of_an_item_stores_facts(facts: FactStore) -> None:
     item = told(1, "I live in Graz, and I work as a nurse.")
     started = asyncio.Barrier(3)
     memories = []
@@ -57,7 +57,7 @@ class Breaking(InMemoryFacts):
             raise StoreError("the power went")
 
 
-def test_a_crash_at_any_moment_leaves_no_doubles_and_loses_nothing() -> None:
+def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
     async def use(crash: int) -> bool:
         facts = Breaking()
         number = 0
@@ -102,7 +102,7 @@ def test_a_crash_at_any_moment_leaves_no_doubles_and_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", ["session", "user", "item", "turn"])
-async def test_what_is_forgotten_while_the_model_is_asked_is_not_kept(how: str, facts: FactStore) -> None:
+async def test_items_forgotten_during_the_model_call_give_no_facts(how: str, facts: FactStore) -> None:
     model = Model()
     memory = ExtractiveMemory(model, facts)
     item, other = told(1, "I live in Graz."), told(2, "I like figs.", session="s2")
@@ -208,7 +208,7 @@ async def interleave(facts: Gated, first: Awaitable[Any], second: Awaitable[Any]
 
 @pytest.mark.parametrize("how", ["item", "turn", "session", "user", "old"])
 @pytest.mark.parametrize("older", [False, True], ids=["newer", "older"])
-def test_whenever_something_is_forgotten_while_it_is_read_nothing_of_it_stays(how: str, older: bool) -> None:
+def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: bool) -> None:
     """At each verb of the one, with any number of verbs of the other there; what it would have superseded holds."""
 
     async def story(start: int, count: int) -> bool:
@@ -250,7 +250,7 @@ def test_whenever_something_is_forgotten_while_it_is_read_nothing_of_it_stays(ho
     assert start > 5
 
 
-async def test_a_crash_between_reading_and_taking_back_is_made_up_for() -> None:
+async def test_facts_left_by_a_crash_after_a_deletion_are_deleted_later() -> None:
     """Whoever is given a forgotten item again takes back what was made of it."""
 
     facts = Breaking()
@@ -271,7 +271,7 @@ async def test_a_crash_between_reading_and_taking_back_is_made_up_for() -> None:
     assert len(model.calls) == 1
 
 
-async def test_a_fact_that_is_forgotten_while_the_model_is_asked_counts_no_more(facts: FactStore) -> None:
+async def test_a_fact_forgotten_during_the_model_call_is_extracted_again(facts: FactStore) -> None:
     for number, action in enumerate(("add", "supersede", "update")):
         model = Model(lambda _, action=action: [fact("I own a boat.", action=action, of="f1")])  # type: ignore[misc]
         memory = ExtractiveMemory(model, facts)

@@ -65,12 +65,12 @@ def using(url: str, use: Callable[[SQLFacts], Awaitable[Any]]) -> Any:
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_the_store_of_facts_holds_to_the_law_that(law: Law, make_facts: MakeFacts) -> None:
+def test_fact_stores_obey_the_law_that(law: Law, make_facts: MakeFacts) -> None:
     """Cases 50, 51, 53 and 54, as each law says."""
     asyncio.run(check_law(law, make_facts))
 
 
-def test_a_store_of_facts_that_breaks_a_law_is_told_which() -> None:
+def test_a_broken_law_of_fact_stores_is_named() -> None:
     class Forgetful(InMemoryFacts):
         def _forget(self, user_id: str, ids: Any) -> None:
             """Keep them, and say they are gone."""
@@ -80,7 +80,7 @@ def test_a_store_of_facts_that_breaks_a_law_is_told_which() -> None:
         asyncio.run(contract.check_item_store(lambda law: stores.setdefault(law, Forgetful())))
 
 
-def test_the_contract_is_all_of_its_laws() -> None:
+def test_the_suite_contains_every_law() -> None:
     checks = [value for name, value in vars(contract).items() if name.startswith("check_")]
     assert [check for check in checks if check not in (contract.check_item_store, check_law)] == list(contract.LAWS)
 
@@ -96,7 +96,7 @@ async def test_facts_and_sessions_share_a_database(url: str) -> None:
     await asyncio.gather(store.close(), facts.close())
 
 
-async def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
+async def test_stores_that_open_a_new_database_at_once_all_work(url: str) -> None:
     stores = [SQLFacts(url) for _ in range(6)]
     await asyncio.gather(*(facts.put(Scope(user_id=f"u{at}"), items(3)) for at, facts in enumerate(stores)))
     for at in range(6):
@@ -104,7 +104,7 @@ async def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
     await asyncio.gather(*(facts.close() for facts in stores))
 
 
-def test_what_was_kept_and_deleted_is_so_when_it_is_opened_again(url: str) -> None:
+def test_facts_and_deletions_survive_reopening_the_store(url: str) -> None:
     using(url, lambda facts: facts.put(USER, items(2000)))
     assert len(using(url, lambda facts: facts.delete(USER, [str(at) for at in range(1000)]))) == 1000
     assert using(url, lambda facts: facts.put(USER, items(2001))) == ["2000"]
@@ -121,7 +121,7 @@ def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
         pickle.dumps(InMemoryFacts())
 
 
-async def test_what_is_deleted_is_in_no_file_any_more(tmp_path: Path) -> None:
+async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
     """Case 54: neither in SQLite's file nor in its log, while the store is open; nor is it legible who had it."""
     text = "She was born in Trondheim. " * 300
     sarah = Scope(user_id="sarah-connor", agent="agent-x")
@@ -158,7 +158,7 @@ def edit(path: Path, statement: str) -> None:
     "change",
     [*("text = '{'", "text = ''", "text = '5'", "text = 'null'"), "type = 'no'", "topic = '{'", "spans = '[[1]]'"],
 )
-def test_a_corrupt_fact_is_named_never_skipped_and_can_be_deleted(tmp_path: Path, change: str) -> None:
+def test_a_corrupt_fact_raises_an_error_that_names_it_and_can_be_deleted(tmp_path: Path, change: str) -> None:
     url = f"sqlite:///{tmp_path}/facts.db"
     using(url, lambda facts: facts.put(USER, items(4)))
     edit(tmp_path / "facts.db", f"UPDATE turnwise_facts SET {change} WHERE id = '0'")
@@ -170,7 +170,7 @@ def test_a_corrupt_fact_is_named_never_skipped_and_can_be_deleted(tmp_path: Path
     assert using(url, lambda facts: facts.purge("u")) == ["0", "1", "2", "3"]
 
 
-async def test_ids_of_deleted_facts_are_known_for_ninety_days_and_do_not_add_up(
+async def test_ids_of_deleted_facts_are_refused_for_ninety_days(
     make_facts: MakeFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -189,7 +189,7 @@ async def test_ids_of_deleted_facts_are_known_for_ninety_days_and_do_not_add_up(
     await facts.close()
 
 
-def test_ids_that_an_earlier_turnwise_deleted_are_known_for_ninety_days_from_the_next_deletion_on(
+def test_ids_deleted_by_an_earlier_version_are_refused_for_ninety_days_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, now = f"sqlite:///{tmp_path}/facts.db", time.time()
@@ -225,14 +225,14 @@ def test_facts_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
         using(url, lambda facts: facts.query(USER))
 
 
-def test_a_database_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:
+def test_a_missing_database_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"unable to open database file; is it reachable, writable"):
         using(f"sqlite:///{tmp_path}/missing/facts.db", lambda facts: facts.query(USER))
     with pytest.raises(StoreURLError):
         SQLFacts("redis://h")
 
 
-def test_a_page_is_read_by_the_index_of_its_question(tmp_path: Path) -> None:
+def test_pages_are_read_by_an_index(tmp_path: Path) -> None:
     """So that a user's facts cost the same however many others have."""
 
     async def plans(facts: SQLFacts) -> list[str]:

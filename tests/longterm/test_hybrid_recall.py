@@ -65,7 +65,7 @@ async def texts(memory: Any, query: str, **asked: Any) -> list[str]:
     return [item.text for item in await memory.recall(ANN, query, **asked)]
 
 
-async def test_what_shares_no_word_is_found_by_its_vector_and_what_is_far_is_not() -> None:
+async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> None:
     words, both = (LexicalMemory(InMemoryFacts(), similarity=one) for one in (None, Similarity(Meaning())))
     for memory in (words, both):
         await memory.remember(ANN, items())
@@ -76,7 +76,7 @@ async def test_what_shares_no_word_is_found_by_its_vector_and_what_is_far_is_not
     assert not await texts(both, "Quantum chromodynamics?")
 
 
-async def test_a_memory_of_facts_has_the_vectors_that_it_is_given_and_each_is_made_once() -> None:
+async def test_each_fact_is_embedded_once() -> None:
     memory = ExtractiveMemory(Chooser(), InMemoryFacts())
     await memory.remember(ANN, items())
     assert await texts(memory, "dinner?") == [], "words alone by default"
@@ -91,7 +91,7 @@ async def test_a_memory_of_facts_has_the_vectors_that_it_is_given_and_each_is_ma
     assert again._settings["chooses"] and again._settings["weights"] == Weights(tail=0.2)
 
 
-async def test_while_embeddings_fail_words_are_found_and_it_is_told() -> None:
+async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
     embedding = FlakyEmbedding()
     memory = ExtractiveMemory(Chooser(), InMemoryFacts(), embedding=embedding)
     await memory.remember(ANN, items())
@@ -105,7 +105,7 @@ async def test_while_embeddings_fail_words_are_found_and_it_is_told() -> None:
     assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None
 
 
-async def test_a_model_may_choose_and_is_held_to_what_there_is() -> None:
+async def test_a_model_chooses_among_the_known_facts() -> None:
     model = Chooser({"names": ["f4", "f9", "f1", "f4", "f2"]}, {"names": []})
     memory = ExtractiveMemory(model, InMemoryFacts(), chooses=True)
     assert not await texts(memory, "Anything?") and not model.asked, "nobody is asked about nothing"
@@ -130,7 +130,7 @@ async def test_a_model_that_fails_or_lies_leaves_words_to_be_found_by(answer: An
     assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None, "the nearest is f1"
 
 
-async def test_only_what_was_chosen_is_refreshed_and_filters_come_first() -> None:
+async def test_only_chosen_facts_are_refreshed_and_filters_apply_first() -> None:
     now = [1000.0]
     model = Chooser({"names": ["f1"]}, {"names": ["f1", "f2", "f3", "f4"]})
     settings: dict[str, Any] = {"chooses": True, "retention": Retention(100.0), "clock": lambda: now[0]}

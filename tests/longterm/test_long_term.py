@@ -31,12 +31,12 @@ def make_memory(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], 
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_the_memory_holds_to_the_law_that(law: Law, make_memory: Callable[[], LongTermMemory]) -> None:
+def test_memories_obey_the_law_that(law: Law, make_memory: Callable[[], LongTermMemory]) -> None:
     """Cases 50, 51, 52 and 54, as each law says."""
     asyncio.run(check_law(law, make_memory))
 
 
-def test_a_memory_that_breaks_a_law_is_told_which() -> None:
+def test_a_broken_law_of_memories_is_named() -> None:
     class Chatty(LexicalMemory):
         async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:
             return len(ids or ())
@@ -48,13 +48,13 @@ def test_a_memory_that_breaks_a_law_is_told_which() -> None:
     assert not is_read_only(make())
 
 
-def test_the_contract_is_all_of_its_laws() -> None:
+def test_the_suite_contains_every_law() -> None:
     checks = [value for name, value in vars(contract).items() if name.startswith("check_")]
     laws = [check for check in checks if check not in (contract.check_memory, check_law)]
     assert laws == list(contract.LAWS)
 
 
-async def test_what_has_no_time_gets_that_of_its_coming() -> None:
+async def test_items_without_a_time_get_the_present_time() -> None:
     times = iter((5.0, 5.5, 6.0, 7.0))
     memory = LexicalMemory(InMemoryFacts(), clock=lambda: next(times))
     await memory.remember(
@@ -67,7 +67,7 @@ async def test_what_has_no_time_gets_that_of_its_coming() -> None:
     assert (item.text, item.created_at, item.updated_at) == ("Loves figs.", 5.0, 6.0)
 
 
-async def test_what_cannot_be_remembered_is_refused_whole() -> None:
+async def test_one_invalid_item_refuses_the_whole_call() -> None:
     memory = LexicalMemory(InMemoryFacts())
     no_type = MemoryItem(id="2", text="x", type="no")  # type: ignore[arg-type]
     for wrong in (MemoryItem(id="2", text=" "), MemoryItem(id="", text="x"), no_type):

@@ -2,125 +2,40 @@
 
 import asyncio
 import json
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
-import tracemalloc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from scale import share
-from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, StoreError
+from flat_stores import (
+    CREATED,
+    SARAH,
+    UPDATED,
+    Row,
+    dated,
+    facts_in,
+    lines_of,
+    postgresql_store,
+    record,
+    run,
+    sqlite_store,
+    texts,
+)
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.base import Fact, FactStore
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
-from turnwise.memory.longterm.migration.migrate import SKIPS_LISTED, MigrationReport, migrate
+from turnwise.memory.longterm.migration.migrate import SKIPS_LISTED, migrate
 from turnwise.memory.longterm.migration.skips import Skipped, SkipReason
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 
-# As langgraph-checkpoint-sqlite makes it; versions before 2.0.8 lack the last two columns.
-SQLITE = """
-CREATE TABLE IF NOT EXISTS store (
-    prefix text NOT NULL,
-    key text NOT NULL,
-    value text NOT NULL,
-    created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP,
-    updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP,
-    PRIMARY KEY (prefix, key)
-);
-CREATE INDEX IF NOT EXISTS store_prefix_idx ON store (prefix);
-"""
-SQLITE_TTL = """
-ALTER TABLE store ADD COLUMN expires_at TIMESTAMP;
-ALTER TABLE store ADD COLUMN ttl_minutes REAL;
-CREATE INDEX IF NOT EXISTS idx_store_expires_at ON store (expires_at) WHERE expires_at IS NOT NULL;
-"""
-# As langgraph-checkpoint-postgres makes it.
-POSTGRESQL = """
-CREATE TABLE IF NOT EXISTS store (
-    prefix text NOT NULL,
-    key text NOT NULL,
-    value jsonb NOT NULL,
-    created_at TIMESTAMP WITH TIME ZONE DEFAULT CURRENT_TIMESTAMP,
-    updated_at TIMESTAMP WITH TIME ZONE DEFAULT CURRENT_TIMESTAMP,
-    PRIMARY KEY (prefix, key)
-);
-ALTER TABLE store
-ADD COLUMN IF NOT EXISTS expires_at TIMESTAMP WITH TIME ZONE,
-ADD COLUMN IF NOT EXISTS ttl_minutes INT;
-"""
-
-CREATED, UPDATED = datetime(2025, 1, 15, 10, 30, tzinfo=UTC), datetime(2025, 3, 1, 12, 0, tzinfo=UTC)
-
-Row = tuple[str, str, Any]
 """Prefix, key and value."""
-
-Put = Callable[[Iterable[Row]], None]
-
-SARAH: list[Row] = [
-    ("sarah.memories", "p", {"content": "Sarah prefers oat milk in coffee", "memory_type": "preferences"}),
-    ("sarah.memories", "f", {"content": "Sarah lives in Warsaw", "memory_type": "facts", "topic": "home"}),
-    ("sarah.memories", "s", {"content": "We planned the move to Berlin", "memory_type": "session_summary"}),
-    ("sarah.memories", "w", {"content": "Run the tests before a commit", "memory_type": "instructions"}),
-]
-
-
-def sqlite_store(path: Path, rows: Iterable[Row], *, ttl: bool = True) -> Path:
-    """Make a store as LangGraph does, with values as bytes, which is how SqliteStore binds them."""
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.executescript(SQLITE + (SQLITE_TTL if ttl else ""))
-        connection.executemany(
-            "INSERT OR REPLACE INTO store (prefix, key, value, created_at, updated_at) VALUES (?, ?, ?, ?, ?)",
-            (
-                (
-                    prefix,
-                    key,
-                    json.dumps(value).encode(),
-                    f"{CREATED:%Y-%m-%d %H:%M:%S}",
-                    f"{UPDATED:%Y-%m-%d %H:%M:%S}",
-                )
-                for prefix, key, value in rows
-            ),
-        )
-    connection.close()
-    return path
-
-
-def postgresql_store(url: str, rows: Iterable[Row]) -> str:
-    with psycopg.connect(url) as connection:
-        connection.execute(POSTGRESQL)
-        connection.cursor().executemany(
-            "INSERT INTO store (prefix, key, value, created_at, updated_at) VALUES (%s, %s, %s, %s, %s)",
-            [(prefix, key, json.dumps(value), CREATED, UPDATED) for prefix, key, value in rows],
-        )
-    return url
-
-
-def lines_of(path: Path, records: Iterable[Any]) -> Path:
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
-    return path
-
-
-def record(prefix: str, key: str, value: Any, **more: Any) -> dict[str, Any]:
-    return {"namespace": prefix.split("."), "key": key, "value": value, **more}
-
-
-def dated(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-    times = {"created_at": CREATED.isoformat(), "updated_at": UPDATED.isoformat()}
-    return (record(*row, **times) for row in rows)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "lines"])
@@ -132,26 +47,6 @@ def make_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Ite
         url = request.getfixturevalue("database")
         return lambda rows: postgresql_store(url, rows)
     return lambda rows: str(lines_of(tmp_path / "flat.jsonl", dated(rows)))
-
-
-def run(source: str | Path, facts: FactStore, **settings: Any) -> MigrationReport:
-    return asyncio.run(migrate(source, facts, **settings))
-
-
-def facts_in(facts: FactStore, user_id: str | None = None) -> dict[str, list[Fact]]:
-    """Return all that is in the store by user."""
-
-    async def scan() -> dict[str, list[Fact]]:
-        found: dict[str, list[Fact]] = {}
-        for fact in await facts.scan(user_id, limit=100_000):
-            found.setdefault(fact.user_id, []).append(fact)
-        return found
-
-    return asyncio.run(scan())
-
-
-def texts(facts: FactStore) -> dict[str, list[str]]:
-    return {user: sorted(fact.item.text for fact in found) for user, found in facts_in(facts).items()}
 
 
 def value_of(value: Any, tmp_path: Path) -> MemoryItem | SkipReason:
@@ -247,7 +142,7 @@ def without_place(line: dict[str, Any]) -> dict[str, Any]:
         ({"content": "a\0b"}, "a\0b", "general"),
     ],
 )
-def test_a_value_is_read_as_it_comes(value: Any, text: str, kind: str, tmp_path: Path) -> None:
+def test_values_of_all_forms_are_read(value: Any, text: str, kind: str, tmp_path: Path) -> None:
     item = value_of(value, tmp_path)
     assert isinstance(item, MemoryItem)
     assert (item.text, str(item.type)) == (text, kind)
@@ -265,7 +160,7 @@ def test_a_value_is_read_as_it_comes(value: Any, text: str, kind: str, tmp_path:
         ({"content": "\ud800"}, SkipReason.REFUSED),
     ],
 )
-def test_a_value_that_says_nothing_is_skipped(value: Any, reason: SkipReason, tmp_path: Path) -> None:
+def test_values_without_text_are_skipped(value: Any, reason: SkipReason, tmp_path: Path) -> None:
     assert value_of(value, tmp_path) is reason
 
 
@@ -294,7 +189,7 @@ def test_times_are_kept(times: dict[str, Any], created: float, updated: float | 
     assert (fact.item.created_at, fact.item.updated_at) == (created, updated)
 
 
-def test_a_time_without_a_zone_is_utc_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_without_an_offset_is_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
@@ -319,7 +214,7 @@ def test_an_unknown_type_is_general_and_counted(tmp_path: Path) -> None:
     assert dict(report.by_type) == {MemoryType.GENERAL: 2, MemoryType.FACTS: 1}
 
 
-def test_what_is_no_users_own_belongs_to_the_agent_that_is_named(
+def test_episodic_and_procedural_memories_belong_to_the_given_agent(
     make_source: Callable[[Iterable[Row]], str],
 ) -> None:
     source = make_source(SARAH)
@@ -348,7 +243,7 @@ TENANTS: list[Row] = [
 
 
 @pytest.mark.parametrize("user", ["user-1", "user%1", "user_1", "USER-1", "user", "user-", "%"])
-def test_a_user_is_that_user_and_nobody_else(user: str, make_source: Callable[[Iterable[Row]], str]) -> None:
+def test_only_the_requested_user_is_copied(user: str, make_source: Callable[[Iterable[Row]], str]) -> None:
     facts = InMemoryFacts()
     report = run(make_source(TENANTS), facts, users=[user])
     expected = {user: [f"{user}.memories"]} if f"{user}.memories" in [prefix for prefix, *_ in TENANTS] else {}
@@ -356,7 +251,7 @@ def test_a_user_is_that_user_and_nobody_else(user: str, make_source: Callable[[I
     assert dict(report.by_user) == {user: len(expected)}
 
 
-def test_everybodys_are_those_directly_in_the_namespace(make_source: Callable[[Iterable[Row]], str]) -> None:
+def test_without_users_all_direct_memories_are_copied(make_source: Callable[[Iterable[Row]], str]) -> None:
     facts = InMemoryFacts()
     report = run(make_source(TENANTS), facts)
     users = {"user-1", "user-10", "user%1", "user_1", "USER-1"}
@@ -364,7 +259,7 @@ def test_everybodys_are_those_directly_in_the_namespace(make_source: Callable[[I
     assert set(report.skipped) <= {SkipReason.AMBIGUOUS_USER, SkipReason.REFUSED}
 
 
-def test_another_namespace_is_taken_where_it_is_named(make_source: Callable[[Iterable[Row]], str]) -> None:
+def test_other_namespaces_can_be_copied(make_source: Callable[[Iterable[Row]], str]) -> None:
     source = make_source(TENANTS)
     facts = InMemoryFacts()
     run(source, facts, namespace="other")
@@ -373,7 +268,7 @@ def test_another_namespace_is_taken_where_it_is_named(make_source: Callable[[Ite
     assert texts(facts) == {"user-1": ["memories.user-1", "user-1.memories.old", "user-1.other"]}
 
 
-def test_a_dot_in_a_prefix_leaves_it_open_whose_it_is_until_the_user_is_named(tmp_path: Path, database: str) -> None:
+def test_a_user_with_a_dot_is_ambiguous_until_requested(tmp_path: Path, database: str) -> None:
     rows = [("sarah@x.org.memories", "k1", {"content": "x"}), ("sarah.memories", "k2", {"content": "y"})]
     for source in (sqlite_store(tmp_path / "flat.db", rows), postgresql_store(database, rows)):
         facts = InMemoryFacts()
@@ -386,7 +281,7 @@ def test_a_dot_in_a_prefix_leaves_it_open_whose_it_is_until_the_user_is_named(tm
         assert texts(facts) == {"sarah": ["y"], "sarah@x.org": ["x"]}
 
 
-def test_segments_say_whose_it_is(tmp_path: Path) -> None:
+def test_lists_of_segments_are_not_ambiguous(tmp_path: Path) -> None:
     lines = [
         {"namespace": ["sarah@x.org", "memories"], "key": "k", "value": {"content": "hers"}},
         {"namespace": ["sarah@x", "org", "memories"], "key": "k", "value": {"content": "below another's"}},
@@ -408,7 +303,7 @@ def test_many_users_are_selected_at_once(make_source: Callable[[Iterable[Row]], 
 # What is left where it is
 
 
-def test_broken_lines_are_reported_and_the_others_taken(tmp_path: Path) -> None:
+def test_malformed_lines_are_reported_and_the_others_copied(tmp_path: Path) -> None:
     good, other = (json.dumps(record("u.memories", key, {"content": key})).encode() for key in "kl")
     bad = [
         *(b"{", b'"x"', b"[]", b"\xff\xfe", b"[" * 100_000, b'{"key": "k", "value": {}}'),
@@ -426,7 +321,7 @@ def test_broken_lines_are_reported_and_the_others_taken(tmp_path: Path) -> None:
     assert {skip.reason for skip in report.skips} == {SkipReason.UNREADABLE}
 
 
-def test_a_broken_row_is_reported_with_its_key(tmp_path: Path) -> None:
+def test_malformed_rows_are_reported_with_their_keys(tmp_path: Path) -> None:
     path = sqlite_store(tmp_path / "flat.db", SARAH)
     values = (b"{", b"\xff", None, 5, "[" * 100_000, b'{"content": "\xff"}')
     with sqlite3.connect(path) as connection:
@@ -443,7 +338,7 @@ def test_a_broken_row_is_reported_with_its_key(tmp_path: Path) -> None:
     assert {skip.where for skip in report.skips} == {"u.memories"}
 
 
-def test_what_cannot_be_kept_is_reported_and_harms_no_other(tmp_path: Path) -> None:
+def test_invalid_items_are_reported_and_the_others_copied(tmp_path: Path) -> None:
     long = "u" * 300
     rows = [(f"{long}.memories", "k", {"content": "x"}), *SARAH]
     facts = InMemoryFacts()
@@ -453,7 +348,7 @@ def test_what_cannot_be_kept_is_reported_and_harms_no_other(tmp_path: Path) -> N
     assert (skip.where, skip.reason, "300 characters" in skip.why) == (f"{long}.memories", SkipReason.REFUSED, True)
 
 
-def test_a_record_that_can_be_read_but_not_written_harms_no_other(tmp_path: Path) -> None:
+def test_deeply_nested_records_are_reported_and_the_others_copied(tmp_path: Path) -> None:
     def nested(depth: int) -> str:
         inner = '{"a": ' * depth + "1" + "}" * depth
         return f'{{"namespace": ["u", "memories"], "key": "deep", "value": {{"content": {inner}}}}}\n'
@@ -465,7 +360,7 @@ def test_a_record_that_can_be_read_but_not_written_harms_no_other(tmp_path: Path
         assert (report.read, report.written + report.skipped.get(SkipReason.UNREADABLE, 0)) == (2, 2)
 
 
-def test_what_has_expired_is_left_and_what_will_is_counted(tmp_path: Path, database: str) -> None:
+def test_expired_memories_are_skipped_and_later_expiries_counted(tmp_path: Path, database: str) -> None:
     path = sqlite_store(tmp_path / "flat.db", SARAH)
     with sqlite3.connect(path) as connection:
         for key, time in (("p", "2025-02-01 00:00:00.000001+00:00"), ("f", "2125-02-01 00:00:00+00:00")):
@@ -502,7 +397,7 @@ def test_a_second_migration_changes_nothing(make_source: Callable[[Iterable[Row]
     asyncio.run(target.close())
 
 
-def test_what_was_forgotten_or_changed_since_stays_so(tmp_path: Path) -> None:
+def test_deleted_and_changed_items_stay_so_after_a_repeated_migration(tmp_path: Path) -> None:
     path, facts = sqlite_store(tmp_path / "flat.db", SARAH), InMemoryFacts()
     run(path, facts)
     scope = Scope(user_id="sarah")
@@ -533,7 +428,7 @@ def test_the_same_letters_of_two_namespaces_are_two_memories(tmp_path: Path) -> 
     assert texts(facts) == {"u": ["x", "y"]}
 
 
-def test_of_lines_with_one_key_the_first_is_taken(tmp_path: Path) -> None:
+def test_of_lines_with_one_key_the_first_is_copied(tmp_path: Path) -> None:
     lines = [record("u.memories", "k", {"content": text}) for text in ("first", "second")]
     facts = InMemoryFacts()
     report = run(lines_of(tmp_path / "flat.jsonl", lines), facts)
@@ -541,7 +436,7 @@ def test_of_lines_with_one_key_the_first_is_taken(tmp_path: Path) -> None:
     assert texts(facts) == {"u": ["first"]}
 
 
-def test_a_dry_run_tells_what_would_be_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_reports_and_writes_nothing(tmp_path: Path) -> None:
     path, facts = sqlite_store(tmp_path / "flat.db", SARAH), InMemoryFacts()
     dry = run(path, facts, dry_run=True)
     assert facts_in(facts) == {}
@@ -549,274 +444,3 @@ def test_a_dry_run_tells_what_would_be_and_writes_nothing(tmp_path: Path) -> Non
     run(lines_of(tmp_path / "one.jsonl", [record(*SARAH[0])]), facts)
     assert (run(path, facts, dry_run=True).written, run(path, facts, dry_run=True).known) == (3, 1)
     assert len(facts_in(facts)["sarah"]) == 1
-
-
-# Many
-
-
-def many(count: int, users: int, *, size: int = 10) -> Iterator[Row]:
-    return ((f"u{at % users}.memories", f"k{at}", {"content": f"{at} {'x' * size}"}) for at in range(count))
-
-
-CHILD = """
-import asyncio, sys
-from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.migration.migrate import migrate
-def told(read):
-    print(read, flush=True)
-    sys.stdin.readline()
-asyncio.run(migrate(sys.argv[1], SQLFacts(sys.argv[2]), progress=told))
-"""
-
-
-@pytest.mark.parametrize("pages", [0, 1, 3])
-def test_what_was_killed_goes_on(pages: int, tmp_path: Path) -> None:
-    source = sqlite_store(tmp_path / "flat.db", many(5_000, 7))
-    url = f"sqlite:///{tmp_path}/facts.db"
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(source), url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdin is not None and child.stdout is not None
-    with child:
-        for at in range(pages):
-            assert int(child.stdout.readline()) == (at + 1) * 1000
-            child.stdin.write("\n")
-            child.stdin.flush()
-        os.kill(child.pid, signal.SIGKILL)  # in the midst of the next page, wherever that is
-    target = SQLFacts(url)
-    there = sum(map(len, facts_in(target).values()))
-    assert pages * 1000 <= there <= 5000
-    report = run(source, target)
-    assert (report.written, report.known) == (5000 - there, there)
-    found = texts(target)
-    assert sorted(text for of_user in found.values() for text in of_user) == sorted(
-        value["content"] for _, _, value in many(5_000, 7)
-    )
-    assert len(found["u3"]) == len(range(3, 5000, 7))
-    asyncio.run(target.close())
-
-
-class Watched(InMemoryFacts):
-    """Keeps nothing, and sees how much it is given."""
-
-    most = 0
-
-    async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
-        self.most = max(self.most, len(items))
-        return [item.id for item in items]
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "lines"])
-def test_no_more_than_a_page_is_held(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    count = share(20_000, 2)
-    rows = many(count, 3, size=5_000)
-    source: str | Path
-    if kind == "sqlite":
-        source = sqlite_store(tmp_path / "flat.db", rows)
-    elif kind == "postgresql":
-        source = postgresql_store(request.getfixturevalue("database"), rows)
-    else:
-        source = lines_of(tmp_path / "flat.jsonl", (record(*row) for row in rows))
-    facts, seen = Watched(), list[int]()
-    run(lines_of(tmp_path / "first.jsonl", [record(*SARAH[0])]), facts)  # what is imported at first use is
-    tracemalloc.start()
-    try:
-        report = run(source, facts, progress=seen.append)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert report.written == count
-    assert facts.most <= 1000
-    assert seen == [*range(1000, count + 1, 1000)]
-    assert peak < count * 5_000 / 2  # of all characters
-
-
-# The source
-
-
-def open_count(path: Path) -> int:
-    """Return how often this process has the file open."""
-    return [link.resolve() for link in Path("/proc/self/fd").iterdir()].count(path)
-
-
-def test_the_source_is_as_it_was(tmp_path: Path) -> None:
-    for mode in ("DELETE", "WAL"):
-        folder = tmp_path / mode
-        folder.mkdir()
-        path = sqlite_store(folder / "fl at%20.db", SARAH)
-        connection = sqlite3.connect(path)
-        connection.execute(f"PRAGMA journal_mode = {mode}")
-        connection.close()
-        before, times = path.read_bytes(), path.stat().st_mtime_ns
-        run(path, InMemoryFacts())
-        run(f"sqlite:///{path}", InMemoryFacts(), users=["sarah"])
-        assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, times)
-        assert not [other for other in folder.iterdir() if other != path and other.stat().st_size and mode == "DELETE"]
-
-
-def test_what_a_writer_left_in_its_log_is_read_and_stays_there(tmp_path: Path) -> None:
-    writer = sqlite3.connect(sqlite_store(tmp_path / "flat.db", []))
-    writer.execute("PRAGMA journal_mode = WAL")
-    writer.execute("PRAGMA wal_autocheckpoint = 0")
-    with writer:
-        writer.execute("INSERT INTO store (prefix, key, value) VALUES ('u.memories', 'k', '{\"content\": \"x\"}')")
-    crashed = tmp_path / "crashed"
-    crashed.mkdir()
-    for name in ("flat.db", "flat.db-wal"):
-        (crashed / name).write_bytes((tmp_path / name).read_bytes())
-    writer.close()
-    before = {path.name: path.read_bytes() for path in crashed.iterdir()}
-    assert run(crashed / "flat.db", InMemoryFacts()).written == 1
-    assert {name: (crashed / name).read_bytes() for name in before} == before
-
-
-def test_postgresql_is_read_in_a_transaction_that_cannot_write(database: str) -> None:
-    postgresql_store(database, SARAH)
-    with psycopg.connect(database) as server:
-        server.execute("CREATE TABLE seen (mode text)")
-        server.execute(
-            "CREATE FUNCTION spy(text) RETURNS text LANGUAGE plpgsql AS "
-            "$$ BEGIN INSERT INTO seen VALUES ($1); RETURN $1; END $$"
-        )
-        server.execute("ALTER TABLE store RENAME TO kept")
-        server.execute(
-            "CREATE VIEW store AS SELECT spy(prefix) AS prefix, key, value, created_at, updated_at FROM kept"
-        )
-    with pytest.raises(StoreError, match="read-only transaction"):
-        run(database, InMemoryFacts())
-
-
-@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
-def test_a_source_that_is_written_meanwhile_gives_one_moment_and_keeps_no_writer_waiting(
-    mode: str, tmp_path: Path
-) -> None:
-    path = sqlite_store(tmp_path / "flat.db", many(3_000, 2))
-    writer = sqlite3.connect(path, timeout=0)  # the first wait is an error
-    writer.execute(f"PRAGMA journal_mode = {mode}")
-    later, held = iter(range(100)), open_count(path)
-
-    def write(read: int) -> None:
-        assert open_count(path) == held
-        with writer:
-            writer.execute('UPDATE store SET value = \'{"content": "late"}\'')
-            writer.execute("INSERT INTO store (prefix, key, value) VALUES ('z.memories', ?, '{}')", (str(next(later)),))
-
-    facts = InMemoryFacts()
-    report = run(path, facts, progress=write)
-    assert (report.read, report.written) == (3000, 3000)
-    assert "late" not in {text for of_user in texts(facts).values() for text in of_user}
-    assert run(path, facts).read == 3003
-    writer.close()
-
-
-def test_postgresql_gives_one_moment_while_it_is_written(database: str) -> None:
-    postgresql_store(database, many(3_000, 2))
-
-    asked = "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
-
-    def write(read: int) -> None:
-        with psycopg.connect(database) as server:
-            assert [query for (query,) in server.execute(asked) if query.startswith("FETCH")]  # page by page
-            server.execute("UPDATE store SET value = '{}'")
-
-    report = run(database, InMemoryFacts(), progress=write)
-    assert report.written == 3000
-
-
-def test_lines_that_come_meanwhile_are_for_the_next_time(tmp_path: Path) -> None:
-    path = lines_of(tmp_path / "flat.jsonl", [record(*row) for row in many(1_500, 2)])
-
-    def write(read: int) -> None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record("z.memories", str(read), {"content": "late"})) + "\n")
-
-    facts = InMemoryFacts()
-    assert run(path, facts, progress=write).read == 1500
-    assert run(path, facts).written == 2
-
-
-def test_a_line_that_grows_meanwhile_is_taken_as_it_was(tmp_path: Path) -> None:
-    path = lines_of(tmp_path / "flat.jsonl", (record(*row) for row in many(1_500, 2)))
-    path.write_text(path.read_text(encoding="utf-8").rstrip(), encoding="utf-8")
-
-    def write(read: int) -> None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write("{")
-
-    assert run(path, InMemoryFacts(), progress=write).written == 1500
-
-
-async def test_a_migration_that_is_cancelled_lets_go_of_its_source(tmp_path: Path) -> None:
-    path = lines_of(tmp_path / "flat.jsonl", (record(*row) for row in many(3_000, 2)))
-
-    begun = asyncio.Event()
-
-    class Stuck(InMemoryFacts):
-        async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
-            begun.set()
-            return await asyncio.Future[list[str]]()
-
-    task = asyncio.create_task(migrate(path, Stuck()))
-    await begun.wait()
-    assert open_count(path) == 1
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError) as cancelled:
-        await task
-    assert open_count(path) == 0, cancelled  # which has all frames, so nothing was closed for want of a reference
-
-
-# What cannot be used
-
-
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        ("missing.db", "there is no such file"),
-        ("sqlite:///missing.db", "there is no such file"),
-        (".", "there is no such file"),
-        ("mysql://u:secret@h/d", "pass sqlite:///"),
-        ("sqlite://relative.db", "pass sqlite:///"),
-        ("postgresql://u:secret@h:port/d", "not a database URL"),
-        ("sqlite:///lines.jsonl", "not a SQLite database"),
-        ("facts.db", "no table 'store'"),
-    ],
-)
-def test_what_is_no_source_is_said(source: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines_of(tmp_path / "lines.jsonl", [])
-    sqlite3.connect(tmp_path / "facts.db").execute("CREATE TABLE store (id text)").connection.close()
-    with pytest.raises(ConfigError, match=why) as error:
-        run(source, InMemoryFacts())
-    assert "secret" not in str(error.value)
-
-
-def test_a_database_that_cannot_be_read_is_a_store_error(tmp_path: Path) -> None:
-    path = sqlite_store(tmp_path / "flat.db", many(2_000, 2))
-    path.write_bytes(path.read_bytes()[:50_000] + b"\0" * 200_000)
-    with pytest.raises(StoreError, match=r"^source .*flat\.db: .*malformed"):
-        run(path, InMemoryFacts())
-    with pytest.raises(StoreError, match="can it be reached") as error:
-        run("postgresql://u:secret@localhost:1/d", InMemoryFacts())
-    assert "secret" not in str(error.value)
-
-
-def test_a_database_that_has_no_store_is_said(database: str) -> None:
-    with pytest.raises(ConfigError, match="no table 'store'"):
-        run(database, InMemoryFacts())
-
-
-@pytest.mark.parametrize("namespace", ["", " ", "a\0b", "\ud800", "{user}", "{user}.", "{user}.{user}.a"])
-def test_a_namespace_needs_a_name(namespace: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="namespace"):
-        run(lines_of(tmp_path / "flat.jsonl", []), InMemoryFacts(), namespace=namespace)
-
-
-def test_users_are_a_list_and_an_agent_has_a_name(tmp_path: Path) -> None:
-    path = lines_of(tmp_path / "flat.jsonl", [])
-    with pytest.raises(ConfigError, match="users"):
-        run(path, InMemoryFacts(), users="sarah")
-    for user in ("", "a\0b", "\ud800"):
-        with pytest.raises(InvalidIdError, match="user"):
-            run(path, InMemoryFacts(), users=["sarah", user])
-    with pytest.raises(InvalidIdError, match="agent"):
-        run(path, InMemoryFacts(), agent=" ")

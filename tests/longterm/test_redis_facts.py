@@ -99,14 +99,14 @@ def changed(raw: Any, change: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_a_redis_of_facts_holds_to_the_law_that(law: Law, redis_url: str, redis_server: RedisServer) -> None:
+def test_redis_facts_obey_the_law_that(law: Law, redis_url: str, redis_server: RedisServer) -> None:
     """Cases 48, 50, 51, 53 and 54, as each law says."""
     asyncio.run(check_law(law, partial(RedisFacts, redis_url)))
     audit(redis_server)
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_whatever_is_done_it_says_what_a_store_in_memory_says(
+async def test_random_calls_have_the_same_results_as_in_memory(
     seed: int, facts: RedisFacts, redis_server: RedisServer
 ) -> None:
     chance = random.Random(seed)
@@ -176,7 +176,7 @@ async def pages(facts: FactStore, scope: Scope, which: FactFilter, limit: int) -
     return found
 
 
-async def test_what_a_filter_leaves_in_is_found_behind_all_that_it_leaves_out(facts: RedisFacts) -> None:
+async def test_matching_facts_are_found_among_many_others(facts: RedisFacts) -> None:
     wanted = items(3, type=MemoryType.GOALS)
     await facts.put(USER, wanted)
     await facts.put(USER, [replace(item, id=f"m{item.id}", created_at=9.0) for item in items(1700)])
@@ -188,7 +188,7 @@ async def test_what_a_filter_leaves_in_is_found_behind_all_that_it_leaves_out(fa
     assert await facts.count(USER, which) == 1
 
 
-async def test_what_is_changed_keeps_all_that_is_not(facts: RedisFacts, redis_server: RedisServer) -> None:
+async def test_an_update_keeps_all_other_fields(facts: RedisFacts, redis_server: RedisServer) -> None:
     source = Source(session_id="s'%\"\\/ü\x7f", turn_index=2**52, spans=(Span("7", 2**52, 2**60), Span("ü", 0, 1)))
     whole = replace(items(1)[0], id="i'%\"\\/ü\u2028", topic=TEXT, source=source, created_at=0.1 + 0.2)
     await facts.put(USER, [whole])
@@ -203,7 +203,7 @@ async def test_what_is_changed_keeps_all_that_is_not(facts: RedisFacts, redis_se
     audit(redis_server)
 
 
-async def test_a_name_that_utf_8_cannot_say_is_nobody_s(facts: RedisFacts) -> None:
+async def test_ids_that_utf_8_cannot_encode_match_nothing(facts: RedisFacts) -> None:
     await facts.put(USER, items(2, source=Source(session_id="s")))
     odd = Scope(user_id="u", agent="\ud800")
     assert await facts.count(odd) == 2 and await facts.delete(odd, ["\ud800", "1"]) == ["1"]
@@ -212,7 +212,7 @@ async def test_a_name_that_utf_8_cannot_say_is_nobody_s(facts: RedisFacts) -> No
     assert not await facts.update(USER, "\ud800", "x", at=1.0)
 
 
-def test_a_time_that_is_none_is_refused_and_nothing_is_written(redis_url: str, redis_server: RedisServer) -> None:
+def test_a_time_that_is_not_a_number_is_refused(redis_url: str, redis_server: RedisServer) -> None:
     nan = float("nan")
     with pytest.raises(ConfigError, match="at=nan: is not a time"):
         using(redis_url, lambda facts: facts.put(USER, items(2), at=nan))
@@ -224,7 +224,7 @@ def test_a_time_that_is_none_is_refused_and_nothing_is_written(redis_url: str, r
     assert audit(redis_server) == 2
 
 
-async def test_those_used_equally_long_ago_are_swept_in_the_order_in_which_they_were_put(facts: RedisFacts) -> None:
+async def test_equally_old_facts_are_swept_in_order_of_insertion(facts: RedisFacts) -> None:
     for at in range(30):
         await facts.put(Scope(user_id=f"u{at % 3}"), [MemoryItem(id=f"{at}", text="x")], at=5.0)
     await facts.put(USER, [MemoryItem(id="later", text="x")], at=6.0)
@@ -235,7 +235,7 @@ async def test_those_used_equally_long_ago_are_swept_in_the_order_in_which_they_
         assert [fact.item.id for fact in await facts.scan()] == left
 
 
-async def test_stores_of_different_prefixes_and_databases_see_nothing_of_each_other(redis_url: str) -> None:
+async def test_prefixes_and_databases_are_separate(redis_url: str) -> None:
     stores = [RedisFacts(redis_url), RedisFacts(redis_url, prefix="other:1"), RedisFacts(redis_url[:-1] + "1")]
     notes = [RedisNotes(redis_url), RedisNotes(redis_url, prefix="other:1"), RedisNotes(redis_url[:-1] + "1")]
     for at, (facts, pad) in enumerate(zip(stores, notes, strict=True)):
@@ -248,7 +248,7 @@ async def test_stores_of_different_prefixes_and_databases_see_nothing_of_each_ot
     await asyncio.gather(*(each.close() for each in (*stores, *notes)))
 
 
-def test_a_store_serves_several_event_loops_and_ends_what_runs_before_it_closes(redis_url: str) -> None:
+def test_a_store_serves_several_event_loops_and_completes_calls_before_closing(redis_url: str) -> None:
     facts = RedisFacts(redis_url, connections=2)
     first = asyncio.Runner()
     assert first.run(facts.put(USER, items(3))) == ["0", "1", "2"]
@@ -289,7 +289,7 @@ def test_stores_in_a_redis_pickle_as_their_settings(redis_url: str) -> None:
         ],
     ],
 )
-def test_a_corrupt_fact_is_named_never_skipped_and_can_be_deleted(
+def test_a_corrupt_fact_raises_an_error_that_names_it_and_can_be_deleted(
     redis_url: str, redis_server: RedisServer, key: str, raw: Any
 ) -> None:
     digest = digest_of("u", "0").hex()
@@ -315,7 +315,7 @@ def test_a_corrupt_fact_is_named_never_skipped_and_can_be_deleted(
 
 
 @pytest.mark.parametrize("change", [None, {"agent": 5}, {"superseded_at": "x"}, {"type": None}])
-def test_what_has_to_read_a_corrupt_fact_to_write_writes_nothing(
+def test_writes_that_meet_a_corrupt_fact_change_nothing(
     redis_url: str, redis_server: RedisServer, change: dict[str, Any] | None
 ) -> None:
     using(redis_url, lambda facts: facts.put(USER, items(3, source=Source(session_id="s")), at=1.0))
@@ -355,7 +355,7 @@ async def test_a_corrupt_note_is_named_and_can_be_deleted(redis_url: str, redis_
     await notes.close()
 
 
-async def test_a_note_that_cannot_be_kept_or_made_changes_nothing(redis_url: str) -> None:
+async def test_a_failed_change_of_a_note_changes_nothing(redis_url: str) -> None:
     notes = RedisNotes(redis_url)
     await notes.change(USER, lambda _: "x\0")
     with pytest.raises(StoreError, match="surrogates not allowed"):
@@ -366,7 +366,7 @@ async def test_a_note_that_cannot_be_kept_or_made_changes_nothing(redis_url: str
     await notes.close()
 
 
-async def test_a_change_of_a_note_is_made_anew_of_what_another_has_left(redis_url: str) -> None:
+async def test_a_change_of_a_note_is_repeated_after_a_concurrent_change(redis_url: str) -> None:
     notes, other = RedisNotes(redis_url), RedisNotes(redis_url)
     seen: list[str | None] = []
     loop = asyncio.get_running_loop()
@@ -387,7 +387,9 @@ async def test_a_change_of_a_note_is_made_anew_of_what_another_has_left(redis_ur
     await asyncio.gather(notes.close(), other.close())
 
 
-def test_of_fifty_writers_at_once_each_is_done_once_and_whole(redis_url: str, redis_server: RedisServer) -> None:
+def test_fifty_concurrent_writers_are_each_applied_once_and_completely(
+    redis_url: str, redis_server: RedisServer
+) -> None:
     async def use() -> None:
         stores = [RedisFacts(redis_url, connections=count) for count in (1, 4, 8)]
         users = [Scope(user_id=f"u{at}") for at in range(5)]
@@ -420,7 +422,7 @@ def test_of_fifty_writers_at_once_each_is_done_once_and_whole(redis_url: str, re
 
 
 @pytest.mark.parametrize("acknowledged", [3, 40, 150])
-def test_after_a_kill_all_that_was_acknowledged_is_there_once(
+def test_after_a_kill_each_acknowledged_fact_is_there_once(
     own_server: Callable[..., RedisServer], acknowledged: int
 ) -> None:
     server = own_server()
@@ -456,7 +458,7 @@ def test_after_a_kill_all_that_was_acknowledged_is_there_once(
     audit(server)
 
 
-def test_a_server_that_is_away_is_a_store_error_and_used_again_when_it_is_back(
+def test_a_stopped_server_is_a_store_error_until_it_is_back(
     own_server: Callable[..., RedisServer],
 ) -> None:
     server = own_server()
@@ -491,7 +493,7 @@ def test_a_server_that_does_not_answer_is_a_store_error(own_server: Callable[...
     using(server.url, use, timeout_s=0.3)
 
 
-async def test_what_was_read_is_read_again_when_an_answer_is_lost_and_what_was_written_is_not_written_again(
+async def test_only_idempotent_calls_are_repeated_after_a_lost_answer(
     redis_url: str, redis_server: RedisServer
 ) -> None:
     async with Line(redis_server.port) as line:
@@ -539,7 +541,7 @@ async def test_what_was_read_is_read_again_when_an_answer_is_lost_and_what_was_w
         await asyncio.gather(facts.close(), notes.close())
 
 
-async def test_what_redis_refuses_is_a_store_error_and_nothing_is_written(
+async def test_a_refused_write_is_a_store_error_and_changes_nothing(
     facts: RedisFacts, redis_url: str, redis_server: RedisServer
 ) -> None:
     await facts.put(USER, items(3))
@@ -582,7 +584,7 @@ def test_a_password_is_needed_and_not_shown(own_server: Callable[..., RedisServe
     assert "secret" not in f"{RedisFacts(url.format('right%20secret'))!r}"
 
 
-def test_on_a_cluster_every_verb_keeps_to_one_node(own_server: Callable[..., RedisServer]) -> None:
+def test_on_a_cluster_every_call_uses_one_node(own_server: Callable[..., RedisServer]) -> None:
     server = own_server(**{"cluster-enabled": "yes"})
     with server.client as client:
         client.execute_command("CLUSTER ADDSLOTS", *range(16384))
@@ -605,7 +607,7 @@ def test_on_a_cluster_every_verb_keeps_to_one_node(own_server: Callable[..., Red
     using(server.url, use)
 
 
-async def test_ids_of_deleted_facts_are_known_for_ninety_days_also_those_that_an_earlier_turnwise_deleted(
+async def test_ids_of_deleted_facts_of_all_versions_are_refused_for_ninety_days(
     facts: RedisFacts, redis_server: RedisServer
 ) -> None:
     await facts.put(USER, items(4))
@@ -622,7 +624,7 @@ async def test_ids_of_deleted_facts_are_known_for_ninety_days_also_those_that_an
     assert await facts.put(USER, items(2)) == ["0"]
 
 
-def test_what_is_deleted_is_in_no_key_and_in_no_file_that_is_written_anew(
+def test_deleted_text_is_in_no_key_and_no_rewritten_file(
     own_server: Callable[..., RedisServer],
 ) -> None:
     server = own_server(**{"aof-use-rdb-preamble": "no"})
@@ -657,7 +659,7 @@ def test_what_is_deleted_is_in_no_key_and_in_no_file_that_is_written_anew(
     using(server.url, use)
 
 
-def test_a_url_opens_the_store_of_facts_or_notes_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urls_open_stores_of_facts_and_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     kinds: dict[str, tuple[type, type]] = {
         "memory://": (InMemoryFacts, InMemoryNotes),
@@ -686,7 +688,7 @@ def test_a_url_opens_the_store_of_facts_or_notes_that_it_names(tmp_path: Path, m
         *("redis://:secret@h?retries=1", "redis://h?password=secret&socket_timeout=x", "sqlite:///secret.db"),
     ],
 )
-def test_a_url_of_no_redis_is_refused_and_shown_without_its_password(url: str) -> None:
+def test_an_invalid_redis_url_is_refused_without_showing_its_password(url: str) -> None:
     for kind in (RedisFacts, RedisNotes):
         with pytest.raises(StoreURLError) as error:
             kind(url)
@@ -704,13 +706,13 @@ def test_a_setting_out_of_its_range_is_refused() -> None:
             RedisFacts("redis://h", **settings)
 
 
-def test_how_it_reads_answers_is_no_matter_of_the_url(redis_url: str) -> None:
+def test_url_options_about_decoding_are_ignored(redis_url: str) -> None:
     url = f"{redis_url}?decode_responses=yes&protocol=3&retry_on_timeout=yes"
     assert using(url, lambda facts: facts.put(USER, items(3))) == ["0", "1", "2"]
     assert list(using(url, lambda facts: facts.query(USER))) == items(3)[::-1]
 
 
-def test_without_the_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(StoreURLError, match=r"pip install 'turnwise\[redis\]'"):
         open_facts("redis://h")

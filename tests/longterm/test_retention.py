@@ -75,7 +75,7 @@ async def ids(memory: Memory, query: str = "walrus", scope: Scope = ANN, **asked
     return sorted(found.id for found in await memory.recall(scope, query, **{"limit": 5000, **asked}))
 
 
-async def test_what_was_not_used_for_long_is_expired_then_swept(make: Make, clock: Clock) -> None:
+async def test_unused_items_expire_and_are_swept(make: Make, clock: Clock) -> None:
     """Whenever it was created; and it does not come back."""
 
     memory = make()
@@ -107,7 +107,7 @@ async def test_what_was_not_used_for_long_is_expired_then_swept(make: Make, cloc
     await memory.close()
 
 
-async def test_what_is_recalled_is_used_and_nothing_else(make: Make, clock: Clock) -> None:
+async def test_only_recalled_items_are_refreshed(make: Make, clock: Clock) -> None:
     memory = make()
     await memory.remember(ANN, [item("1", "a walrus swims"), item("2", "a lighthouse")])
     await memory.remember(BOB, [item("1", "a walrus swims")])
@@ -125,7 +125,7 @@ async def test_what_is_recalled_is_used_and_nothing_else(make: Make, clock: Cloc
     await memory.close()
 
 
-async def test_what_is_in_the_profile_is_used_whenever_its_user_asks(make: Make, clock: Clock) -> None:
+async def test_items_of_the_profile_are_refreshed_by_each_request(make: Make, clock: Clock) -> None:
     memory = make()
     for scope in (ANN, BOB):
         await memory.remember(scope, [item("1", "a walrus", pinned=True), item("2", "a boat", type=SKILL)])
@@ -139,7 +139,7 @@ async def test_what_is_in_the_profile_is_used_whenever_its_user_asks(make: Make,
     await memory.close()
 
 
-async def test_the_profile_refreshes_nothing_if_that_is_asked_for(make: Make, clock: Clock) -> None:
+async def test_without_refresh_the_profile_refreshes_nothing(make: Make, clock: Clock) -> None:
     memory = make(refresh=False)
     await memory.remember(ANN, [item("1", "a walrus", pinned=True)])
     clock.now += KEEP_S
@@ -149,7 +149,7 @@ async def test_the_profile_refreshes_nothing_if_that_is_asked_for(make: Make, cl
     await memory.close()
 
 
-async def test_recall_refreshes_nothing_if_that_is_asked_for(make: Make, clock: Clock) -> None:
+async def test_without_refresh_a_recall_refreshes_nothing(make: Make, clock: Clock) -> None:
     memory = make(refresh=False)
     await memory.remember(ANN, [item("1", "a walrus")])
     clock.now += KEEP_S
@@ -160,7 +160,7 @@ async def test_recall_refreshes_nothing_if_that_is_asked_for(make: Make, clock: 
     await memory.close()
 
 
-async def test_what_is_given_again_or_changed_is_used(make: Make, clock: Clock) -> None:
+async def test_saving_again_or_changing_an_item_refreshes_it(make: Make, clock: Clock) -> None:
     memory = make(refresh=False)
     await memory.remember(ANN, [item(name, f"a walrus {name}") for name in "123"])
     clock.now += 60
@@ -176,7 +176,7 @@ async def test_what_is_given_again_or_changed_is_used(make: Make, clock: Clock) 
     await memory.close()
 
 
-async def test_what_is_of_other_types_never_expires(make: Make, clock: Clock) -> None:
+async def test_items_of_other_types_never_expire(make: Make, clock: Clock) -> None:
     memory = make(types={SKILL, "context"}, refresh=False)
     kinds = [SKILL, MemoryType.CONTEXT, MemoryType.FACTS, MemoryType.GOALS]
     await memory.remember(ANN, [item(kind, f"a walrus {kind}", type=kind) for kind in kinds])
@@ -190,7 +190,7 @@ async def test_what_is_of_other_types_never_expires(make: Make, clock: Clock) ->
     await memory.close()
 
 
-async def test_a_sweep_takes_all_that_is_expired(make: Make, clock: Clock, small_batches: int) -> None:
+async def test_a_sweep_deletes_all_expired_items(make: Make, clock: Clock, small_batches: int) -> None:
     """However much that is; what it stood in the place of holds again."""
     many = 1200 // small_batches
 
@@ -224,7 +224,7 @@ class Unwritable(InMemoryFacts):
         await super().touch(user_id, ids, at, counts=counts)
 
 
-async def test_a_use_that_cannot_be_written_fails_no_recall_and_is_not_lost(clock: Clock) -> None:
+async def test_a_failed_write_of_uses_is_retried_and_fails_no_recall(clock: Clock) -> None:
     facts = Unwritable()
     facts.down, facts.touched = True, []
     memory = LexicalMemory(facts, retention=Retention(KEEP_S), clock=clock)
@@ -245,7 +245,7 @@ async def test_a_use_that_cannot_be_written_fails_no_recall_and_is_not_lost(cloc
     await memory.close()
 
 
-async def test_uses_are_written_together_and_the_latest_counts() -> None:
+async def test_uses_are_written_in_batches_and_the_latest_counts() -> None:
     written: list[list[Use]] = []
 
     async def write(uses: Sequence[Use]) -> None:
@@ -276,7 +276,7 @@ async def test_uses_are_written_together_and_the_latest_counts() -> None:
     assert uses_of.noted("ann", 0.0) == uses_of.noted("bob", 0.0) == set()
 
 
-async def test_uses_are_written_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uses_are_written_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     written = asyncio.Event()
     calls: list[Sequence[Use]] = []
 
@@ -300,7 +300,7 @@ async def test_uses_are_written_by_themselves(monkeypatch: pytest.MonkeyPatch) -
     assert trouble is None and len(calls) == 2
 
 
-async def test_what_is_expired_is_not_known_and_what_is_said_again_is_used(clock: Clock) -> None:
+async def test_expired_facts_are_unknown_and_repeated_facts_are_refreshed(clock: Clock) -> None:
     facts = InMemoryFacts()
     model = Model()
     memory = ExtractiveMemory(model, facts, retention=Retention(KEEP_S), clock=clock)
@@ -328,7 +328,7 @@ async def test_what_is_expired_is_not_known_and_what_is_said_again_is_used(clock
     await memory.close()
 
 
-async def test_what_was_read_is_not_read_again_when_its_record_is_swept(clock: Clock) -> None:
+async def test_an_item_is_not_read_again_after_its_record_is_swept(clock: Clock) -> None:
     facts = InMemoryFacts()
     model = Model()
     memory = ExtractiveMemory(model, facts, retention=Retention(KEEP_S), clock=clock)
@@ -347,7 +347,7 @@ async def test_what_was_read_is_not_read_again_when_its_record_is_swept(clock: C
     await memory.close()
 
 
-async def test_a_memory_without_retention_keeps_all(tmp_path: Path, clock: Clock) -> None:
+async def test_without_retention_nothing_expires(tmp_path: Path, clock: Clock) -> None:
     text, index = (
         SQLiteItems(f"sqlite:///{tmp_path}/memory.db"),
         VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}"),
@@ -361,7 +361,7 @@ async def test_a_memory_without_retention_keeps_all(tmp_path: Path, clock: Clock
     assert not isinstance(StaticMemory(["a"]), Sweeping)
 
 
-def test_what_expires_goes_along_with_the_settings(tmp_path: Path) -> None:
+def test_retention_is_pickled_with_the_settings(tmp_path: Path) -> None:
     """In one order, as a memory is found by its settings."""
     kept = Retention(60.0, types=[MemoryType.SKILL, MemoryType.CONTEXT, MemoryType.SKILL])
     assert kept == Retention(60.0, types={"context", "skill"})  # type: ignore[arg-type]
@@ -382,14 +382,14 @@ def test_what_expires_goes_along_with_the_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep_s", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_time_that_is_none_is_refused(keep_s: float) -> None:
+def test_an_invalid_retention_is_refused(keep_s: float) -> None:
     with pytest.raises(ConfigError, match=r"Retention\.keep_s"):
         Retention(keep_s)
     with pytest.raises(ConfigError, match=r"Retention\.types"):
         Retention(1.0, types=["no"])  # type: ignore[list-item]
 
 
-async def test_a_turn_that_was_forgotten_and_swept_is_gone_from_both(make: Make, clock: Clock) -> None:
+async def test_a_forgotten_turn_does_not_come_back_after_a_sweep(make: Make, clock: Clock) -> None:
     memory = make()
     given = [item(f"{at}", f"a walrus {at}", source=Source(session_id="s", turn_index=at)) for at in range(3)]
     await memory.remember(ANN, given)

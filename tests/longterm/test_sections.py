@@ -81,7 +81,7 @@ def same(text: str) -> str:
 
 @given(st.lists(st.tuples(texts, st.sampled_from(MemoryType), st.floats(0, 2 * NOW))))
 @example([(text, MemoryType.FACTS, NOW) for text in HOSTILE])
-def test_whatever_items_say_they_say_it_in_their_own_line(said: list[tuple[str, MemoryType, float]]) -> None:
+def test_no_item_can_leave_its_line(said: list[tuple[str, MemoryType, float]]) -> None:
     """Case 56: reading the sections back gives the items' texts, exactly, each under its category and day."""
     items = [item(text, at, kind) for text, kind, at in said]
     found = parse(text_of(RetrievalResult(items=items)))
@@ -93,7 +93,7 @@ def test_whatever_items_say_they_say_it_in_their_own_line(said: list[tuple[str, 
 
 
 @given(texts, texts)
-def test_no_text_or_topic_has_a_bracket_or_something_unseen_of_its_own(text: str, topic: str) -> None:
+def test_brackets_and_invisible_characters_are_escaped(text: str, topic: str) -> None:
     (line,) = [
         line for line in text_of(RetrievalResult(items=[item(text, topic=topic)])).splitlines() if line.startswith("-")
     ]
@@ -102,7 +102,7 @@ def test_no_text_or_topic_has_a_bracket_or_something_unseen_of_its_own(text: str
     assert parse(text_of(RetrievalResult(items=[item(text, topic=topic)])))[0][4:] == (topic, text)
 
 
-def test_every_character_that_could_be_taken_for_another_is_escaped() -> None:
+def test_all_lookalikes_and_format_characters_are_escaped() -> None:
     """All that are format or control characters, and all that compatibility makes brackets of."""
     for point in range(0x110000):
         char = chr(point)
@@ -145,12 +145,12 @@ def test_days_begin_and_end_at_midnight_utc(created_at: float, bucket: str) -> N
     assert [line[1] for line in parse(text_of(RetrievalResult(items=[item("x", created_at)])))] == [bucket]
 
 
-def test_no_date_is_older_whatever_the_clock_says() -> None:
+def test_items_without_a_date_are_under_older() -> None:
     """Case 57."""
     assert bucket_of(0.0, 50.0) == "Older" and bucket_of(1.0, 50.0) == "Today"
 
 
-def test_items_stand_by_section_and_day_newest_first() -> None:
+def test_items_are_sorted_by_section_and_day_newest_first() -> None:
     """Case 57."""
     recalled = [
         item("an old fact", at("2025-01-01T08:00:00")),
@@ -190,7 +190,7 @@ Yesterday:
     )
 
 
-def test_a_text_stands_there_once() -> None:
+def test_equal_texts_appear_once() -> None:
     """Case 57: but for case and spaces, over all memories; the first that says it stays."""
     first = RetrievalResult(items=[item("Likes  tea"), item("likes tea\n"), item("likes teas")])
     second = RetrievalResult(items=[item("LIKES TEA"), item("STRASSE"), item("straße"), item("more")], section="vector")
@@ -259,7 +259,7 @@ def test_all_memories_share_one_budget(offered: list[list[tuple[str, MemoryType,
         assert first in there or size_of(recalled, shorter) > most
 
 
-def test_twelve_good_facts_do_not_crowd_out_what_happened_nor_another_memory() -> None:
+def test_good_facts_do_not_displace_other_categories_and_memories() -> None:
     facts = [replace(item(f"The user owns crate {n}. {'x' * 80}", id=f"f{n}"), score=0.9) for n in range(12)]
     event = replace(item("The user moved a crate.", type=MemoryType.INTERACTION, id="e"), score=0.1)
     rule = item("Crates stay closed.", type=MemoryType.INSTRUCTIONS, id="r")
@@ -270,7 +270,7 @@ def test_twelve_good_facts_do_not_crowd_out_what_happened_nor_another_memory() -
     assert made.left_out == ({"token_budget": 10}, {})
 
 
-def test_what_is_left_of_the_budget_goes_by_score_whichever_memory_it_is_of() -> None:
+def test_the_rest_of_the_budget_goes_by_score_over_all_memories() -> None:
     scores = {"a": (0.9, 0.2, 0.1), "b": (0.8, 0.7, 0.6)}
     recalled = [
         RetrievalResult(
@@ -283,7 +283,7 @@ def test_what_is_left_of_the_budget_goes_by_score_whichever_memory_it_is_of() ->
     assert [[each.id for each in items] for items in made.items] == [["a0"], ["b0", "b1", "b2"]]
 
 
-def test_nothing_recalled_is_no_text() -> None:
+def test_no_items_give_no_text() -> None:
     assert make_sections([], now=NOW, counter=COUNTER).text == ""
     made = make_sections(
         [RetrievalResult(items=[]), RetrievalResult(items=[item("x")])], now=NOW, counter=COUNTER, max_tokens=3
@@ -291,18 +291,18 @@ def test_nothing_recalled_is_no_text() -> None:
     assert (made.text, made.items) == ("", ((), ()))
 
 
-def test_a_section_has_a_name_that_can_be_a_tag() -> None:
+def test_a_section_name_must_be_a_valid_tag() -> None:
     for name in ("", "a b", "x><y", "Static", "1a", "é", "a\n"):
         with pytest.raises(ConfigError, match="must be of a-z"):
             RetrievalResult(items=[], section=name)
 
 
-def test_categories_are_the_sections_of_what_names_none() -> None:
+def test_items_without_a_section_name_are_grouped_by_category() -> None:
     lines = parse(text_of(RetrievalResult(items=[item(f"of {kind}", type=kind) for kind in MemoryType])))
     assert {(section, kind) for section, _, _, kind, _, _ in lines} == {(kind.category, kind) for kind in MemoryType}
     assert list(dict.fromkeys(line[0] for line in lines)) == list(MemoryCategory)
 
 
-def test_a_time_out_of_the_calendar_breaks_nothing() -> None:
+def test_times_outside_the_calendar_are_accepted() -> None:
     for time in (-1e300, 1e300, -62135596801.0, 253402300800.0):
         assert len(parse(text_of(RetrievalResult(items=[item("x", time)])))) == 1

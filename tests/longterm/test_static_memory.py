@@ -33,7 +33,7 @@ def recall(memory: StaticMemory, query: str, scope: Scope = SARAH, **options: An
     return [item.text for item in asyncio.run(memory.recall(scope, query, **options))]
 
 
-def test_everyone_recalls_it_and_nobody_writes() -> None:
+def test_all_users_recall_the_facts_and_none_can_write() -> None:
     """Case 49."""
     memory = StaticMemory(POLICY)
     assert is_read_only(memory)
@@ -54,7 +54,7 @@ def test_everyone_recalls_it_and_nobody_writes() -> None:
     asyncio.run(memory.close())
 
 
-def test_of_many_facts_those_that_bear_on_the_query_are_recalled() -> None:
+def test_of_many_facts_only_relevant_ones_are_recalled() -> None:
     memory = StaticMemory(POLICY, all_up_to=0)
     assert recall(memory, "How much vacation do I get?") == [POLICY[0]]
     assert recall(memory, "How many vacation days do I get?")[0] == POLICY[0]
@@ -70,7 +70,7 @@ def test_of_many_facts_those_that_bear_on_the_query_are_recalled() -> None:
     assert 0.5 < (scores[0] or 0) < 1 and scores == sorted(scores, key=lambda score: -(score or 0))
 
 
-def test_a_few_facts_are_recalled_all_the_best_first() -> None:
+def test_a_few_facts_are_all_recalled_the_best_first() -> None:
     memory = StaticMemory(POLICY, all_up_to=5)
     assert recall(memory, "travel") == [POLICY[2], POLICY[0], POLICY[1], POLICY[3], POLICY[4]]
     assert recall(memory, "travel", limit=2) == [POLICY[2], POLICY[0]]
@@ -91,7 +91,7 @@ def test_types_and_times_filter_first() -> None:
     assert recall(memory, "office", as_of=5.0) == ["Answer in English."]
 
 
-def test_facts_of_a_store_are_those_it_has_now(tmp_path: Path) -> None:
+def test_facts_of_a_store_are_read_at_each_recall(tmp_path: Path) -> None:
     facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
     memory = StaticMemory(facts, all_up_to=0)
     again = pickle.loads(pickle.dumps(memory))
@@ -116,7 +116,7 @@ def test_it_pickles_as_its_settings() -> None:
     assert is_read_only(memory) and repr(memory) == "StaticMemory(<5 facts>)"
 
 
-def test_facts_that_cannot_be_are_refused() -> None:
+def test_invalid_facts_are_refused() -> None:
     for wrong in ([""], ["a", " \n"], ["\ud800"], [MemoryItem(id="", text="x")], [5]):
         with pytest.raises(InvalidMemoryError, match="cannot be saved"):
             StaticMemory(wrong)  # type: ignore[arg-type]
@@ -199,7 +199,7 @@ def test_a_file_is_read_when_the_memory_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["items", "sqlite", "memory"])
-async def test_it_holds_to_the_laws_of_what_is_for_reading(kind: str, tmp_path: Path) -> None:
+async def test_it_obeys_the_laws_of_read_only_memories(kind: str, tmp_path: Path) -> None:
     """Case 49."""
 
     if kind == "items":
@@ -209,7 +209,7 @@ async def test_it_holds_to_the_laws_of_what_is_for_reading(kind: str, tmp_path: 
     return await check_read_only_memory(lambda _: StaticMemory(facts))
 
 
-def test_a_memory_that_lets_itself_be_written_breaks_a_law() -> None:
+def test_a_writable_memory_breaks_a_law_of_read_only_memories() -> None:
     class Lax(StaticMemory):
         async def update(self, *args: Any, **changes: Any) -> Any:
             return True

@@ -12,7 +12,7 @@ from turnwise.actors.cluster.batcher import AT_ONCE, Batcher
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_what_is_asked_within_a_moment_is_one_batch_and_what_comes_meanwhile_the_next() -> None:
+async def test_concurrent_calls_are_one_batch_and_later_calls_the_next() -> None:
     batches: list[list[int]] = []
 
     async def work(batch: Sequence[int]) -> list[int]:
@@ -29,7 +29,7 @@ async def test_what_is_asked_within_a_moment_is_one_batch_and_what_comes_meanwhi
     assert await batcher.ask(9) == 18, "it goes on after it had nothing to do"
 
 
-async def test_who_asks_alone_waits_for_nobody() -> None:
+async def test_a_single_call_does_not_wait() -> None:
     async def work(batch: Sequence[int]) -> list[int]:
         return list(batch)
 
@@ -38,7 +38,7 @@ async def test_who_asks_alone_waits_for_nobody() -> None:
     assert asyncio.get_running_loop().time() == began
 
 
-async def test_failures_reach_those_whom_they_concern_and_who_gives_up_disturbs_nobody() -> None:
+async def test_failures_and_cancellations_affect_only_their_callers() -> None:
     async def work(batch: Sequence[int]) -> list[int | BaseException]:
         await asyncio.sleep(0.1)
         if 7 in batch:
@@ -58,7 +58,7 @@ async def test_failures_reach_those_whom_they_concern_and_who_gives_up_disturbs_
         await batcher.ask(1)
 
 
-async def test_what_takes_long_does_not_hold_up_what_comes_after_it_and_few_are_under_way() -> None:
+async def test_a_slow_batch_delays_no_later_batch_up_to_the_limit() -> None:
     under_way, most = 0, 0
 
     async def work(batch: Sequence[float]) -> list[float]:

@@ -89,7 +89,7 @@ def test_a_turn_is_forgotten_by_all_memories_and_files(house: House, manager: Se
     check_that_bo_has_everything(house, manager)
 
 
-def test_a_session_is_deleted_with_all_that_came_of_it(house: House, manager: SessionManager) -> None:
+def test_a_session_is_deleted_with_all_of_its_items(house: House, manager: SessionManager) -> None:
     """Case 54: in memories, notes and the session store; what the user said elsewhere stays."""
     gone, stays = (manager.open(f"chat-{name}", user_id="dee") for name in ("xyloquent", "stays"))
     say(gone, "My gardener is called Wrexolby.")
@@ -113,7 +113,7 @@ def test_a_session_is_deleted_with_all_that_came_of_it(house: House, manager: Se
     check_that_bo_has_everything(house, manager)
 
 
-def test_a_user_is_forgotten_whatever_their_sessions_are_doing(
+def test_a_user_is_forgotten_during_runs_of_their_sessions(
     house: House, manager: SessionManager, ray_session: ModuleType
 ) -> None:
     """Case 54: one session is idle, one has no process, one has a run in the midst of its answer, one waits behind."""

@@ -83,7 +83,7 @@ def until_whole(chat: Session, kind: type[Any]) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_while_chroma_or_embeddings_are_away_words_are_found_and_vectors_follow(
+def test_while_vectors_fail_words_are_found_and_vectors_follow_later(
     house: House, chroma: Chroma, tmp_path: Path
 ) -> None:
     """Case 55: away from the first, killed in the midst, and back; an embedding function that raises for a while."""
@@ -125,7 +125,7 @@ def test_while_chroma_or_embeddings_are_away_words_are_found_and_vectors_follow(
 
 
 @pytest.mark.timeout(400)
-def test_a_memory_that_hangs_is_gone_on_without_and_catches_up(house: House, tmp_path: Path) -> None:
+def test_sessions_continue_without_a_hanging_memory_which_catches_up(house: House, tmp_path: Path) -> None:
     """Case 55."""
     embedding = SteeredEmbedding(tmp_path)
     memory = house.vector(embedding=embedding, pause_s=0.1, embed_s=WAIT_S, query_s=WAIT_S)
@@ -145,7 +145,7 @@ def test_a_memory_that_hangs_is_gone_on_without_and_catches_up(house: House, tmp
 
 
 @pytest.mark.timeout(400)
-def test_memories_that_are_killed_under_load_have_each_turn_once(house: House, tmp_path: Path) -> None:
+def test_memories_killed_under_load_have_each_turn_once(house: House, tmp_path: Path) -> None:
     """Cases 55 and 63: SIGKILL while turns are recalled and saved, in vectors and in facts by a model."""
     memories = [house.vector(embedding=SteeredEmbedding(tmp_path)), house.extractive()]
     manager = house.manager(*memories, config=HASTY)
@@ -192,9 +192,7 @@ def facts_of(house: House, user: str) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-def test_a_turn_whose_processes_were_all_killed_behind_it_is_saved_when_they_are_back(
-    house: House, tmp_path: Path
-) -> None:
+def test_a_turn_is_saved_after_all_processes_were_killed(house: House, tmp_path: Path) -> None:
     """Cases 55 and 63: the memory had taken the turn and not kept it, the session had not noted that."""
     embedding = SteeredEmbedding(tmp_path)
     memory = house.vector(embedding=embedding)
@@ -252,7 +250,7 @@ sys.stdin.read()
 
 
 @pytest.mark.timeout(400)
-def test_a_folder_of_vectors_that_another_process_has_is_left_to_it_and_said_so(house: House, tmp_path: Path) -> None:
+def test_a_folder_of_vectors_in_use_by_another_process_is_refused(house: House, tmp_path: Path) -> None:
     """Case 55: items are kept and found by words; when the other is gone, vectors are made."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "vectors")]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -59,7 +59,7 @@ class Waiting:
         pass
 
 
-async def test_nobody_waits_for_what_another_asks_and_what_is_forgotten_stays_so() -> None:
+async def test_calls_of_users_do_not_wait_for_each_other_and_deletions_stay() -> None:
     memory, host = Waiting(), MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))
     items = [MemoryItem(id="1", text="hello")]
@@ -91,7 +91,7 @@ class Slow(LexicalMemory):
         return await super().forget(scope, ids, turn_index=turn_index)
 
 
-async def test_who_asks_again_for_what_is_being_erased_waits_for_the_same_answer() -> None:
+async def test_repeated_erasures_share_one_answer() -> None:
     """So a caller whose time is up does not begin anew."""
 
     memory, host = Slow(InMemoryFacts()), MemoryHost(b"")
@@ -106,7 +106,7 @@ async def test_who_asks_again_for_what_is_being_erased_waits_for_the_same_answer
     assert (await host.do_erase(ADA, None, None)).items == 0 and not host._erasing
 
 
-async def test_a_gift_that_fails_is_told_to_its_giver_and_not_to_who_forgets_behind_it(tmp_path: Path) -> None:
+async def test_a_failed_save_is_reported_to_its_caller_only(tmp_path: Path) -> None:
     memory, host = _vector_memory(tmp_path), MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))
     bad = host.do_remember(ADA, [MemoryItem(id="1", text=" ")])
@@ -116,7 +116,7 @@ async def test_a_gift_that_fails_is_told_to_its_giver_and_not_to_who_forgets_beh
     await memory.close()
 
 
-def test_a_search_of_all_files_goes_on_in_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_of_all_files_continues_in_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself; and who asks again is told how far it is."""
     monkeypatch.setattr("turnwise.memory.longterm.file_search.STEP_BYTES", 100_000)
     monkeypatch.setattr("turnwise.memory.longterm.file_search.FileSearch.step", _stuck)

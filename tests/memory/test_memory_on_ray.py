@@ -58,9 +58,7 @@ PATIENT = SessionConfig(memory=MemoryConfig(timeout_s=60.0))
 """Runs wait for memories as long as their processes take to start."""
 
 
-def test_what_a_conversation_has_lost_is_recalled_in_another_of_the_same_user_only(
-    make_manager: MakeManager, tmp_path: Path
-) -> None:
+def test_flushed_exchanges_are_recalled_for_the_same_user_only(make_manager: MakeManager, tmp_path: Path) -> None:
     """Cases 42, 49, 50: what was flushed by one session is in the next one's request, and not in its history."""
     facts = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
     handbook = StaticMemory(["Parental leave is sixteen weeks."])
@@ -87,7 +85,7 @@ def test_what_a_conversation_has_lost_is_recalled_in_another_of_the_same_user_on
     assert "2 March" not in other.text and "sixteen weeks" in other.text
 
 
-def test_a_memory_that_fails_stops_no_chat_and_is_told(make_manager: MakeManager) -> None:
+def test_a_failing_memory_is_reported_and_stops_no_run(make_manager: MakeManager) -> None:
     memory = [BrokenMemory(), StaticMemory(["The office is in Ghent."])]
     manager = make_manager(engine=Mirror(), memory=memory, config=PATIENT)
     chat = manager.open()
@@ -100,7 +98,7 @@ def test_a_memory_that_fails_stops_no_chat_and_is_told(make_manager: MakeManager
         chat.memory.delete("1")
 
 
-def test_a_run_without_memory_asks_none(make_manager: MakeManager) -> None:
+def test_a_run_without_memory_calls_no_memory(make_manager: MakeManager) -> None:
     """Case 50."""
     chat = make_manager(engine=Mirror(), memory=[SlowMemory()], config=PATIENT).open()
     assert [item.id for item in chat.memory.recall("0")] == ["1"]
@@ -123,7 +121,7 @@ def remote(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[..., Re
 USER = Scope(user_id="ada")
 
 
-def test_what_the_user_says_becomes_facts_in_their_memory_only(make_manager: MakeManager, tmp_path: Path) -> None:
+def test_messages_become_facts_of_their_user_only(make_manager: MakeManager, tmp_path: Path) -> None:
     """Cases 42 and 53: by a model over HTTP, in the memory's actor; what changed takes the old one's place."""
     with LocalProvider(reply=answering) as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url)
@@ -194,7 +192,7 @@ async def test_the_async_family_changes_and_pins_what_the_other_has_saved(
         assert await chat.memory.unpin(kept) and await profile() == ""
 
 
-def test_a_run_that_is_killed_goes_on_with_the_same_profile(make_manager: MakeManager, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_profile(make_manager: MakeManager, tmp_path: Path) -> None:
     is_killed = threading.Event()
 
     def held() -> Reply:
@@ -220,7 +218,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_profile(make_manager: MakeMa
         assert profiles[0] == profiles[1] and "peanuts" in profiles[0] and "cranes" in profiles[0]
 
 
-async def test_a_memory_is_one_process_for_all_and_another_takes_its_place_when_it_is_lost(
+async def test_a_memory_is_one_process_which_is_replaced_when_it_is_lost(
     remote: Callable[..., RemoteMemory],
 ) -> None:
     one, other = remote(SlowMemory(), recall_s=30.0), pickle.loads(pickle.dumps(remote(SlowMemory())))
@@ -233,7 +231,7 @@ async def test_a_memory_is_one_process_for_all_and_another_takes_its_place_when_
     assert later.text != first.text and later.id == "1"
 
 
-async def test_a_memory_that_is_slow_or_fails_is_given_up_in_time_and_then_left_alone(
+async def test_slow_and_failing_memories_time_out_and_then_rest(
     remote: Callable[..., RemoteMemory],
 ) -> None:
     slow = remote(SlowMemory(), recall_s=10.0)
@@ -270,7 +268,7 @@ class Tenant:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["lexical", "vector"])
-async def test_a_memory_in_its_actor_keeps_all_laws_at_once(
+async def test_a_memory_in_its_actor_obeys_all_laws(
     remote: Callable[..., RemoteMemory], tmp_path: Path, kind: str
 ) -> None:
     """Cases 50, 51, 52 and 54: all laws side by side on the data of one actor, each with users of its own."""
@@ -285,7 +283,7 @@ async def test_a_memory_in_its_actor_keeps_all_laws_at_once(
     await asyncio.gather(*map(check, LAWS))
 
 
-def test_what_is_no_memory_or_cannot_travel_is_refused_at_once(make_manager: MakeManager) -> None:
+def test_invalid_and_unpicklable_memories_are_refused_at_once(make_manager: MakeManager) -> None:
     with pytest.raises(ConfigError, match=r"^memory='type': pass LongTermMemory objects"):
         make_manager(memory=[StaticMemory])
     with pytest.raises(ConfigError, match=r"^memory='LexicalMemory': it cannot be pickled"):

@@ -74,7 +74,7 @@ def code_of(user: str) -> str:
 
 
 @pytest.mark.timeout(400)
-def test_a_hundred_users_at_once_are_sent_nothing_of_each_other(house: House, manager: SessionManager) -> None:
+def test_a_hundred_concurrent_users_see_no_items_of_each_other(house: House, manager: SessionManager) -> None:
     """Cases 49 and 50: thirty by sessions, whose requests are read; seventy beside them in the same memories."""
     codes = {user: code_of(user) for user in USERS}
 
@@ -114,7 +114,7 @@ def test_a_hundred_users_at_once_are_sent_nothing_of_each_other(house: House, ma
         assert code in found["profile"] and code in found["vector"] and POLICY in found["static"], user
 
 
-def test_agents_of_one_user_share_what_is_so_and_not_how_they_work(house: House, manager: SessionManager) -> None:
+def test_agents_of_one_user_share_semantic_items_only(house: House, manager: SessionManager) -> None:
     """Case 50."""
     hr, it = (manager.open(f"agent {agent}", user_id="shared", agent=agent) for agent in ("hr", "it"))
     hr.memory.save("Greet the user in Welsh, wxhr.", type=MemoryType.INSTRUCTIONS)
@@ -130,7 +130,7 @@ def test_agents_of_one_user_share_what_is_so_and_not_how_they_work(house: House,
         assert f"wx{other}" not in request and f"wy{other}" not in request
 
 
-def test_what_a_model_says_of_users_and_ids_leads_to_nobody_else(house: House, manager: SessionManager) -> None:
+def test_a_model_cannot_reach_items_of_other_users(house: House, manager: SessionManager) -> None:
     """Case 50: the user is never taken from a tool's arguments."""
     ada, eve = manager.open("of ada", user_id="ada"), manager.open("of eve", user_id="eve")
     say(ada, "My safe opens with wxopen.")
@@ -168,7 +168,7 @@ def test_what_a_model_says_of_users_and_ids_leads_to_nobody_else(house: House, m
 
 
 @pytest.mark.parametrize("kind", ["lexical", "extractive", "vector"])
-def test_what_is_saved_is_recalled_changed_and_deleted_by_programs_and_by_models(house: House, kind: str) -> None:
+def test_programs_and_models_recall_change_and_delete_saved_items(house: House, kind: str) -> None:
     """Cases 51 and 52: in every type, by the id that recall returned, on all memories that may be written."""
     memory = LexicalMemory(house.facts()) if kind == "lexical" else getattr(house, kind)()
     chat = house.manager(memory).open(f"drawer of {kind}", user_id=f"of {kind}", memory="read")
@@ -220,9 +220,7 @@ def _check_tools(chat: Session, kind: str) -> None:
     assert not {item.id for item in chat.memory.recall("A heron.", limit=50)} & set(names), kind
 
 
-def test_the_same_fact_from_two_sessions_at_once_is_one_and_what_contradicts_it_takes_its_place(
-    house: House, manager: SessionManager
-) -> None:
+def test_concurrent_duplicates_are_merged_and_contradictions_replace(house: House, manager: SessionManager) -> None:
     """Case 53."""
     chats = [manager.open(f"twin {number}", user_id="twin") for number in range(2)]
 
@@ -282,9 +280,7 @@ def test_static_memory_is_read_by_all_and_written_by_nobody(house: House, manage
     assert POLICY in sections(request)["static"]
 
 
-def test_recalled_text_stays_quoted_in_its_section_whichever_memory_it_is_from(
-    house: House, manager: SessionManager
-) -> None:
+def test_recalled_text_of_every_memory_is_quoted_in_its_section(house: House, manager: SessionManager) -> None:
     """Case 56: of static facts, of facts of the user's, of what was said, of notes."""
     teller, asker = (manager.open(f"zebra {number}", user_id="zebra") for number in range(2))
     teller.memory.save(f"{HOSTILE} of facts", type=MemoryType.FACTS, topic="</topic> zebra")

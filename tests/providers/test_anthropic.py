@@ -65,21 +65,21 @@ def said_of(*said: Block) -> list[dict[str, Any]]:
 # Encoding
 
 
-def test_a_summary_is_a_text_of_the_user_behind_its_header() -> None:
+def test_a_summary_is_a_text_of_the_user_after_a_header() -> None:
     said = {"type": "text", "text": "[summary of the conversation so far]\nThey met."}
     (message,) = messages_of(Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello"))
     assert message["content"] == [said, {"type": "text", "text": "Hello"}]
     assert messages_of(Summary(text=" "), User(text="Hello")) == [HELLO]
 
 
-def test_the_last_system_prompt_stands_apart() -> None:
+def test_the_last_system_prompt_is_separate() -> None:
     """Acceptance 34."""
     assert encode([System(text="a"), User(text="Hello"), System(text="b")]) == ("b", [HELLO])
     assert encode([User(text="Hello")]) == (None, [HELLO])
     assert encode([System(text=" "), User(text="Hello")]) == (None, [HELLO])
 
 
-def test_prompts_that_follow_each_other_are_one_message() -> None:
+def test_consecutive_prompts_are_one_message() -> None:
     (message,) = messages = messages_of(
         User(text="What is this?"),
         Image(url="https://example.org/cat.png"),
@@ -107,7 +107,7 @@ def test_prompts_that_follow_each_other_are_one_message() -> None:
     check_anthropic(messages, thinking=False)
 
 
-def test_thinking_leads_and_results_are_at_the_head_of_the_next_message() -> None:
+def test_thinking_comes_first_and_results_begin_the_next_message() -> None:
     """Acceptance 24."""
     messages = messages_of(
         User(text="Hello"),
@@ -143,7 +143,7 @@ def test_thinking_leads_and_results_are_at_the_head_of_the_next_message() -> Non
     check_anthropic(messages, thinking=True)
 
 
-def test_a_text_that_was_cut_short_says_so() -> None:
+def test_an_interrupted_text_is_marked() -> None:
     """Acceptance 20."""
     assert said_of(Text(text="The wea", interrupted=True)) == [{"type": "text", "text": "The wea [interrupted]"}]
 
@@ -159,7 +159,7 @@ def test_a_blank_result_has_no_content_unless_it_is_an_error(text: str, is_error
 
 
 @pytest.mark.parametrize("silent", [Text(text=" "), SIGNED, UNSIGNED, Unknown(stored_kind="hologram")], ids=repr)
-def test_a_block_that_says_nothing_makes_no_message(silent: Block) -> None:
+def test_an_empty_block_makes_no_message(silent: Block) -> None:
     """Acceptance 19."""
     messages = messages_of(User(text="Hello"), silent, User(text="Well?"), User(text=" "))
     assert {message["role"] for message in messages} == {"user"}
@@ -184,7 +184,7 @@ def test_a_block_that_says_nothing_makes_no_message(silent: Block) -> None:
         ([], []),
     ],
 )
-def test_of_what_led_to_a_call_the_signed_stays_and_the_lost_becomes_one_redacted_placeholder(
+def test_signed_thoughts_before_a_call_stay_and_unsigned_ones_become_a_placeholder(
     thoughts: list[Thinking], on_wire: list[dict[str, Any]]
 ) -> None:
     """Acceptance 26."""
@@ -193,7 +193,7 @@ def test_of_what_led_to_a_call_the_signed_stays_and_the_lost_becomes_one_redacte
 
 
 @pytest.mark.parametrize("lost", [UNSIGNED, OF_RESPONSES, BROKEN], ids=repr)
-def test_a_lost_thought_that_led_to_text_alone_is_dropped(lost: Thinking) -> None:
+def test_an_unsigned_thought_before_text_is_dropped(lost: Thinking) -> None:
     """Acceptance 26."""
     assert said_of(lost, Text(text="Hi")) == [{"type": "text", "text": "Hi"}]
     assert said_of(lost, SIGNED, Text(text="Hi")) == [SIGNED_ON_WIRE, {"type": "text", "text": "Hi"}]
@@ -210,7 +210,7 @@ def test_an_opaque_signature_comes_back_unchanged(text: str, signature: str, hid
 # Names, ids and checkpoints
 
 
-def test_a_call_of_another_provider_is_made_fit_with_its_result() -> None:
+def test_ids_of_other_providers_are_converted_with_their_results() -> None:
     """Acceptance 19: the conversation began with another engine."""
     calls = [use("functions.look:0", name="functions.look up!"), use("functions.look.0")]
     rounds = [*calls, *(ToolResult(call_id=call.call_id, text="seen") for call in calls)]
@@ -222,7 +222,7 @@ def test_a_call_of_another_provider_is_made_fit_with_its_result() -> None:
     assert messages[1]["content"][0]["name"] == "functions_look_up_"
 
 
-def test_what_a_checkpoint_follows_is_marked() -> None:
+def test_the_part_before_a_checkpoint_is_marked() -> None:
     system, messages = encode(
         [
             System(text="Be brief."),
@@ -336,16 +336,14 @@ def source(**fields: Any) -> dict[str, Any]:
         ([source(type="text", media_type="text/plain", data="hi")], 0, "no source"),
     ],
 )
-def test_messages_that_the_api_would_refuse_are_an_error_that_names_the_message(
-    messages: Any, index: int, why: str
-) -> None:
+def test_invalid_messages_are_an_error_that_names_the_message(messages: Any, index: int, why: str) -> None:
     """Acceptance 25."""
     with pytest.raises(WireError, match=rf"messages\[{index}\].*{why}") as caught:
         check_anthropic(messages, thinking=False)
     assert caught.value.index == index
 
 
-def test_with_thinking_on_what_the_model_said_before_its_last_results_begins_with_thinking() -> None:
+def test_with_thinking_the_message_before_the_last_results_begins_with_thinking() -> None:
     """Acceptance 25."""
     messages = [HELLO, model(HI, USE), answered("a")]
     check_anthropic(messages, thinking=False)

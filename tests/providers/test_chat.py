@@ -67,7 +67,7 @@ def answered(call_id: str) -> dict[str, Any]:
 # Encoding
 
 
-def test_the_last_system_prompt_leads_and_is_the_only_one() -> None:
+def test_only_the_last_system_prompt_is_sent_first() -> None:
     """Acceptance 34."""
     blocks = [System(text="Be brief."), User(text="Hello"), System(text="Be long.")]
     assert encode(blocks) == [{"role": "system", "content": "Be long."}, HELLO]
@@ -77,7 +77,7 @@ def test_one_prompt_is_a_plain_string() -> None:
     assert encode([User(text="Hello")]) == [HELLO]
 
 
-def test_prompts_that_follow_each_other_are_one_message_of_parts() -> None:
+def test_consecutive_prompts_are_one_message_of_parts() -> None:
     blocks = [
         User(text="What is this?"),
         Image(url="https://example.org/cat.png"),
@@ -108,19 +108,19 @@ def test_prompts_that_follow_each_other_are_one_message_of_parts() -> None:
         (Image, {}),
     ],
 )
-def test_an_image_or_document_that_could_not_be_sent_cannot_be_made(kind: type[Block], fields: dict[str, str]) -> None:
+def test_an_unsendable_image_or_document_cannot_be_created(kind: type[Block], fields: dict[str, str]) -> None:
     """Acceptance 19: in a history it would make every later request invalid."""
     with pytest.raises(ValueError, match=r"needs a url|needs its media_type"):
         kind(**fields)
 
 
-def test_a_document_known_by_its_address_alone_is_sent_as_text() -> None:
+def test_a_document_with_only_a_url_is_sent_as_text() -> None:
     messages = encode([User(text="Read this."), Document(name="a.pdf", url="https://example.org/a.pdf")])
     check_chat(messages)
     assert messages[0]["content"] == "Read this.\n\na.pdf:\nhttps://example.org/a.pdf"
 
 
-def test_a_summary_is_a_text_of_the_user_behind_its_header() -> None:
+def test_a_summary_is_a_text_of_the_user_after_a_header() -> None:
     summary, prompt = Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello")
     said = "[summary of the conversation so far]\nThey met."
     assert encode([summary, prompt]) == [{"role": "user", "content": f"{said}\n\nHello"}]
@@ -128,7 +128,7 @@ def test_a_summary_is_a_text_of_the_user_behind_its_header() -> None:
     assert encode([Summary(text="")]) == []
 
 
-def test_an_answer_is_one_message_and_its_results_follow_in_the_order_of_declaration() -> None:
+def test_an_answer_is_one_message_followed_by_its_results_in_order() -> None:
     """Acceptance 24."""
     blocks = [
         User(text="Hello"),
@@ -156,12 +156,12 @@ def test_an_answer_is_one_message_and_its_results_follow_in_the_order_of_declara
     check_chat(messages)
 
 
-def test_a_text_that_was_cut_short_says_so() -> None:
+def test_an_interrupted_text_is_marked() -> None:
     """Acceptance 20."""
     assert encode([Text(text="The wea", interrupted=True)])[0]["content"] == "The wea [interrupted]"
 
 
-def test_an_error_result_keeps_its_text_and_says_that_it_is_one() -> None:
+def test_an_error_result_is_marked() -> None:
     """Acceptance 27."""
     message = encode([use("a"), ToolResult(call_id="a", text="no such city", is_error=True)])[1]
     assert message == {"role": "tool", "tool_call_id": "a", "content": "[error] no such city"}
@@ -172,7 +172,7 @@ def test_an_error_result_keeps_its_text_and_says_that_it_is_one() -> None:
     [Text(text=""), Text(text="", interrupted=True), Thinking(text="Hm."), Unknown(stored_kind="hologram")],
     ids=repr,
 )
-def test_a_block_that_says_nothing_makes_no_message_and_parts_no_prompts(silent: Block) -> None:
+def test_an_empty_block_makes_no_message_and_separates_no_prompts(silent: Block) -> None:
     """Acceptance 19."""
     messages = encode([User(text="Hello"), silent, User(text="Well?")])
     assert messages == [{"role": "user", "content": "Hello\n\nWell?"}]
@@ -190,7 +190,7 @@ CALLED = [User(text="Weather?"), Thinking(text="Let me look."), use("a"), ToolRe
 CALLED_AGAIN = [*CALLED, use("b"), ToolResult(call_id="b", text="Rain"), Thinking(text="So."), Text(text="Mixed.")]
 
 
-def test_a_server_that_wants_thoughts_gets_them_with_the_calls_that_they_led_to() -> None:
+def test_thoughts_are_sent_with_their_calls_to_servers_that_require_them() -> None:
     _, first, _, second, _, answer = encode(CALLED_AGAIN, DEEPSEEK)
     assert first["reasoning_content"] == "Let me look."
     assert second["reasoning_content"] == ""  # it has to be there
@@ -198,12 +198,12 @@ def test_a_server_that_wants_thoughts_gets_them_with_the_calls_that_they_led_to(
     assert all("reasoning_content" not in message for message in encode(CALLED_AGAIN))
 
 
-def test_a_model_that_has_never_thought_is_sent_no_thoughts() -> None:
+def test_without_thoughts_none_are_sent() -> None:
     silent = [block for block in CALLED_AGAIN if not isinstance(block, Thinking)]
     assert all("reasoning_content" not in message for message in encode(silent, DEEPSEEK))
 
 
-def test_what_a_provider_attached_to_a_call_goes_back_to_it_and_to_no_other() -> None:
+def test_attached_data_is_sent_back_to_its_provider_only() -> None:
     extra = {"google": {"thought_signature": "AY89a1/=="}}
     call = use("a").model_copy(update={"signature": pack_attached("gemini", extra_content=extra)})
     blocks = [User(text="Weather?"), call, ToolResult(call_id="a", text="Sun")]
@@ -212,7 +212,7 @@ def test_what_a_provider_attached_to_a_call_goes_back_to_it_and_to_no_other() ->
         assert "extra_content" not in encode(blocks, other)[1]["tool_calls"][0]
 
 
-def test_what_openrouter_says_of_thoughts_goes_back_as_it_came() -> None:
+def test_reasoning_details_of_openrouter_are_sent_back_unchanged() -> None:
     details = [{"type": "reasoning.encrypted", "data": "gAAAA", "id": "rs_1", "format": "openai-responses-v1"}]
     thought = Thinking(text="Hm.", signature=pack_attached("openrouter", reasoning_details=details))
     blocks = [User(text="Weather?"), thought, Text(text="Sun.")]
@@ -221,7 +221,7 @@ def test_what_openrouter_says_of_thoughts_goes_back_as_it_came() -> None:
 
 
 @pytest.mark.parametrize("signature", [None, "", "EqoBCkg", '{"provider":', '{"provider":"gemini"}', '{"id":"rs_1"}'])
-def test_a_signature_of_another_kind_is_no_attachment(signature: str | None) -> None:
+def test_other_signatures_are_not_attachments(signature: str | None) -> None:
     assert unpack_attached(signature, "gemini", "extra_content") is None
 
 
@@ -235,12 +235,12 @@ def test_a_signature_of_another_kind_is_no_attachment(signature: str | None) -> 
         ("notapi.mistral.ai.example.org", "notapi.mistral.ai.example.org"),
     ],
 )
-def test_a_profile_is_that_of_the_host_unless_it_is_named(host: str, name: str) -> None:
+def test_the_host_chooses_the_profile_unless_it_is_named(host: str, name: str) -> None:
     assert profile_of(None, host).name == name
     assert profile_of("vllm", host) is PROFILES["vllm"]
 
 
-def test_each_profile_says_where_it_is_from() -> None:
+def test_each_profile_has_a_source() -> None:
     assert all(profile.source.startswith("https://") for profile in PROFILES.values())
 
 
@@ -286,7 +286,7 @@ def test_calls_without_a_text_are_a_message_without_content() -> None:
     assert encode([Text(text=""), use("a")], PROFILES["ollama"])[0]["content"] == ""
 
 
-def test_thoughts_that_claude_signed_go_back_by_litellm_and_by_no_other() -> None:
+def test_claudes_signed_thoughts_are_sent_back_through_litellm_only() -> None:
     signed = [
         {"type": "thinking", "thinking": "Hm.", "signature": "EuYB=="},
         {"type": "redacted_thinking", "data": "x"},
@@ -297,14 +297,14 @@ def test_thoughts_that_claude_signed_go_back_by_litellm_and_by_no_other() -> Non
     assert "thinking_blocks" not in encode(blocks, OPENROUTER)[1]
 
 
-def test_ids_of_calls_are_of_any_length_where_they_may_be() -> None:
+def test_long_ids_of_calls_are_sent_where_allowed() -> None:
     blocks = [User(text="Hello"), use("x" * 300), ToolResult(call_id="x" * 300, text="Sun")]
     for profile, length in ((PROFILES["litellm"], 300), (profile_of(None, "example.org"), 300), (OPENAI, 40)):
         _, message, result = encode(blocks, profile)
         assert message["tool_calls"][0]["id"] == result["tool_call_id"] == "x" * length
 
 
-def test_ids_of_calls_are_short_where_they_have_to_be_and_results_find_their_calls() -> None:
+def test_short_ids_of_calls_match_their_results() -> None:
     ids = ["call_1", "call_2", "D681PevKs", "call_" + "x" * 30]
     blocks = [User(text="Hello"), *map(use, ids), *(ToolResult(call_id=each, text="Sun") for each in ids)]
     _, message, *results = encode(blocks, PROFILES["mistral"])
@@ -315,7 +315,7 @@ def test_ids_of_calls_are_short_where_they_have_to_be_and_results_find_their_cal
     assert sent[2] == "D681PevKs"
 
 
-def test_of_calls_without_signatures_the_first_gets_one_that_gemini_passes() -> None:
+def test_the_first_unsigned_call_gets_geminis_placeholder() -> None:
     signs = taught(PROFILES["gemini"], lessons_of("Function call is missing a thought_signature in functionCall parts"))
     blocks = [User(text="Hello"), use("a"), use("b"), *(ToolResult(call_id=each, text="Sun") for each in "ab")]
     first, second = encode(blocks, signs)[1]["tool_calls"]
@@ -326,14 +326,14 @@ def test_of_calls_without_signatures_the_first_gets_one_that_gemini_passes() -> 
     assert encode(blocks, signs)[1]["tool_calls"][0]["extra_content"] == {"google": {"own": 1}}
 
 
-def test_each_lesson_says_where_it_is_from_and_is_one_of_a_profile() -> None:
+def test_each_lesson_has_a_source_and_changes_a_field_of_profiles() -> None:
     for lesson in LESSONS:
         assert lesson.source.startswith("https://")
         unknown = profile_of(None, "example.org")
         assert taught(unknown, [lesson.name]) == replace(unknown, **lesson.learned) != unknown
 
 
-def test_a_name_that_the_api_would_refuse_is_made_fit() -> None:
+def test_an_invalid_tool_name_is_converted() -> None:
     """Acceptance 19."""
     blocks = [User(text="Hello"), use("a", name="functions.lööp up" + "!" * 60), ToolResult(call_id="a", text="no")]
     check_chat(encode(blocks))
@@ -362,7 +362,7 @@ ROUNDS = st.builds(
 
 
 @given(st.lists(ROUNDS, max_size=3))
-def test_what_chat_can_carry_comes_back_as_it_was(rounds: list[list[Block]]) -> None:
+def test_blocks_survive_encoding_and_decoding(rounds: list[list[Block]]) -> None:
     """Acceptance 27."""
     blocks: list[Block] = [System(text="Be brief."), *(block for part in rounds for block in part)]
     assert decode(encode(blocks)) == list(joined(blocks))
@@ -379,7 +379,7 @@ def joined(blocks: list[Block]) -> Iterator[Block]:
             yield from group
 
 
-def test_messages_of_the_real_api_are_understood() -> None:
+def test_messages_of_the_real_api_are_decoded() -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": ""}}
     messages = [
@@ -409,7 +409,7 @@ def test_messages_of_the_real_api_are_understood() -> None:
     ],
     ids=str,
 )
-def test_a_message_of_no_known_form_is_an_error_that_names_it(message: dict[str, Any]) -> None:
+def test_an_unknown_message_is_an_error_that_names_it(message: dict[str, Any]) -> None:
     with pytest.raises(EngineError, match=r"messages\[1\]"):
         decode([HELLO, message])
 
@@ -483,7 +483,7 @@ def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
         ("Hello", "at least one"),
     ],
 )
-def test_a_conversation_that_the_api_would_refuse_is_an_error_that_names_the_message(messages: Any, why: str) -> None:
+def test_an_invalid_conversation_is_an_error_that_names_the_message(messages: Any, why: str) -> None:
     """Acceptance 25."""
     with pytest.raises(WireError, match=why):
         check_chat(messages)

@@ -48,7 +48,7 @@ def items_of(*blocks: Block) -> list[dict[str, Any]]:
 # Encoding
 
 
-def test_a_summary_is_a_text_of_the_user_behind_its_header() -> None:
+def test_a_summary_is_a_text_of_the_user_after_a_header() -> None:
     text = "[summary of the conversation so far]\nThey met.\n\nHello"
     (message,) = items_of(Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello"))
     assert message["content"] == [{"type": "input_text", "text": text}]
@@ -60,7 +60,7 @@ def test_the_last_system_prompt_is_the_instructions() -> None:
     assert encode([User(text="Hello")]) == (None, [HELLO])
 
 
-def test_prompts_that_follow_each_other_are_one_message_of_parts() -> None:
+def test_consecutive_prompts_are_one_message_of_parts() -> None:
     (message,) = items = items_of(
         User(text="What is this?"),
         Image(url="https://example.org/cat.png"),
@@ -108,7 +108,7 @@ def test_reasoning_then_text_then_calls_and_the_outputs_in_the_order_of_declarat
     check_responses(items)
 
 
-def test_a_text_that_was_cut_short_and_a_result_that_is_an_error_say_so() -> None:
+def test_interrupted_texts_and_error_results_are_marked() -> None:
     """Acceptance 20, 27."""
     said, _, output = items_of(
         Text(text="The wea", interrupted=True), use("a"), ToolResult(call_id="a", text="no such city", is_error=True)
@@ -127,7 +127,7 @@ def test_a_text_that_was_cut_short_and_a_result_that_is_an_error_say_so() -> Non
     ],
     ids=repr,
 )
-def test_a_block_that_says_nothing_makes_no_item(silent: Block) -> None:
+def test_an_empty_block_makes_no_item(silent: Block) -> None:
     """Acceptance 19: a reasoning item without what follows from it is refused."""
     items = items_of(User(text="Hello"), silent, User(text="Hello"))
     assert {item["role"] for item in items} == {"user"}
@@ -137,7 +137,7 @@ def test_a_block_that_says_nothing_makes_no_item(silent: Block) -> None:
 @pytest.mark.parametrize(
     "signature", [None, "EqoBCkgIARABGAIiQ", "{", "[]", '{"id": "rs_1"}', pack_reasoning("rs_1", "")]
 )
-def test_a_thought_that_another_provider_signed_or_nobody_is_left_out(signature: str | None) -> None:
+def test_thoughts_without_this_providers_signature_are_left_out(signature: str | None) -> None:
     """Acceptance 26."""
     thought = Thinking(text="Hm.", signature=signature, redacted="hidden")
     assert [item["type"] for item in items_of(thought, use("a"), ToolResult(call_id="a", text="sun"))] == [
@@ -146,7 +146,7 @@ def test_a_thought_that_another_provider_signed_or_nobody_is_left_out(signature:
     ]
 
 
-def test_a_reasoning_item_goes_back_once() -> None:
+def test_a_reasoning_item_is_sent_once() -> None:
     """Acceptance 26: the API refuses an item that is there twice."""
     thought = Thinking(signature=pack_reasoning("rs_1", "gAAAAA=="))
     items = items_of(thought, thought, Text(text="Hi"), User(text="Hello"), thought, Text(text="Hi"))
@@ -162,7 +162,7 @@ def test_an_opaque_signature_comes_back_unchanged(item_id: str, content: str) ->
 
 
 @given(st.none() | st.text() | st.from_type(dict[str, int | None]).map(json.dumps))
-def test_a_signature_that_is_not_ours_is_nobodys_error(signature: str | None) -> None:
+def test_unknown_signatures_are_ignored(signature: str | None) -> None:
     """Acceptance 26."""
     assert unpack_reasoning(signature) is None
 
@@ -215,7 +215,7 @@ def test_valid_input_passes(items: list[dict[str, Any]]) -> None:
         ([{**HELLO, "content": [{"type": "input_file", "file_data": "data:a/b;base64,aGk="}]}], 0, "filename"),
     ],
 )
-def test_input_that_the_api_would_refuse_is_an_error_that_names_the_item(items: Any, index: int, why: str) -> None:
+def test_invalid_input_is_an_error_that_names_the_item(items: Any, index: int, why: str) -> None:
     """Acceptance 25."""
     with pytest.raises(WireError, match=rf"input\[{index}\].*{why}") as caught:
         check_responses(items)

@@ -80,7 +80,7 @@ def test_a_valid_conversation_passes(messages: list[Message], rules: Rules) -> N
 
 
 @pytest.mark.parametrize("rules", ALL, ids=lambda rules: rules.name)
-def test_contiguous_messages_of_the_assistant_are_one_group(rules: Rules) -> None:
+def test_adjacent_messages_of_the_assistant_are_one_group(rules: Rules) -> None:
     """Acceptance 25."""
     apart = [user(HELLO), model(HM), model(YES, use("a")), model(use("b"))]
     check([*apart, user(result("a"), result("b"))], rules)
@@ -115,9 +115,7 @@ EVERYWHERE: list[tuple[list[Message], int, int, str, str]] = [
 
 @pytest.mark.parametrize("rules", ALL, ids=lambda rules: rules.name)
 @pytest.mark.parametrize("case", EVERYWHERE)
-def test_what_no_provider_takes_is_named_by_message_block_and_call(
-    case: tuple[list[Message], int, int, str, str], rules: Rules
-) -> None:
+def test_errors_name_message_block_and_call(case: tuple[list[Message], int, int, str, str], rules: Rules) -> None:
     """Acceptance 25."""
     messages, index, block, kind, why = case
     error = refused(messages, rules)
@@ -158,7 +156,7 @@ TEXT_FIRST = [user(HELLO), model(YES), model(HM, use("a")), user(result("a"))]
         ([user(HELLO), model(YES, YES)], ANTHROPIC, 1, 1, "last"),
     ],
 )
-def test_what_one_provider_does_not_take_is_named(
+def test_the_rules_of_one_provider_are_enforced(
     messages: list[Message], rules: Rules, index: int, block: int, kind: str
 ) -> None:
     """Acceptance 25."""
@@ -181,7 +179,7 @@ def test_what_one_provider_does_not_take_is_named(
         ([user(HELLO), model(YES)], RESPONSES),
     ],
 )
-def test_what_another_provider_takes_passes_there(messages: list[Message], rules: Rules) -> None:
+def test_a_conversation_valid_for_another_provider_passes_there(messages: list[Message], rules: Rules) -> None:
     """Acceptance 25: rules are data, so one provider's are not another's."""
     check(messages, rules)
 
@@ -207,9 +205,7 @@ def file(kind: str, text: str | None = None) -> Document:
     ],
     ids=repr,
 )
-def test_an_image_or_document_is_taken_or_a_typed_error_and_the_encoder_agrees(
-    block: Block, takers: list[Rules]
-) -> None:
+def test_encoders_and_rules_agree_about_images_and_documents(block: Block, takers: list[Rules]) -> None:
     """Acceptance 25."""
     encoders: list[tuple[Rules, Any]] = [
         (CHAT, lambda blocks: check_chat(chat.encode(blocks))),
@@ -238,7 +234,7 @@ def ids_of(messages: list[Message]) -> list[list[str]]:
     ]
 
 
-def test_an_id_that_comes_again_gets_a_number_where_ids_are_unique_and_so_does_its_result() -> None:
+def test_a_repeated_id_gets_a_number_and_so_does_its_result() -> None:
     """Acceptance 25."""
     rounds = [model(use("a"), use("b")), user(result("b"), result("a"))]
     messages = [*rounds, *rounds, *rounds]
@@ -250,7 +246,7 @@ def test_an_id_that_comes_again_gets_a_number_where_ids_are_unique_and_so_does_i
     ]
 
 
-def test_ids_that_differ_only_in_what_is_not_taken_stay_apart() -> None:
+def test_ids_that_differ_in_replaced_characters_stay_different() -> None:
     """Acceptance 25."""
     long = "x" * 200
     messages = [
@@ -269,7 +265,7 @@ CLASHES = st.lists(st.sampled_from(["a", "a.", "a_", "a__2", "a_2", "a" * 80, ""
 
 @pytest.mark.parametrize("rules", ALL, ids=lambda rules: rules.name)
 @given(st.lists(CLASHES, max_size=6), st.data())
-def test_ids_are_unique_and_paired_and_those_of_a_longer_conversation_begin_the_same(
+def test_ids_are_unique_paired_and_stable_as_the_conversation_grows(
     rules: Rules, rounds: list[list[str]], data: st.DataObject
 ) -> None:
     """Acceptance 25; the same, so that a provider's cache of the shorter one is of use."""
@@ -288,7 +284,7 @@ def test_ids_are_unique_and_paired_and_those_of_a_longer_conversation_begin_the_
         assert len(there) == len(set(there))
 
 
-def test_what_is_fit_stays_the_same_object() -> None:
+def test_valid_blocks_stay_the_same_objects() -> None:
     """Acceptance 26."""
     blocks = (HM, YES, use("toolu_1"), OUR_SOURCE)
     for rules in ALL:
@@ -363,7 +359,7 @@ def check_everywhere(history: list[Block]) -> None:
 
 
 @given(RUNS)
-def test_after_any_runs_of_any_engines_the_next_request_is_valid_for_all(
+def test_after_runs_of_any_engines_the_next_request_is_valid_for_all_providers(
     runs: list[tuple[list[Block], list[Block], bool]],
 ) -> None:
     """Acceptance 19, 24, 25, 26."""
@@ -371,7 +367,7 @@ def test_after_any_runs_of_any_engines_the_next_request_is_valid_for_all(
 
 
 @given(RUNS, OUTPUTS, THOUGHTS_OF_ALL | st.none())
-def test_in_the_middle_of_a_run_the_next_request_is_valid_for_all(
+def test_during_a_run_the_next_request_is_valid_for_all_providers(
     runs: list[tuple[list[Block], list[Block], bool]], output: list[Block], thought: Thinking | None
 ) -> None:
     """Acceptance 24, 26."""
@@ -390,7 +386,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES)
-def test_what_the_rules_let_pass_the_wire_takes(messages: list[Message]) -> None:
+def test_requests_that_pass_the_rules_are_valid_on_the_wire(messages: list[Message]) -> None:
     """Acceptance 25: a list that somebody has made, in any order."""
     blocks = [block for message in messages for block in message.blocks]
     encoders: list[tuple[Rules, Callable[[], None]]] = [

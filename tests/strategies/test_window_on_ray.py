@@ -9,7 +9,7 @@ import re
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -18,18 +18,14 @@ from typing import Any
 import pytest
 
 from agent_tools import prompt
-from audit import check_session, turns_of
 from engines import ScriptedEngine, process_of
-from local_provider import LocalProvider, Message
+from local_provider import LocalProvider
 from provider_replies import text_of, words
-from test_agents_on_ray import is_alive, obey, results, until
+from test_agents_on_ray import is_alive, results, until
 from test_sessions_on_ray import kill, python
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.session import Session
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.actors.inference.openai.engine import OpenAIEngine
-from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.summary_expansion import originals
 from turnwise.errors import (
     CompactionError,
     ConfigError,
@@ -39,77 +35,56 @@ from turnwise.errors import (
     WindowOverflowError,
 )
 from turnwise.memory.conversation.blocks import (
-    AnyBlock,
-    Block,
     Summary,
     System,
-    Text,
     ToolResult,
     ToolUse,
-    User,
     decode as decode_block,
 )
 from turnwise.memory.conversation.events import CompactionFailed, RunStarted, WindowCompacted
-from turnwise.memory.conversation.spans import Span, Spans
-from turnwise.memory.conversation.turns import Turn, TurnRecord
-from turnwise.memory.providers.openai_chat import PARAGRAPH, SUMMARY, decode, encode
-from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.tokens.counter import ByteCounter
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.providers.openai_chat import decode, encode
 from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.summary_task import PROMPT
 from turnwise.strategies.trim import Trim
+from window_bench import (
+    CALL,
+    COUNTER,
+    LIMIT,
+    MODEL,
+    RAMBLE,
+    SMALL,
+    WAIT_S,
+    Bench,
+    Fact,
+    answer,
+    ask,
+    audit,
+    compacted,
+    configured,
+    exchanges,
+    facts,
+    facts_of,
+    gone_from,
+    noted,
+    respond,
+    summary_of,
+    taken,
+    talk,
+    talk_until_due,
+    told,
+)
 from window_models import Gate, Notebook, OnlyTheNewest, dig
-from wire_rules import check_chat
 
-WAIT_S = 120.0
-LIMIT = 700
 """What a request may take, in bytes: some eight exchanges."""
-COUNTER = ByteCounter()
-MODEL, SMALL = "talker", "summarizer"
 
-CALL, RAMBLE = "Call a tool.", "Be long."
+
 """What has a summarizer misbehave, in its prompt."""
 
-Fact = tuple[str, str]
+
 """What a summarizer is shown of a block: who, and what."""
-
-
-def ask(number: int) -> str:
-    return f"p{number:02} {'x' * 30}"
-
-
-def answer(number: int) -> str:
-    return f"as to p{number:02} {'y' * 30}"
-
-
-def exchanges(start: int, stop: int) -> list[Fact]:
-    return [fact for at in range(start, stop) for fact in (("user", ask(at)), ("assistant", answer(at)))]
-
-
-def shown(messages: Sequence[Message]) -> tuple[str | None, list[Fact]]:
-    """Return the earlier summary that a summarizer was shown, if there was one, and all else that it was."""
-    lines = text_of(messages[-1]).partition("\n\n")[0].splitlines()
-    told = [next(iter(json.loads(line).items())) for line in lines]
-    earlier = [text for who, text in told if who.startswith("summary")]
-    assert len(earlier) <= 1 and all(who.startswith("summary") for who, _ in told[: len(earlier)]), "it comes first"
-    return next(iter(earlier), None), told[len(earlier) :]
-
-
-def respond(messages: list[Message]) -> str | Message:
-    """Sum up, if that is asked for; do as a prompt of `agent_tools.prompt` says; else answer."""
-    told = text_of(messages[0])
-    if told.startswith(PROMPT[:40]):
-        if CALL in told:
-            return {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "dig", "arguments": "{}"}}]}
-        if RAMBLE in told:
-            return "so " * 100
-        earlier, facts = shown(messages)
-        names = [text.split()[0][:3] for who, text in facts if who == "user"]
-        return f"Talked of {earlier.split()[2] if earlier else names[0]} to {names[-1]}"
-    content = next(message["content"] for message in reversed(messages) if message["role"] == "user")
-    asked = (content if isinstance(content, str) else content[-1]["text"]).split(PARAGRAPH)[-1]
-    return obey(messages) if asked.startswith("{") else f"as to {asked.split()[0]} {'y' * 30}"
 
 
 @pytest.fixture
@@ -118,174 +93,9 @@ def provider() -> Iterator[LocalProvider]:
         yield provider
 
 
-class Bench:
-    """Managers of one test, and what the provider was sent."""
-
-    def __init__(self, make_manager: Callable[..., SessionManager], provider: LocalProvider) -> None:
-        self.provider = provider
-        self._make_manager = make_manager
-
-    def engine(self, model: str = MODEL, **settings: Any) -> OpenAIEngine:
-        return OpenAIEngine(model, **{"base_url": self.provider.base_url, "max_retries": 0, **settings})
-
-    def summarize(self, gate: Gate | None = None, **settings: Any) -> Summarize:
-        model = self.engine(SMALL, middleware=[gate] if gate else [])
-        return Summarize(model, **{"max_summary_tokens": 150, **settings})
-
-    def manager(self, overflow: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:
-        settings.setdefault("engine", self.engine())
-        return self._make_manager(overflow=overflow, config=configured(**(config or {})), **settings)
-
-    def sent(self, model: str = MODEL) -> list[Message]:
-        """Return what the model was sent, request for request."""
-        return [record.body for record in self.provider.requests if record.body["model"] == model]
-
-    def last(self) -> list[Message]:
-        """Return the last conversation that was sent."""
-        messages: list[Message] = self.sent()[-1]["messages"]
-        return messages
-
-    def summed_up(self) -> list[tuple[str | None, list[Fact]]]:
-        """Return what was shown for each summary."""
-        return [shown(body["messages"]) for body in self.sent(SMALL)]
-
-    def check(self, limit: int = LIMIT) -> None:
-        """Check that each request fits, is valid, and has one system prompt at most."""
-        for body in self.sent():
-            check_chat(body["messages"])
-            assert taken(body) <= limit
-            assert [message["role"] for message in body["messages"]].count("system") <= 1
-
-
 @pytest.fixture
 def bench(make_manager: Callable[..., SessionManager], provider: LocalProvider) -> Bench:
     return Bench(make_manager, provider)
-
-
-def configured(**settings: Any) -> SessionConfig:
-    window = {"max_context_tokens": LIMIT, "token_counter": COUNTER, "reserve_output_tokens": 0}
-    return SessionConfig(**{**window, **settings})
-
-
-def taken(body: Message) -> int:
-    """Return what a request takes, counted anew from what was sent."""
-    blocks = [part for block in decode(body["messages"]) for part in parted(block)]
-    return sum(map(COUNTER.count, blocks)) + COUNTER.overhead(None, body.get("tools") or ())
-
-
-def parted(block: Block) -> list[Block]:
-    """Return the texts of the user that were sent as one."""
-    return [User(text=text) for text in block.text.split(PARAGRAPH)] if isinstance(block, User) else [block]
-
-
-def facts(messages: Sequence[Message]) -> list[Fact]:
-    """Return what was said in a request, the system prompt left out; a summary is `summary`."""
-    found: list[Fact] = []
-    for block in decode(messages):
-        for part in parted(block):
-            if isinstance(part, User) and part.text.startswith(SUMMARY):
-                found.append(("summary", part.text.removeprefix(SUMMARY)))
-            elif isinstance(part, User | Text):
-                found.append(("user" if isinstance(part, User) else "assistant", part.text))
-    return found
-
-
-def facts_of(blocks: Iterable[Block]) -> list[Fact]:
-    return facts(encode([block for block in blocks if not isinstance(block, System)]))
-
-
-def talk(chat: Session, start: int, stop: int) -> None:
-    for number in range(start, stop):
-        assert chat.run(ask(number)).wait(WAIT_S).text == answer(number)
-
-
-def talk_until_due(chat: Session, start: int = 0) -> int:
-    """Talk until something is to go, and return the number of the next prompt; it may be under way, or done."""
-    number, before = start, len(told(chat, WindowCompacted))
-    while number == start or (chat.compact(explain=True) is None and len(told(chat, WindowCompacted)) == before):
-        talk(chat, number, number + 1)
-        number += 1
-        assert number < start + 20
-    return number
-
-
-def told(chat: Session, kind: type[Any]) -> list[Any]:
-    return [event for event in chat.events() if isinstance(event, kind)]
-
-
-def compacted(chat: Session, count: int) -> list[WindowCompacted]:
-    """Wait until the window has been compacted so often."""
-    until(lambda: len(told(chat, WindowCompacted)) >= count)
-    found = told(chat, WindowCompacted)
-    assert len(found) == count
-    return found
-
-
-def noted(gate: Gate, *notes: str) -> None:
-    """Wait until this is what the gate has noted."""
-    until(lambda: gate.notes() == list(notes))
-
-
-def gone_from(pid: int) -> None:
-    """Wait until the process has left."""
-    until(lambda: not is_alive(pid))
-
-
-def summary_of(turn: Turn | None) -> Summary:
-    assert turn
-    (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
-    return summary
-
-
-class _Runs:
-    """A store without turns: what `check_session` looks at is then what holds across compactions, too."""
-
-    def __init__(self, store: SessionStore) -> None:
-        self._store = store
-
-    def __getattr__(self, verb: str) -> Any:
-        return getattr(self._store, verb)
-
-    async def turns(self, session_id: str, **page: Any) -> list[TurnRecord]:
-        return []
-
-
-def audit(manager: SessionManager, session_id: str, *, drops: bool = False) -> list[Turn]:
-    """Check what is in the store, without the session; return its turns.
-
-    Events and runs are as ever. Each turn could be sent to a provider. With its summaries expanded it holds all that
-    was said before, once and in order, then what is new; with `drops`, some of the former.
-    """
-
-    async def check() -> list[Turn]:
-        store: Any = manager._client.open_store()
-
-        async def read(spans: Spans) -> tuple[AnyBlock, ...]:
-            return tuple(map(decode_block, await store.blocks(spans)))
-
-        await check_session(_Runs(store), session_id)
-        turns = await turns_of(store, session_id)
-        before: list[Block] = []
-        for turn in turns:
-            check_chat(encode([*turn.blocks, User(text="next")]))
-            held: list[Block] = []
-            for block in turn.blocks:
-                if isinstance(block, Summary):
-                    held += await read(await originals(block, read))
-                elif not isinstance(block, System):
-                    held.append(block)
-            new = [block for block in turn.new_blocks if not isinstance(block, System)]
-            assert held[len(held) - len(new) :] == new, f"{turn} has lost what is its own"
-            rest = iter(before)
-            if drops:
-                assert all(block in rest for block in held[: len(held) - len(new)]), f"{turn} holds something twice"
-            else:
-                assert held == [*before, *new], f"{turn} does not stand for all that was said"
-            before += new
-        await store.close()
-        return turns
-
-    return asyncio.run(check())
 
 
 # A conversation
@@ -390,9 +200,7 @@ async def test_the_async_family_explains_compacts_and_expands(bench: Bench, tmp_
 # Slow summarizers
 
 
-def test_a_slow_summarizer_delays_neither_reads_nor_prompts_that_fit_nor_other_sessions(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_a_slow_summarizer_delays_only_prompts_that_do_not_fit(bench: Bench, tmp_path: Path) -> None:
     """Case 40. The summarizer is let go only when all that must not wait for it is done."""
     gate = Gate(tmp_path)
     gate.before.on()
@@ -429,9 +237,7 @@ def test_a_slow_summarizer_delays_neither_reads_nor_prompts_that_fit_nor_other_s
     audit(manager, "chat")
 
 
-def test_whatever_becomes_of_runs_that_wait_for_room_the_summary_is_taken_over_once(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_a_summary_is_applied_once_whatever_happens_to_waiting_runs(bench: Bench, tmp_path: Path) -> None:
     """Cases 8, 37 and 40: they are cancelled, interrupted and rolled back, which no slow summarizer delays."""
     gate = Gate(tmp_path)
     gate.before.on()
@@ -459,7 +265,7 @@ def test_whatever_becomes_of_runs_that_wait_for_room_the_summary_is_taken_over_o
     audit(manager, "chat")
 
 
-def test_a_run_that_is_cancelled_while_its_own_summary_is_made_has_paid_for_it(bench: Bench, tmp_path: Path) -> None:
+def test_a_run_cancelled_during_its_summary_has_the_usage_of_the_summary(bench: Bench, tmp_path: Path) -> None:
     """Cases 8 and 37: nothing was under way beside it, so it asked for the summary itself."""
     gate = Gate(tmp_path)
     gate.after.on()
@@ -480,7 +286,7 @@ def test_a_run_that_is_cancelled_while_its_own_summary_is_made_has_paid_for_it(b
     audit(manager, "chat")
 
 
-def test_what_is_no_summary_changes_nothing_is_told_and_is_asked_for_again(bench: Bench) -> None:
+def test_a_failed_summary_is_reported_and_requested_again(bench: Bench) -> None:
     """Case 37, by the real client: whatever is wrong with an answer, and then one that is right at the second try."""
     limit = {"max_context_tokens": 3000, "compaction_attempts": 1}
     settings: dict[str, Any] = {"max_summary_tokens": 150, "trigger_ratio": 0.1}
@@ -537,7 +343,7 @@ def kill_when(path: Path, chat: Session, count: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_kill_in_the_midst_of_a_compaction_loses_nothing(bench: Bench, tmp_path: Path) -> None:
+def test_a_kill_during_a_compaction_loses_nothing(bench: Bench, tmp_path: Path) -> None:
     """Case 41: before the summarizer is asked, when it has answered, and as soon as the commit is there."""
     gate = Gate(tmp_path)
     manager = bench.manager(bench.summarize(gate))
@@ -581,7 +387,7 @@ def test_a_kill_in_the_midst_of_a_compaction_loses_nothing(bench: Bench, tmp_pat
     audit(manager, "chat")
 
 
-def test_a_run_that_waits_for_room_is_taken_up_again_after_a_kill(bench: Bench, tmp_path: Path) -> None:
+def test_a_run_that_waits_for_a_compaction_resumes_after_a_kill(bench: Bench, tmp_path: Path) -> None:
     """Cases 33 and 41: it makes room itself then."""
     gate = Gate(tmp_path)
     gate.after.on()
@@ -625,7 +431,7 @@ def said_in(item: Mapping[str, Any]) -> list[Fact]:
     return [(line.partition(": ")[0], line.partition(": ")[2]) for line in item["text"].splitlines()]
 
 
-def test_nothing_leaves_the_window_before_each_memory_has_it(bench: Bench, tmp_path: Path) -> None:
+def test_exchanges_stay_in_the_window_until_each_memory_has_them(bench: Bench, tmp_path: Path) -> None:
     """Case 42: one memory is broken for a while, and one can never be written."""
     good, bad = Notebook(tmp_path / "good.db"), Notebook(tmp_path / "bad.db")
     static = Notebook(tmp_path / "static.db", read_only=True)
@@ -668,7 +474,7 @@ def test_nothing_leaves_the_window_before_each_memory_has_it(bench: Bench, tmp_p
     audit(manager, "chat", drops=True)
 
 
-def test_what_a_memory_has_acknowledged_may_go_and_the_rest_stays(bench: Bench, tmp_path: Path) -> None:
+def test_acknowledged_exchanges_are_removed_and_the_others_stay(bench: Bench, tmp_path: Path) -> None:
     """Case 42: a memory that takes one item at a time."""
     slow, good = Notebook(tmp_path / "slow.db", most=1), Notebook(tmp_path / "good.db")
     manager = bench.manager(FlushToMemory([slow, good]), {"compaction_attempts": 2})
@@ -683,7 +489,7 @@ def test_what_a_memory_has_acknowledged_may_go_and_the_rest_stays(bench: Bench, 
     audit(manager, "chat", drops=True)
 
 
-def test_a_kill_between_the_memorys_word_and_the_commit_makes_no_doubles(bench: Bench, tmp_path: Path) -> None:
+def test_a_kill_between_acknowledgement_and_commit_makes_no_duplicates(bench: Bench, tmp_path: Path) -> None:
     """Cases 41 and 42."""
     notebook = Notebook(tmp_path / "notes.db")
     notebook.held.on()
@@ -715,7 +521,7 @@ def test_a_kill_between_the_memorys_word_and_the_commit_makes_no_doubles(bench: 
 # What was paid for
 
 
-def test_a_summary_is_paid_for_once_whatever_becomes_of_processes_and_managers(bench: Bench) -> None:
+def test_a_summary_is_requested_once_despite_kills_and_new_managers(bench: Bench) -> None:
     """Case 43: a kill, an idle leave and another manager; and it advances after each."""
     config = {"idle_s": 0.5}
     manager = bench.manager(bench.summarize(), config)
@@ -770,7 +576,9 @@ def test_an_idle_process_stays_until_its_window_is_compacted(bench: Bench, tmp_p
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("name", ["Trim", "Summarize"])
-def test_a_tool_loop_that_outgrows_the_window_goes_on_with_less_before_it(bench: Bench, api: str, name: str) -> None:
+def test_a_tool_loop_that_outgrows_the_window_continues_with_fewer_old_blocks(
+    bench: Bench, api: str, name: str
+) -> None:
     """Cases 36 and 39: its own calls and results stay, and the tools' declarations count."""
     limit = 3000
     overflow = Trim() if name == "Trim" else bench.summarize()
@@ -803,7 +611,7 @@ def test_a_tool_loop_that_outgrows_the_window_goes_on_with_less_before_it(bench:
     audit(manager, "chat", drops=name == "Trim")
 
 
-def test_a_turn_that_alone_is_too_long_fails_and_says_how_much_is_what(bench: Bench) -> None:
+def test_an_oversized_turn_fails_with_token_counts(bench: Bench) -> None:
     """Case 38: a prompt, and a tool loop; the provider is not asked, and the session goes on."""
     limit = 2000
     manager = bench.manager(bench.summarize(), {"max_context_tokens": limit}, engine=bench.engine(tools=[dig]))
@@ -842,7 +650,7 @@ def test_a_turn_that_alone_is_too_long_fails_and_says_how_much_is_what(bench: Be
 # Managers
 
 
-def test_a_later_manager_brings_another_strategy_and_the_next_run_has_it(bench: Bench) -> None:
+def test_the_next_run_has_the_strategy_of_a_later_manager(bench: Bench) -> None:
     """Of one's own, none, and the first one again: what a summary stands for is never lost on the way."""
     first = bench.manager(bench.summarize())
     chat = first.open("chat")
@@ -874,7 +682,7 @@ def test_a_later_manager_brings_another_strategy_and_the_next_run_has_it(bench: 
     chat.compact()
 
 
-def test_a_strategy_that_a_sessions_process_cannot_import_is_refused(
+def test_a_strategy_that_cannot_be_imported_is_refused(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "from window_models import OnlyTheNewest\n\n\nclass Mine(OnlyTheNewest):\n    pass\n"
@@ -897,7 +705,7 @@ def test_a_strategy_that_a_sessions_process_cannot_import_is_refused(
     del sys.modules["only_here"]
 
 
-def test_what_is_no_strategy_or_has_no_known_window_is_refused_at_once(bench: Bench) -> None:
+def test_invalid_strategies_and_unknown_windows_are_refused_at_once(bench: Bench) -> None:
     with pytest.raises(ConfigError, match=r"overflow='object'.*Trim\(\)"):
         bench.manager(object())
     unknown: dict[str, Any] = {"token_counter": COUNTER, "max_context_tokens": None, "reserve_output_tokens": None}
@@ -915,7 +723,7 @@ def test_what_is_no_strategy_or_has_no_known_window_is_refused_at_once(bench: Be
 # Forks, in PostgreSQL
 
 
-def test_forks_before_and_after_a_compaction_are_whole_without_their_parent(bench: Bench, database: str) -> None:
+def test_forks_around_a_compaction_are_complete_without_their_parent(bench: Bench, database: str) -> None:
     """Case 37 on PostgreSQL: the early fork goes on with the originals, the late one with the summary."""
     manager = bench.manager(bench.summarize(), store=database)
     parent = manager.open("parent", user_id="ada")
@@ -956,10 +764,7 @@ def test_forks_before_and_after_a_compaction_are_whole_without_their_parent(benc
     bench.check()
 
 
-# What is broken
-
-
-def test_a_run_that_goes_on_after_a_kill_has_the_strategy_it_began_with(bench: Bench, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_strategy(bench: Bench, tmp_path: Path) -> None:
     """Cases 33 and 41: that of a later manager."""
     gate = Gate(tmp_path)
     talk(bench.manager(None, {"on_lost": "resume"}).open("chat"), 0, 6)

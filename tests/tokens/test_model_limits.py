@@ -30,7 +30,7 @@ def test_a_model_has_the_window_of_its_page(model: str, window: int) -> None:
 @pytest.mark.parametrize(
     ("model", "input_tokens"), [("gpt-5", 272_000), ("gpt-5-pro", 128_000), ("gpt-5-chat-latest", 128_000)]
 )
-def test_no_more_is_promised_than_a_model_takes_as_input(model: str, input_tokens: int) -> None:
+def test_a_window_is_at_most_the_input_limit(model: str, input_tokens: int) -> None:
     assert window_of(model) == input_tokens
 
 
@@ -61,7 +61,7 @@ def test_a_snapshot_with_a_window_of_its_own_has_that() -> None:
         *("ft:gpt-4o-2024-08-06:org::id", "ft:gpt-4o:org:name:id", "openai/ft:gpt-4o:org::id"),
     ],
 )
-def test_a_model_is_known_with_its_provider_and_tuned(model: str) -> None:
+def test_models_with_prefixes_and_tuned_models_are_known(model: str) -> None:
     assert window_of(model) == 128_000
 
 
@@ -74,5 +74,5 @@ def test_a_model_is_known_with_its_provider_and_tuned(model: str) -> None:
         *("github/gpt-4o", "azure/gpt-4.1", "notopenai/gpt-4o", "openai/some/gpt-4o"),
     ],
 )
-def test_nothing_is_guessed_of_a_model_that_is_not_known(model: str) -> None:
+def test_an_unknown_model_has_no_window(model: str) -> None:
     assert window_of(model) is None

@@ -69,7 +69,7 @@ def vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # By a vocabulary
 
 
-def test_a_text_takes_the_tokens_of_the_models_vocabulary(vocabulary: Path) -> None:
+def test_text_is_counted_by_the_models_vocabulary(vocabulary: Path) -> None:
     counter = counter_for("gpt-5-mini")
     assert counter == TiktokenCounter("gpt-5-mini")
     assert counter.count(User(text="the cat")) == FRAMING + len(["the", " ", "cat"])
@@ -88,7 +88,7 @@ def test_a_text_takes_the_tokens_of_the_models_vocabulary(vocabulary: Path) -> N
         ("qwen3:8b", "o200k_base"),
     ],
 )
-def test_a_model_that_is_not_known_gets_the_newest_vocabulary(model: str, name: str) -> None:
+def test_an_unknown_model_gets_the_newest_vocabulary(model: str, name: str) -> None:
     assert tokens._vocabulary_name(model) == name
 
 
@@ -118,7 +118,7 @@ def test_without_the_vocabulary_bytes_are_counted_with_one_warning(
         TiktokenCounter("gpt-5").count(User(text="hi"))
 
 
-def test_a_network_that_hangs_is_waited_for_once_and_not_for_long(
+def test_a_hanging_network_is_waited_for_once(
     vocabulary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     released, ended = threading.Event(), threading.Event()
@@ -170,7 +170,7 @@ EACH: list[Block] = [
 ]
 
 
-def test_each_kind_takes_what_is_sent_of_it() -> None:
+def test_each_kind_of_block_is_counted_as_it_is_sent() -> None:
     counter = ByteCounter("gpt-4o")
     assert [counter.count(block) - FRAMING for block in EACH] == [
         3,
@@ -222,14 +222,14 @@ def test_the_system_prompt_and_the_tools_of_a_request_are_counted() -> None:
         (image_rule("llava"), None, 3779),
     ],
 )
-def test_images_take_what_the_providers_examples_say(
+def test_images_are_counted_as_in_the_providers_examples(
     rule: Patches | Tiles, size: tuple[int, int] | None, expected: int
 ) -> None:
     assert rule.tokens(size) == expected
 
 
 @pytest.mark.parametrize("rule", [image_rule("gpt-4o"), image_rule("claude-sonnet-4-6"), OTHER], ids=repr)
-def test_no_image_takes_more_than_one_of_unknown_size(rule: Patches | Tiles) -> None:
+def test_an_image_of_unknown_size_has_the_highest_count(rule: Patches | Tiles) -> None:
     sides = [1, 31, 32, 33, 511, 512, 513, 768, 769, 1999, 2048, 2049, 8000]
     assert max(rule.tokens((width, height)) for width in sides for height in sides) == rule.tokens(None)
 
@@ -267,11 +267,11 @@ def test_the_size_of_an_image_is_read_from_it(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data", ["", "aGk=", "a", "%%%", PNG[:20], base64.b64encode(b"\xff\xd8" + b"\xff" * 99).decode()]
 )
-def test_what_is_no_image_has_no_size(data: str) -> None:
+def test_data_that_is_not_an_image_has_no_size(data: str) -> None:
     assert image_size(data) is None
 
 
-def test_the_pages_of_a_file_are_counted_also_where_they_are_packed() -> None:
+def test_pages_in_compressed_streams_are_counted() -> None:
     plain = b"%PDF-1.4 /Type /Pages /Count 2 /Type /Page /Type/Page "
     packed = zlib.compress(b"<</Type/Page>> <</Type /Page>> <</Type /Page>>")
     objects = b"<</Type/ObjStm/Filter/FlateDecode>>stream\r\n" + packed + b"\r\nendstream"
@@ -310,7 +310,7 @@ def test_each_block_is_counted_once() -> None:
     assert counter.asked == 10
 
 
-def test_what_is_not_counted_is_said() -> None:
+def test_reading_uncounted_blocks_is_an_error() -> None:
     counter: TokenCounter = ByteCounter()
     index, cache = TokenIndex(counter), BlockCache()
     index.add("a", 5, [User(text="x")])
@@ -322,7 +322,7 @@ def test_what_is_not_counted_is_said() -> None:
         index.cover([Span("a", 0, 6)], cache)
 
 
-def test_the_index_says_what_reading_all_blocks_would() -> None:
+def test_the_index_agrees_with_reading_all_blocks() -> None:
     for seed in range(300):
         dice = random.Random(seed)
         logs = {name: [a_block(dice) for _ in range(dice.randrange(30))] for name in "ab"}
@@ -359,6 +359,6 @@ def some_spans(dice: random.Random, sizes: dict[str, int]) -> tuple[Span, ...]:
     return join(spans)
 
 
-def test_a_vocabulary_of_tiktoken_is_an_encoding(vocabulary: Path) -> None:
+def test_vocabularies_are_encodings_of_tiktoken(vocabulary: Path) -> None:
     """What these tests build goes through the same door as the real ones."""
     assert isinstance(tiktoken.get_encoding("o200k_base"), tiktoken.Encoding)

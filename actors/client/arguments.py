@@ -42,6 +42,7 @@ def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
 
     Raises:
         InvalidInputError: names the argument.
+        TypeError: there is no such argument.
     """
     names = list(inspect.signature(request).parameters)
     check = validate_call(config=ConfigDict(strict=True, defer_build=True))(request)
@@ -51,14 +52,17 @@ def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
         try:
             return check(*args, **kwargs)
         except ValidationError as error:
-            raise _refusal(error, names) from None
+            raise _refusal(request.__name__, error, names) from None
 
     return made
 
 
-def _refusal(error: ValidationError, names: list[str]) -> InvalidInputError:
-    first = error.errors(include_url=False, include_context=False)[0]
+def _refusal(request: str, error: ValidationError, names: list[str]) -> InvalidInputError | TypeError:
+    errors = error.errors(include_url=False, include_context=False)
+    first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
     name, *inner = first["loc"]
+    if first["type"] == "unexpected_keyword_argument":
+        return TypeError(f"{request.lstrip('_')}() got an unexpected keyword argument {name!r}")
     field = names[name] if isinstance(name, int) else name
     field += "".join(f"[{shown(part)}]" for part in inner if part != "[key]")
     why = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")

@@ -105,7 +105,7 @@ class ClusterClient:
         self._lookup: ActorLookup | None = None
         self.portal = Portal()
         """The event loop on which the store runs for blocking callers."""
-        self._kit: tuple[SessionStore, HistoryStore | None] | None = None
+        self._stores: tuple[SessionStore, HistoryStore | None] | None = None
         self._caches: OrderedDict[str, BlockCache] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -180,18 +180,18 @@ class ClusterClient:
         return self._place.open_history() if self._place else None
 
     @property
-    def kit(self) -> tuple[SessionStore, HistoryStore | None]:
+    def stores(self) -> tuple[SessionStore, HistoryStore | None]:
         """This process's store and history store (None without one); opened at first use."""
         with self._lock:
-            if self._kit is None:
-                self._kit = self.open_store(), self.open_history()
-            return self._kit
+            if self._stores is None:
+                self._stores = self.open_store(), self.open_history()
+            return self._stores
 
     async def close(self) -> None:
         """Close the store and the history store. A later read opens them again."""
         with self._lock:
-            kit, self._kit = self._kit, None
-        for each in kit or ():
+            stores, self._stores = self._stores, None
+        for each in stores or ():
             if each is not None:
                 await each.close()
 
@@ -333,7 +333,7 @@ class ClusterClient:
         Reading from the store does not interrupt runs of another Ray. It cannot answer a wait for a run whose process
         died: a new process of the session must end or resume that run first.
         """
-        kept = by_public_id(session_id, *self.kit)
+        kept = by_public_id(session_id, *self.stores)
         stored = StoredSession(*kept, raises_unattended=not self.read_only)
         try:
             if log := log_of(session_id):

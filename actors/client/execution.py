@@ -150,20 +150,7 @@ class ExecutionHandle(_Handle):
     manager of the same store is open in that process.
     """
 
-    __slots__ = ("_portal",)
-
-    def __init__(
-        self,
-        client: ClusterClient,
-        session_id: str,
-        run_id: str,
-        turn_index: int,
-        outcome: Ended | None = None,
-        *,
-        output: Any = None,
-    ) -> None:
-        super().__init__(client, session_id, run_id, turn_index, outcome, output=output)
-        self._portal = client.portal
+    __slots__ = ()
 
     def wait(self, timeout_s: float | None = None) -> Turn:
         """Return the finished turn, or raise the run's error. Any number of callers may wait, also after the run.
@@ -182,18 +169,18 @@ class ExecutionHandle(_Handle):
             OverloadedError: the run has not ended, and too many other callers have been waiting for all of `timeout_s`
                 (one minute without a `timeout_s`).
         """
-        return carry_out(self._wait(timeout_s), self._portal)
+        return carry_out(self._wait(timeout_s), self._client.portal)
 
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Cancel the run; return whether it ended as cancelled. When this returns, the session is free.
 
         Idempotent; cancelling a run that has ended changes nothing.
         """
-        return carry_out(self._cancel(reason), self._portal)
+        return carry_out(self._cancel(reason), self._client.portal)
 
     def pending(self) -> list[PendingCall]:
         """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
-        return carry_out(self._pending(), self._portal)
+        return carry_out(self._pending(), self._client.portal)
 
     def approve(self, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:
         """Approve a tool call, with other arguments if `input` is given; durable on return.
@@ -208,15 +195,15 @@ class ExecutionHandle(_Handle):
                 correct them and repeat the call.
             EngineError: the arguments cannot be checked, since the engine cannot be built. Nothing was stored.
         """
-        carry_out(self._approve(call_id, input), self._portal)
+        carry_out(self._approve(call_id, input), self._client.portal)
 
     def reject(self, call_id: str, reason: str = "") -> None:
         """Reject a tool call and tell the model why; durable on return. Repetition and errors: see `approve`."""
-        carry_out(self._reject(call_id, reason), self._portal)
+        carry_out(self._reject(call_id, reason), self._client.portal)
 
     def provide(self, call_id: str, result: str, *, is_error: bool = False) -> None:
         """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`."""
-        carry_out(self._provide(call_id, result, is_error), self._portal)
+        carry_out(self._provide(call_id, result, is_error), self._client.portal)
 
     def is_running(self) -> bool:
         """Return whether the run is the session's active run."""
@@ -228,11 +215,11 @@ class ExecutionHandle(_Handle):
 
     def info(self) -> RunRecord:
         """Return the run's record: state, finish class, labels, times, and usage up to now."""
-        return carry_out(self._record(), self._portal)
+        return carry_out(self._record(), self._client.portal)
 
     def steps(self) -> list[Step]:
         """Return the run's model calls and tool calls up to now, with their times, in order."""
-        return carry_out(self._steps(), self._portal)
+        return carry_out(self._steps(), self._client.portal)
 
     def events(self, after: int = 0) -> Iterator[AnyEvent]:
         """Yield the run's events with a number above `after`, live, up to its terminal event; no gaps or duplicates.
@@ -246,7 +233,7 @@ class ExecutionHandle(_Handle):
         """
         done = False
         while not done:
-            events, after, done = carry_out(self._page(after), self._portal)
+            events, after, done = carry_out(self._page(after), self._client.portal)
             yield from events
 
     def partials(self) -> Iterator[dict[str, Any]]:

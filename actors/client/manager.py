@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.client.manager_requests import DEFAULT_STORE, ManagerRequests
+from turnwise.actors.client.manager_requests import ManagerRequests
 from turnwise.actors.client.requests import Request, Result, carry_out, carry_out_async
 from turnwise.actors.client.session import AsyncSession, Session
-from turnwise.actors.cluster.placement import Dedicated, Placement
 from turnwise.actors.cluster.ray_runtime import interruptible
 from turnwise.actors.cluster.wire import SessionRef
-from turnwise.actors.inference.engine import EngineBuilder
-from turnwise.actors.session.config import SessionConfig
 from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import ModelParams
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page, SessionOrder
-from turnwise.memory.stores.encrypted.settings import Encryption
-from turnwise.memory.working.memory import WorkingMemory
-from turnwise.strategies.strategy import OverflowStrategy
 
 
 class SessionManager(ManagerRequests):
@@ -78,38 +71,7 @@ class SessionManager(ManagerRequests):
         StoreURLError, ConfigError: an argument cannot be used, or another Ray has the SQLite file of the store open.
     """
 
-    def __init__(
-        self,
-        store: str = DEFAULT_STORE,
-        *,
-        engine: EngineBuilder,
-        memory: Sequence[LongTermMemory] = (),
-        working_memory: WorkingMemory | None = None,
-        overflow: OverflowStrategy | None = None,
-        placement: Placement = Dedicated(),
-        config: SessionConfig | None = None,
-        history_store: str | None = None,
-        namespace: str = "turnwise",
-        enforce_user: bool = False,
-        encryption: Encryption | None = None,
-        read_only: bool = False,
-    ) -> None:
-        super().__init__(
-            store,
-            engine=engine,
-            memory=memory,
-            working_memory=working_memory,
-            overflow=overflow,
-            placement=placement,
-            config=config,
-            history_store=history_store,
-            namespace=namespace,
-            enforce_user=enforce_user,
-            encryption=encryption,
-            read_only=read_only,
-        )
-        self._portal = self._client.portal
-        self._start()
+    _starts_at_once = True
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +118,7 @@ class SessionManager(ManagerRequests):
             ConfigError: `enforce_user` is set and no user is given.
         """
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
-        found = carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings), self._portal)
+        found = carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings), self._client.portal)
         return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     def get(self, session_id: str, *, user_id: str | None = None) -> Session:
@@ -168,7 +130,7 @@ class SessionManager(ManagerRequests):
         Raises:
             SessionNotFoundError: no such session exists, or it belongs to another user.
         """
-        found = carry_out(self._get(session_id, user_id), self._portal)
+        found = carry_out(self._get(session_id, user_id), self._client.portal)
         return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     def list(
@@ -187,17 +149,17 @@ class SessionManager(ManagerRequests):
         the page's `unreadable`.
         """
         request = self._list(user_id, agent, status, order_by=order_by, cursor=cursor, limit=limit)
-        return carry_out(request, self._portal)
+        return carry_out(request, self._client.portal)
 
     def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
         """Return how many sessions match all given filters."""
-        return carry_out(self._count(user_id, agent, status), self._portal)
+        return carry_out(self._count(user_id, agent, status), self._client.portal)
 
     def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""
-        return carry_out(self._usage(user_id, agent), self._portal)
+        return carry_out(self._usage(user_id, agent), self._client.portal)
 
     def forget(self, user_id: str, *, verify: Verify = True) -> Forgotten:
         """Delete a user's sessions and what this manager's memories keep for the user; return what was removed.
@@ -218,7 +180,7 @@ class SessionManager(ManagerRequests):
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.
         """
-        return carry_out(self._forget(user_id, verify), self._portal)
+        return carry_out(self._forget(user_id, verify), self._client.portal)
 
     def sweep(self, archive: str | Path | None = None, *, memory: bool = False) -> Swept:
         """Delete sessions that have expired (see `ttl_s`) and have no active run; return which were deleted or kept.
@@ -236,7 +198,7 @@ class SessionManager(ManagerRequests):
             StoreError: the store cannot be reached. Sessions that cannot be exported or deleted are returned as
                 `failed`.
         """
-        return carry_out(self._sweep(archive, memory), self._portal)
+        return carry_out(self._sweep(archive, memory), self._client.portal)
 
     def execution(self, run_id: str, *, user_id: str | None = None) -> ExecutionHandle:
         """Return the handle of a run, of any session; with `user_id`, only of that user's sessions.
@@ -244,13 +206,13 @@ class SessionManager(ManagerRequests):
         Raises:
             RunNotFoundError: no run has this id, or it belongs to another user.
         """
-        found = carry_out(self._execution(run_id, user_id), self._portal)
+        found = carry_out(self._execution(run_id, user_id), self._client.portal)
         return ExecutionHandle(self._client, found.session_id, run_id, found.turn_index)
 
     def close(self) -> None:
         """Close the store. Sessions and their runs continue. Closing twice is fine."""
-        carry_out(self._close(), self._portal)
-        self._portal.close()
+        carry_out(self._close(), self._client.portal)
+        self._client.portal.close()
 
 
 class AsyncSessionManager(ManagerRequests):
@@ -295,6 +257,7 @@ class AsyncSessionManager(ManagerRequests):
         StoreURLError, ConfigError: an argument cannot be used.
     """
 
+    _starts_at_once = False
     _starting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from turnwise.actors.client.arguments import (
     AgentName,
@@ -83,6 +83,9 @@ _RIVALS = (
 class ManagerRequests:
     """Common base of both managers: a cluster client, this process's store, and the requests to them."""
 
+    _starts_at_once: ClassVar[bool]
+    """Whether a new manager connects to Ray; otherwise its first call does."""
+
     def __init__(
         self,
         store: str = DEFAULT_STORE,
@@ -122,6 +125,8 @@ class ManagerRequests:
         self._check_files = partial(check_files, store, history_store, working_memory)
         self._store_now: tuple[float, float] | None = None
         """The store's time and this process's monotonic time, both read when the store's clock was last asked."""
+        if self._starts_at_once:
+            self._start()
 
     def _start(self) -> None:
         """Connect to Ray or start it, and start the processes of hosts and memories. Blocks; may be repeated."""
@@ -135,7 +140,7 @@ class ManagerRequests:
     def _own_store(self) -> SessionStore:
         """Return the store that this manager uses; after `close` it stays the closed one."""
         if self._store is None:
-            self._store = self._client.kit[0]
+            self._store = self._client.stores[0]
         return self._store
 
     def _consult(self, verb: str, *args: Any, **kwargs: Any) -> Request[Any]:
@@ -333,7 +338,7 @@ class ManagerRequests:
                     return (yield from self._client.delete(session_id, memory=False, verify=False))
                 except (KeyMissingError, CorruptRecordError):
                     pass  # its process cannot read it; deleting it from the store needs no reading
-            if history := self._client.kit[1]:
+            if history := self._client.stores[1]:
                 yield Consult(partial(history.delete, session_id))
             yield from self._consult("delete", session_id)
         except SessionNotFoundError:

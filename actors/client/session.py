@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from pydantic import InstanceOf
 
@@ -45,6 +45,20 @@ from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.strategies.compaction import Compaction
 
 
+class RunOptions(TypedDict, total=False):
+    """The options of `Session.run` and `Session.start`, which describe them. All may be omitted."""
+
+    if_busy: IfBusy
+    idempotency_key: str | None
+    timeout_s: float | None
+    labels: Mapping[str, str] | None
+    memory: MemoryUse | bool | None
+    model: str | None
+    params: ModelParams | None
+    output: type[Any] | None
+    output_retries: int
+
+
 class _Session:
     """Common base of both session classes: the session's id and the requests to its actor."""
 
@@ -81,16 +95,16 @@ class _Session:
     def _start(
         self,
         prompts: Any,
-        if_busy: IfBusy,
-        timeout_s: Seconds | None,
         *,
-        idempotency_key: IdempotencyKey | None,
-        labels: Labels | None,
-        memory: Use | None,
-        model: Model | None,
-        params: Params | None,
-        output: Any,
-        output_retries: Retries,
+        if_busy: IfBusy = "reject",
+        idempotency_key: IdempotencyKey | None = None,
+        timeout_s: Seconds | None = None,
+        labels: Labels | None = None,
+        memory: Use | None = None,
+        model: Model | None = None,
+        params: Params | None = None,
+        output: Any = None,
+        output_retries: Retries = 2,
     ) -> Request[StartedRun]:
         settings = {
             "run_id": new_id(),
@@ -172,16 +186,10 @@ class Session(_Session):
     type or is out of range raises InvalidInputError, which names the argument, and changes nothing.
     """
 
-    def __init__(
-        self, client: ClusterClient, id: str, user_id: str, agent: str | None, *, own_ids: bool = False
-    ) -> None:
-        super().__init__(client, id, user_id, agent, own_ids=own_ids)
-        self._portal = client.portal
-
     @property
     def memory(self) -> SessionMemory:
         """The long-term memories of the session's user, and the working memory."""
-        return SessionMemory(self._client, self._stored_id, self._portal)
+        return SessionMemory(self._client, self._stored_id)
 
     def append(self, *prompts: Prompt) -> int:
         """Store prompts for the next run; return the index of that run's turn.
@@ -191,47 +199,13 @@ class Session(_Session):
         Raises:
             EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
         """
-        return carry_out(self._append(prompts), self._portal)
+        return carry_out(self._append(prompts), self._client.portal)
 
-    def start(
-        self,
-        *,
-        if_busy: IfBusy = "reject",
-        idempotency_key: str | None = None,
-        timeout_s: float | None = None,
-        labels: Mapping[str, str] | None = None,
-        memory: MemoryUse | bool | None = None,
-        model: str | None = None,
-        params: ModelParams | None = None,
-        output: type[Any] | None = None,
-        output_retries: int = 2,
-    ) -> ExecutionHandle:
+    def start(self, **options: Unpack[RunOptions]) -> ExecutionHandle:
         """Start a run on the appended prompts, like `run` without prompts."""
-        return self.run(
-            if_busy=if_busy,
-            idempotency_key=idempotency_key,
-            timeout_s=timeout_s,
-            labels=labels,
-            memory=memory,
-            model=model,
-            params=params,
-            output=output,
-            output_retries=output_retries,
-        )
+        return self.run(**options)
 
-    def run(
-        self,
-        *prompts: Prompt,
-        if_busy: IfBusy = "reject",
-        idempotency_key: str | None = None,
-        timeout_s: float | None = None,
-        labels: Mapping[str, str] | None = None,
-        memory: MemoryUse | bool | None = None,
-        model: str | None = None,
-        params: ModelParams | None = None,
-        output: type[Any] | None = None,
-        output_retries: int = 2,
-    ) -> ExecutionHandle:
+    def run(self, *prompts: Prompt, **options: Unpack[RunOptions]) -> ExecutionHandle:
         """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
 
         Args:
@@ -261,26 +235,13 @@ class Session(_Session):
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
         """
-        request = self._start(
-            prompts,
-            if_busy,
-            timeout_s,
-            idempotency_key=idempotency_key,
-            labels=labels,
-            memory=memory,
-            model=model,
-            params=params,
-            output=output,
-            output_retries=output_retries,
-        )
-        started = carry_out(request, self._portal)
-        return ExecutionHandle(
-            self._client, self._stored_id, started.run_id, started.turn_index, started.outcome, output=output
-        )
+        started = carry_out(self._start(prompts, **options), self._client.portal)
+        whose = self._stored_id, started.run_id, started.turn_index
+        return ExecutionHandle(self._client, *whose, started.outcome, output=options.get("output"))
 
     def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None if the session has no turns."""
-        return carry_out(self._latest(), self._portal)
+        return carry_out(self._latest(), self._client.portal)
 
     def turn(self, index: int) -> Turn:
         """Return a turn with all of its blocks.
@@ -288,19 +249,19 @@ class Session(_Session):
         Raises:
             TurnNotFoundError: no turn has this index.
         """
-        return carry_out(self._turn(index), self._portal)
+        return carry_out(self._turn(index), self._client.portal)
 
     def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
         """Return up to `limit` turns with an index above `after`, by index."""
-        return carry_out(self._turns(after, limit), self._portal)
+        return carry_out(self._turns(after, limit), self._client.portal)
 
     def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
-        return carry_out(self._runs(after, limit), self._portal)
+        return carry_out(self._runs(after, limit), self._client.portal)
 
     def events(self, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         """Return up to `limit` events with a number above `after`, by number, without waiting for any."""
-        return carry_out(self._events(after, limit), self._portal)
+        return carry_out(self._events(after, limit), self._client.portal)
 
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Cancel the active run; return whether it ended as cancelled.
@@ -308,7 +269,7 @@ class Session(_Session):
         Raises:
             NoActiveRunError: no run is active.
         """
-        return carry_out(self._cancel(reason), self._portal)
+        return carry_out(self._cancel(reason), self._client.portal)
 
     def execution(self, run_id: str) -> ExecutionHandle:
         """Return the handle of a run of this session.
@@ -316,7 +277,7 @@ class Session(_Session):
         Raises:
             RunNotFoundError: the session has no such run.
         """
-        record = carry_out(self._execution(run_id), self._portal)
+        record = carry_out(self._execution(run_id), self._client.portal)
         return ExecutionHandle(self._client, self._stored_id, run_id, record.turn_index)
 
     def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
@@ -328,7 +289,7 @@ class Session(_Session):
             TurnNotFoundError: no such turn exists, or it has not ended.
             SessionExistsError: a session `session_id` exists.
         """
-        return carry_out(self._fork(at, session_id), self._portal)
+        return carry_out(self._fork(at, session_id), self._client.portal)
 
     def compact(self, *, explain: bool = False) -> Compaction | None:
         """Compact the window now; return what the overflow strategy changed, None if it changed nothing.
@@ -342,7 +303,7 @@ class Session(_Session):
         Raises:
             StrategyError, CompactionError, WindowOverflowError: nothing was changed.
         """
-        return carry_out(self._compact(explain), self._portal)
+        return carry_out(self._compact(explain), self._client.portal)
 
     def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
         """Return the blocks that a summary replaced, in order; summaries among them are expanded too.
@@ -350,15 +311,15 @@ class Session(_Session):
         Raises:
             InvalidInputError: the summary is not from this session.
         """
-        return carry_out(self._expand(summary), self._portal)
+        return carry_out(self._expand(summary), self._client.portal)
 
     def refresh(self) -> None:
         """Restart the session's `ttl_s` now, as a commit would; durable on return."""
-        carry_out(self._ask("refresh"), self._portal)
+        carry_out(self._ask("refresh"), self._client.portal)
 
     def end(self) -> None:
         """End the session: cancel its runs and accept no new ones. Ending twice is fine."""
-        carry_out(self._client.end(self._stored_id), self._portal)
+        carry_out(self._client.end(self._stored_id), self._client.portal)
 
     def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
         """Delete the session permanently, with what this manager's memories keep of it. Its forks stay complete.
@@ -373,11 +334,11 @@ class Session(_Session):
             SessionBusyError: a run is active or queued.
             LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
         """
-        return carry_out(self._delete(memory, verify), self._portal)
+        return carry_out(self._delete(memory, verify), self._client.portal)
 
     def info(self) -> SessionInfo:
         """Return the session's record, its active and queued runs, and the process that hosts it, if any."""
-        info: SessionInfo = carry_out(self._ask("info"), self._portal)
+        info: SessionInfo = carry_out(self._ask("info"), self._client.portal)
         return info
 
 
@@ -403,45 +364,11 @@ class AsyncSession(_Session):
         """
         return await carry_out_async(self._append(prompts))
 
-    async def start(
-        self,
-        *,
-        if_busy: IfBusy = "reject",
-        idempotency_key: str | None = None,
-        timeout_s: float | None = None,
-        labels: Mapping[str, str] | None = None,
-        memory: MemoryUse | bool | None = None,
-        model: str | None = None,
-        params: ModelParams | None = None,
-        output: type[Any] | None = None,
-        output_retries: int = 2,
-    ) -> AsyncExecutionHandle:
+    async def start(self, **options: Unpack[RunOptions]) -> AsyncExecutionHandle:
         """Start a run on the appended prompts, like `run` without prompts."""
-        return await self.run(
-            if_busy=if_busy,
-            idempotency_key=idempotency_key,
-            timeout_s=timeout_s,
-            labels=labels,
-            memory=memory,
-            model=model,
-            params=params,
-            output=output,
-            output_retries=output_retries,
-        )
+        return await self.run(**options)
 
-    async def run(
-        self,
-        *prompts: Prompt,
-        if_busy: IfBusy = "reject",
-        idempotency_key: str | None = None,
-        timeout_s: float | None = None,
-        labels: Mapping[str, str] | None = None,
-        memory: MemoryUse | bool | None = None,
-        model: str | None = None,
-        params: ModelParams | None = None,
-        output: type[Any] | None = None,
-        output_retries: int = 2,
-    ) -> AsyncExecutionHandle:
+    async def run(self, *prompts: Prompt, **options: Unpack[RunOptions]) -> AsyncExecutionHandle:
         """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
 
         Args:
@@ -471,22 +398,9 @@ class AsyncSession(_Session):
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
         """
-        request = self._start(
-            prompts,
-            if_busy,
-            timeout_s,
-            idempotency_key=idempotency_key,
-            labels=labels,
-            memory=memory,
-            model=model,
-            params=params,
-            output=output,
-            output_retries=output_retries,
-        )
-        started = await carry_out_async(request)
-        return AsyncExecutionHandle(
-            self._client, self._stored_id, started.run_id, started.turn_index, started.outcome, output=output
-        )
+        started = await carry_out_async(self._start(prompts, **options))
+        whose = self._stored_id, started.run_id, started.turn_index
+        return AsyncExecutionHandle(self._client, *whose, started.outcome, output=options.get("output"))
 
     async def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None if the session has no turns."""

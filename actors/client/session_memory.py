@@ -22,7 +22,7 @@ from turnwise.actors.client.arguments import (
     checked,
 )
 from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.requests import Portal, Request, carry_out, carry_out_async
+from turnwise.actors.client.requests import Request, carry_out, carry_out_async
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id
@@ -97,11 +97,9 @@ def _checked_changes(**given: Any) -> dict[str, Any]:
         InvalidInputError: an argument has the wrong type, or nothing is to be changed.
         TypeError: there is no such argument.
     """
-    if unknown := given.keys() - {"id", "text", "type", *ItemChanges.__annotations__}:
-        raise TypeError(f"update() got an unexpected keyword argument {min(unknown)!r}")
 
     @checked
-    def check(
+    def update(
         *,
         id: ItemId,
         text: Text | None,
@@ -115,7 +113,7 @@ def _checked_changes(**given: Any) -> dict[str, Any]:
         found = {"id": id, "text": text, "type": type, "topic": topic, "name": name, "aliases": aliases}
         return {**found, "status": status, "expires_at": expires_at}
 
-    found = check(**given)
+    found = update(**given)
     if len(given) == len(("id", "text", "type")) and found["text"] is None and found["type"] is None:
         raise InvalidInputError("text", None, "say what is to be changed: a text, a type, a topic, a name and so on")
     return {name: found[name] for name in given}
@@ -132,10 +130,6 @@ class SessionMemory(_SessionMemory):
         NoMemoryError: the manager has no memory of the kind that the method needs.
         LongTermMemoryError: a memory failed.
     """
-
-    def __init__(self, client: ClusterClient, session_id: str, portal: Portal) -> None:
-        super().__init__(client, session_id)
-        self._portal = portal
 
     def save(
         self,
@@ -164,7 +158,7 @@ class SessionMemory(_SessionMemory):
         return str(
             carry_out(
                 self._save(text, type, topic=topic, id=id, name=name, aliases=aliases, expires_at=expires_at),
-                self._portal,
+                self._client.portal,
             )
         )
 
@@ -180,7 +174,7 @@ class SessionMemory(_SessionMemory):
             types: return items of these types only; of all types if omitted.
             as_of: return what was valid at this time, in seconds since the epoch.
         """
-        return list(carry_out(self._recall(query, limit, types, as_of), self._portal))
+        return list(carry_out(self._recall(query, limit, types, as_of), self._client.portal))
 
     def update(
         self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
@@ -198,7 +192,7 @@ class SessionMemory(_SessionMemory):
             InvalidMemoryError: the memory cannot keep the changed item.
             ReadOnlyMemoryError: all memories are read-only.
         """
-        return bool(carry_out(self._update(id, text, type, changes), self._portal))
+        return bool(carry_out(self._update(id, text, type, changes), self._client.portal))
 
     def pin(self, id: str) -> bool:
         """Pin an item to the user's profile, which is part of each of the user's requests; return whether it exists.
@@ -209,11 +203,11 @@ class SessionMemory(_SessionMemory):
             NoMemoryError: no memory of the manager has profiles.
             ReadOnlyMemoryError: all memories are read-only.
         """
-        return bool(carry_out(self._pin(id, True), self._portal))
+        return bool(carry_out(self._pin(id, True), self._client.portal))
 
     def unpin(self, id: str) -> bool:
         """Undo `pin`; return whether the item exists. An item whose type belongs in the profile stays there."""
-        return bool(carry_out(self._pin(id, False), self._portal))
+        return bool(carry_out(self._pin(id, False), self._client.portal))
 
     def delete(self, *ids: str) -> int:
         """Delete items; return how many existed.
@@ -223,7 +217,7 @@ class SessionMemory(_SessionMemory):
         Raises:
             ReadOnlyMemoryError: all memories are read-only.
         """
-        return int(carry_out(self._delete(ids), self._portal))
+        return int(carry_out(self._delete(ids), self._client.portal))
 
     def forget(self, turn_index: int, *, verify: Verify = False) -> Forgotten:
         """Forget what a turn added; return what was removed.
@@ -241,19 +235,19 @@ class SessionMemory(_SessionMemory):
             SessionBusyError: a run is active.
             LongTermMemoryError: memories failed; the error names them. Repeat the call.
         """
-        return carry_out(self._forget(turn_index, verify), self._portal)
+        return carry_out(self._forget(turn_index, verify), self._client.portal)
 
     def use(self, use: MemoryUse | bool) -> None:
         """Set the default for later runs' use of long-term memory: `on`, `read` or `off`. Durable."""
-        carry_out(self._use(use), self._portal)
+        carry_out(self._use(use), self._client.portal)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until memories have received all turns that have ended; return False after `timeout_s` seconds."""
-        return carry_out(self._wait(timeout_s), self._portal)
+        return carry_out(self._wait(timeout_s), self._client.portal)
 
     def read_notes(self) -> str:
         """Return the content of the working memory."""
-        return str(carry_out(self._ask("read_notes"), self._portal))
+        return str(carry_out(self._ask("read_notes"), self._client.portal))
 
     def replace_notes(self, content: Any) -> str:
         """Replace the content of the working memory; return the new content.
@@ -261,7 +255,7 @@ class SessionMemory(_SessionMemory):
         Raises:
             WorkingMemoryError: the new content is not in the memory's format, or is too long; nothing was changed.
         """
-        return str(carry_out(self._note("replace_notes", content), self._portal))
+        return str(carry_out(self._note("replace_notes", content), self._client.portal))
 
     def merge_notes(self, content: Any) -> str:
         """Merge the content into the working memory, as its format defines; return the new content.
@@ -269,7 +263,7 @@ class SessionMemory(_SessionMemory):
         Raises:
             WorkingMemoryError: the result is not in the memory's format, or is too long; nothing was changed.
         """
-        return str(carry_out(self._note("merge_notes", content), self._portal))
+        return str(carry_out(self._note("merge_notes", content), self._client.portal))
 
 
 class AsyncSessionMemory(_SessionMemory):

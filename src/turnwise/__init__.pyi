@@ -3,7 +3,7 @@ from turnwise.actors.client.execution import (
     ExecutionHandle as ExecutionHandle,
 )
 from turnwise.actors.client.manager import AsyncSessionManager as AsyncSessionManager, SessionManager as SessionManager
-from turnwise.actors.client.session import AsyncSession as AsyncSession, Session as Session
+from turnwise.actors.client.session import AsyncSession as AsyncSession, RunOptions as RunOptions, Session as Session
 from turnwise.actors.cluster.placement import Dedicated as Dedicated, Packed as Packed
 from turnwise.actors.inference.echo import EchoEngine as EchoEngine
 from turnwise.actors.inference.openai.engine import AzureOpenAI as AzureOpenAI, OpenAIEngine as OpenAIEngine

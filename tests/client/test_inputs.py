@@ -23,7 +23,7 @@ from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHand
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.manager_requests import ManagerRequests
 from turnwise.actors.client.requests import Consult, Portal, Request
-from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.actors.client.session import AsyncSession, RunOptions, Session
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SessionService
@@ -153,17 +153,15 @@ class World:
     def subject(self, family: Any) -> Any:
         if issubclass(family, SessionManager | AsyncSessionManager):
             manager = object.__new__(family)
+            manager._starts_at_once = False
             ManagerRequests.__init__(manager, "memory://unused", engine=self.client.engine)
-            here = {"_client": self.client, "_store": self.client.store, "_portal": PORTAL}
+            here = {"_client": self.client, "_store": self.client.store}
             vars(manager).update(here, _started=_nothing, _knows_rivals=True)
             return manager
         if issubclass(family, SessionMemory | AsyncSessionMemory):
-            return family(self.client, SESSION, *([PORTAL] if family is SessionMemory else []))
+            return family(self.client, SESSION)
         ids = (SESSION, USER, None) if issubclass(family, Session | AsyncSession) else (SESSION, RUN, 0)
-        subject = family(self.client, *ids)
-        if issubclass(family, Session | ExecutionHandle):
-            subject._portal = PORTAL
-        return subject
+        return family(self.client, *ids)
 
     def call(self, verb: Verb, **given: Any) -> Any:
         return verb.call(self.subject(verb.family), given)
@@ -173,7 +171,6 @@ class World:
 
     def run(self, prompt: str, **options: Any) -> Turn:
         run = self.subject(Session).run(prompt, **options)
-        run._portal = PORTAL
         turn: Turn = run.wait(10)
         return turn
 
@@ -182,11 +179,15 @@ async def _nothing() -> None:
     pass
 
 
-CHANGES = [
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind.__forward_arg__, default=None)
-    for name, kind in ItemChanges.__annotations__.items()
-]
-"""What `**changes` of an update stands for."""
+def parameters_of(options: type) -> list[inspect.Parameter]:
+    """Return the parameters that `**options: Unpack[...]` of a verb stands for."""
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind.__forward_arg__, default=None)
+        for name, kind in options.__annotations__.items()
+    ]
+
+
+OPTIONS = {"Unpack[ItemChanges]": parameters_of(ItemChanges), "Unpack[RunOptions]": parameters_of(RunOptions)}
 
 
 class Verb:
@@ -197,7 +198,7 @@ class Verb:
         self.name = name
         self.parameters = []
         for each in list(inspect.signature(getattr(family, name)).parameters.values())[1:]:
-            self.parameters += [each] if each.kind is not each.VAR_KEYWORD else CHANGES
+            self.parameters += [each] if each.kind is not each.VAR_KEYWORD else OPTIONS[each.annotation]
 
     def __str__(self) -> str:
         return f"{self.family.__name__}.{self.name}"
@@ -383,7 +384,6 @@ def test_values_of_kinds_that_mean_the_same_are_taken() -> None:
     assert chat.runs()[-1].labels == {"a": "red"}
     metadata = FrozenDict({"deep": nested(50), "list": (1, -(2**63), 2**63 - 1, None, True, 1.5), "x": Colour.RED})
     opened = world.subject(SessionManager).open("other", metadata=metadata, ttl_s=0)
-    opened._portal = PORTAL
     assert opened.info().session.metadata == {**metadata, "x": "red"}
     memory = world.subject(SessionMemory)
     assert memory.save("Ann has a boat.", type="facts")
@@ -482,7 +482,6 @@ def test_a_run_ends_for_a_reason_with_a_null_character_in_every_store(stored: Wo
     stored.client.residents.clear()
     chat = stored.subject(Session)
     run = chat.run("slow 400")
-    run._portal = PORTAL
     assert run.cancel("a\0b")
     with pytest.raises(RunCancelledError, match="a\N{REPLACEMENT CHARACTER}b"):
         run.wait(10)
@@ -540,3 +539,12 @@ def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:
             world.run("takes up what was appended")
         if verb.name not in ("delete", "forget"):
             world.check_that_it_works()
+
+
+@pytest.mark.parametrize("verb", ["run", "start"])
+def test_a_misspelt_option_of_a_run_is_a_type_error_and_starts_nothing(world: World, verb: str) -> None:
+    session = world.subject(Session)
+    world.client.asked.clear()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'iff_busy'"):
+        getattr(session, verb)(iff_busy="enqueue", timeout_s="soon")
+    assert not world.client.asked

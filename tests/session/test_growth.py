@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import pickle
 import tracemalloc
 from collections.abc import Callable
@@ -67,7 +66,7 @@ class Cluster:
     def talk(self, session_id: str) -> Turn:
         """Run a prompt and wait for its turn, as a client does."""
         chat = Session(self.client, session_id, "default", None)
-        started = self.carry_out(chat._start((self.prompt,), "reject", None, **NOTHING))
+        started = self.carry_out(chat._start((self.prompt,)))
         assert started.outcome and started.outcome.turn
         turn: Turn = started.outcome.turn
         assert len(turn.blocks) == 2 * min(self.window, turn.index + 1)
@@ -111,14 +110,6 @@ class Cluster:
     @property
     def held_bytes(self) -> int:
         return sum(cache.size_bytes for cache in self.client._caches.values())
-
-
-NOTHING: dict[str, Any] = {
-    name: each.default
-    for name, each in inspect.signature(Session.run).parameters.items()
-    if each.default is not each.empty and name not in ("if_busy", "timeout_s")
-}
-"""What a run is asked with if nothing is said."""
 
 
 def growth(step: Callable[[int], None]) -> int:

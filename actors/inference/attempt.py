@@ -144,7 +144,7 @@ class Attempt:
                 # The engine was stopped while `record` was committing: only tool results can have arrived since.
                 ledger = Ledger([*stored, *(block for block in blocks if isinstance(block, ToolResult))])
         is_whole = ending.state == "completed" or ending.code in _COMPLETE_ANSWER
-        return ledger.settled(ending.why or "no result came", interrupted=not is_whole)
+        return ledger.repaired(ending.why or "no result came", interrupted=not is_whole)
 
     # The context of the engine
 

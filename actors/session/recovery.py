@@ -124,7 +124,7 @@ class Recovery:
         blocks: list[Block] = []
         turns: list[TurnRecord] = []
         for run, end in zip(ending, ends, strict=True):
-            repaired = Ledger(run.output.blocks).settled(LOST, interrupted=True)
+            repaired = Ledger(run.output.blocks).repaired(LOST, interrupted=True)
             turn, new, session = run.with_output(repaired, session, status="interrupted")
             turns.append(turn)
             blocks += new

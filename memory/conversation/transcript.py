@@ -282,7 +282,7 @@ class Ledger:
             if isinstance(block, ToolUse) and group.results[block.call_id] is None
         ]
 
-    def settled(self, why: str, *, interrupted: bool) -> list[Block]:
+    def repaired(self, why: str, *, interrupted: bool) -> list[Block]:
         """Return the output repaired, so that a request with it is valid; see `repair`. Does not change the ledger."""
         self._end_streak()
         blocks: list[Block] = []
@@ -338,7 +338,7 @@ def repair(output: Sequence[Block], *, why: str, interrupted: bool) -> list[Bloc
         why: the reason that the model reads in the result of a call that had none.
         interrupted: whether to mark the last text as cut short, if nothing follows it.
     """
-    return Ledger(output).settled(why, interrupted=interrupted)
+    return Ledger(output).repaired(why, interrupted=interrupted)
 
 
 def _in_order(group: _Group) -> list[Block]:

@@ -11,36 +11,39 @@ from turnwise.memory.conversation.events import AnyEvent, Event
 
 @runtime_checkable
 class HistoryStore(Protocol):
-    """Durable storage of events. `memory/event_store/conformance.py` has its laws; run them on your own store.
+    """Durable storage of events. `memory/event_store/conformance.py` has its laws; check them on your own store.
 
-    It knows no sessions but by their events: one without any has an empty history. Every verb is one transaction; a
-    cancelled call may have been carried out or not, never in part. Events come out as they went in, without the blocks
-    of those that append some. Verbs raise `StoreError` if the store cannot be reached, read or written.
+    A session without events has an empty history. Each method is one transaction; a cancelled call was carried out
+    whole or not at all. Events are read as they were written, but without blocks. Methods raise `StoreError` if the
+    store cannot be reached, read or written.
     """
 
     async def append(self, session_id: str, events: Sequence[Event]) -> None:
-        """Make events durable, all or none. They are durable when this returns.
+        """Store events, all or none. They are durable when this returns.
 
-        Session and number say which event it is. One that is stored already is left as it is, so a call may be
-        repeated. Numbers may come in any order.
+        An event is identified by its session and sequence number. An event that is stored already is skipped, so a call
+        may be repeated. The numbers may be in any order.
 
         Raises:
-            HistoryConflictError: an event of this number, or of this key, is stored and another; nothing is written.
-            InvalidInputError: an event is of another session; nothing is written.
+            HistoryConflictError: a different event with this number or this key is stored; nothing is written.
+            InvalidInputError: an event belongs to another session; nothing is written.
         """
 
     async def events(
         self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
     ) -> list[AnyEvent]:
-        """Return up to `limit` events with a number above `after`, by number: of one run, or of all and of none.
+        """Return up to `limit` events with a sequence number above `after`, by number.
+
+        Args:
+            run_id: return only events of this run; None returns all events.
 
         Raises:
             InvalidInputError: the limit is below 1.
-            CorruptRecordError: one cannot be read; names it.
+            CorruptRecordError: an event cannot be read; names the event.
         """
 
     async def last_seq(self, session_id: str) -> int:
-        """Return the highest number of the session's events, 0 if there are none."""
+        """Return the highest sequence number of the session's events; 0 if it has none."""
 
     async def delete(self, session_id: str) -> None:
         """Delete all events of the session, if there are any."""
@@ -53,5 +56,5 @@ def check_session(session_id: str, events: Sequence[Event]) -> None:
     """Raise InvalidInputError if an event belongs to another session."""
     for event in events:
         if event.session_id != session_id:
-            why = f"event {event.seq} is of another session than {session_id!r}: append each to its own"
+            why = f"event {event.seq} belongs to another session than {session_id!r}: append it to its own session"
             raise InvalidInputError("session_id", shown(event.session_id), why)

@@ -1,4 +1,4 @@
-"""A history store that encrypts events, each with the key of its session's user."""
+"""An event store that encrypts each event with the key of its session's user."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from turnwise.memory.stores.encrypted.settings import Encryption
 
 
 class EncryptedHistory:
-    """Has every verb of `HistoryStore`, and encrypts what goes through it into another.
+    """A `HistoryStore` that encrypts events and stores them in another event store.
 
-    Encrypted are the kinds and bodies of events; readable stay their sessions, numbers, times, turns, runs and keys.
-    Otherwise as `EncryptedStore`: an event that was moved or changed is refused, and `events` and `append` raise for
-    users without a key. `delete` needs none.
+    It encrypts the kinds and bodies of events. Their sessions, numbers, times, turns, runs and keys stay readable. As
+    with `EncryptedStore`, reading an event that was moved or changed raises CorruptRecordError, and `events` and
+    `append` raise KeyMissingError for users without a key. `delete` needs no key.
 
-    A history knows no users, so who appends says whose events they are: `of(user_id)` returns the history to append to.
+    Event stores do not know users, so append to `of(user_id)`, which encrypts with this user's key.
 
     Raises:
-        ConfigError: `cryptography` is not installed; or events are appended and nobody has said whose they are.
+        ConfigError: `cryptography` is not installed; or `append` was called without `of(user_id)`.
     """
 
     def __init__(self, inner: HistoryStore, encryption: Encryption, *, user_id: str | None = None) -> None:
@@ -35,7 +35,7 @@ class EncryptedHistory:
         return f"EncryptedHistory({self._inner!r})"
 
     def of(self, user_id: str) -> EncryptedHistory:
-        """Return this history store such that it encrypts appended events with this user's key."""
+        """Return this event store for appending events of a user, which it encrypts with the user's key."""
         bound = EncryptedHistory(self._inner, self._encryption, user_id=user_id)
         bound._keys = self._keys
         return bound
@@ -43,7 +43,7 @@ class EncryptedHistory:
     async def append(self, session_id: str, events: Sequence[Event]) -> None:
         check_session(session_id, events)
         if self._user_id is None:
-            raise ConfigError("user_id", None, "say whose events they are: history.of(user_id).append(...)")
+            raise ConfigError("user_id", None, "name the user of the events: history.of(user_id).append(...)")
         key = await self._keys.of(self._user_id)
         await self._inner.append(session_id, [seal_event(key, session_id, event) for event in events])
 
@@ -64,5 +64,5 @@ class EncryptedHistory:
 
 
 def of_user(history: HistoryStore, user_id: str) -> HistoryStore:
-    """Return the history to append a user's events to."""
+    """Return the event store for appending events of a user."""
     return history.of(user_id) if isinstance(history, EncryptedHistory) else history

@@ -1,4 +1,4 @@
-"""A history store in this process's memory."""
+"""An event store in the memory of this process."""
 
 from __future__ import annotations
 

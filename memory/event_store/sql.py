@@ -1,4 +1,4 @@
-"""A history store in an SQL database, which may be a session store's database."""
+"""An event store in an SQL database, which may be the database of a session store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ history = Table(
     Column("kind", Text, nullable=False),
     Column("body", Text, nullable=False),
     PrimaryKeyConstraint("session_id", "seq"),
-    sqlite_with_rowid=False,  # rows stand in the order in which they are read, and the key is stored once
+    sqlite_with_rowid=False,  # rows are stored in the order in which they are read, and the key only once
 )
 for _name, _columns, _filled in (
     ("turnwise_history_key", ("session_id", "event_key"), history.c.event_key.is_not(None)),
@@ -53,8 +53,8 @@ _CHECKED = 1000
 class SQLHistory(SecureDeleteDatabase):
     """Keeps events in its own table through SQLAlchemy Core.
 
-    An append is one transaction: a statement, and a look at what is stored if some of it was there already. What is
-    deleted is overwritten, see `SecureDeleteDatabase`.
+    An append is one transaction: one INSERT, and a SELECT if some of the events were stored already. Deleted text is
+    overwritten: see `SecureDeleteDatabase`.
 
     Args:
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`; it may be that of a session store.

@@ -1,4 +1,4 @@
-"""Opens the history store of a URL."""
+"""Opens the event store of a URL."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 def check_history_url(url: str) -> str:
-    """Return the URL of a history, resolved.
+    """Return the resolved URL of an event store.
 
     Raises:
-        StoreURLError: the URL is of no known scheme.
-        ConfigError: it is of a store that keeps no histories, or of one in memory: a history there would not be shared.
+        StoreURLError: the URL's scheme is not known.
+        ConfigError: no event store has this scheme, or it is in memory, where processes would not share it.
     """
     url = resolve_url(url)
     scheme = url.partition("://")[0]
     if scheme == "memory":
-        raise ConfigError("history_store", url, "is no place that processes share: use sqlite:/// or postgresql://")
+        raise ConfigError("history_store", url, "is not shared by processes: use sqlite:/// or postgresql://")
     if scheme not in SQL_SCHEMES:
-        why = "keeps sessions with their events, and no history apart: use sqlite:/// or postgresql://, or go without"
+        why = "has events with its sessions only: use sqlite:/// or postgresql://, or leave it out"
         raise ConfigError("history_store", redact(url), why)
     return url
 
 
 def open_history(url: str) -> HistoryStore:
-    """Return a history for the URL, which may be that of a store. Imports and connects as `open_store` does.
+    """Return an event store for the URL, which may be a session store's. Imports and connects as `open_store` does.
 
     Raises:
-        StoreURLError: the URL is of no known scheme, or its driver is not installed.
+        StoreURLError: the URL's scheme is not known, or its driver is not installed.
         ConfigError: see `check_history_url`.
     """
     url = check_history_url(url)

@@ -1,4 +1,4 @@
-"""`WorkingMemory`: a scratchpad of a session or a user, small enough to be part of every request."""
+"""`WorkingMemory`: a note of a session or a user, which is part of every request."""
 
 from __future__ import annotations
 

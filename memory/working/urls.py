@@ -16,7 +16,7 @@ def open_notes(url: str) -> NoteStore:
     Imports and connects as `open_store` does.
 
     Raises:
-        StoreURLError: the URL is of no known scheme, or its driver is not installed.
+        StoreURLError: the URL's scheme is not known, or its driver is not installed.
     """
     if is_redis(url):
         from turnwise.memory.working.redis import RedisNotes

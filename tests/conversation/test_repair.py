@@ -36,7 +36,7 @@ def cancelled(call_id: str, why: str = "enough") -> ToolResult:
     return ToolResult(call_id=call_id, text=f"cancelled: {why}", is_error=True)
 
 
-def settled(*output: Block, interrupted: bool = True) -> list[Block]:
+def repaired(*output: Block, interrupted: bool = True) -> list[Block]:
     return repair(output, why="enough", interrupted=interrupted)
 
 
@@ -92,7 +92,7 @@ def test_no_message_of_a_repaired_output_has_only_thoughts(output: list[Block]) 
 
 def test_a_call_without_a_result_gets_an_error_result_with_the_reason() -> None:
     """Acceptance 21."""
-    assert settled(Text(text="Let me look."), use("a")) == [
+    assert repaired(Text(text="Let me look."), use("a")) == [
         Text(text="Let me look."),
         use("a"),
         cancelled("a"),
@@ -102,7 +102,7 @@ def test_a_call_without_a_result_gets_an_error_result_with_the_reason() -> None:
 def test_results_follow_their_calls_in_the_order_of_declaration() -> None:
     """Acceptance 24."""
     output = [use("a"), use("b"), use("c"), result("c"), Text(text="Well,"), result("a"), use("d"), result("d")]
-    assert settled(*output, interrupted=False) == [
+    assert repaired(*output, interrupted=False) == [
         *(use("a"), use("b"), use("c")),
         *(result("a"), cancelled("b"), result("c")),
         *(Text(text="Well,"), use("d"), result("d")),
@@ -110,36 +110,36 @@ def test_results_follow_their_calls_in_the_order_of_declaration() -> None:
 
 
 def test_the_first_of_two_results_of_a_call_is_kept() -> None:
-    assert settled(use("a"), result("a", "first"), result("a", "late")) == [use("a"), result("a", "first")]
+    assert repaired(use("a"), result("a", "first"), result("a", "late")) == [use("a"), result("a", "first")]
 
 
 def test_a_result_without_a_call_before_it_is_dropped() -> None:
     """Acceptance 19."""
-    assert settled(result("a"), use("a"), result("x"), interrupted=False) == [use("a"), cancelled("a")]
+    assert repaired(result("a"), use("a"), result("x"), interrupted=False) == [use("a"), cancelled("a")]
 
 
 def test_a_repeated_call_id_gets_a_result_each_time() -> None:
     output = [use("a"), result("a", "one"), use("a"), result("a", "two")]
-    assert settled(*output) == output
-    assert settled(use("a"), use("a"), result("a")) == [use("a"), cancelled("a"), use("a"), result("a")]
+    assert repaired(*output) == output
+    assert repaired(use("a"), use("a"), result("a")) == [use("a"), cancelled("a"), use("a"), result("a")]
 
 
 def test_an_output_of_thoughts_alone_becomes_empty() -> None:
     """Acceptance 19."""
-    assert settled(Thinking(text="Hm."), Thinking(text="Hm, hm.")) == []
+    assert repaired(Thinking(text="Hm."), Thinking(text="Hm, hm.")) == []
 
 
 def test_thoughts_at_the_end_are_dropped_and_others_are_kept() -> None:
     thought = Thinking(text="Hm.")
-    assert settled(thought, use("a"), result("a"), thought, interrupted=False) == [thought, use("a"), result("a")]
-    assert settled(thought, Text(text="Yes"), interrupted=False) == [thought, Text(text="Yes")]
-    assert settled(thought, Text(text=" "), interrupted=False) == [Text(text=" ")]
+    assert repaired(thought, use("a"), result("a"), thought, interrupted=False) == [thought, use("a"), result("a")]
+    assert repaired(thought, Text(text="Yes"), interrupted=False) == [thought, Text(text="Yes")]
+    assert repaired(thought, Text(text=" "), interrupted=False) == [Text(text=" ")]
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_the_last_text_is_marked_if_the_run_was_cut_short(interrupted: bool) -> None:
     """Acceptance 20."""
-    kept = settled(Text(text="One. "), use("a"), result("a"), Text(text="Tw"), interrupted=interrupted)
+    kept = repaired(Text(text="One. "), use("a"), result("a"), Text(text="Tw"), interrupted=interrupted)
     assert [block.interrupted for block in kept if isinstance(block, Text)] == [False, interrupted]
 
 
@@ -155,11 +155,11 @@ def test_the_last_text_is_marked_if_the_run_was_cut_short(interrupted: bool) -> 
 )
 def test_a_text_followed_by_more_than_thoughts_is_not_marked_as_interrupted(output: list[Block], marked: bool) -> None:
     """Acceptance 20."""
-    assert [block.interrupted for block in settled(*output) if isinstance(block, Text)] == [marked]
+    assert [block.interrupted for block in repaired(*output) if isinstance(block, Text)] == [marked]
 
 
 def test_an_empty_output_stays_empty() -> None:
-    assert settled() == []
+    assert repaired() == []
 
 
 def test_an_output_that_repair_changes_is_refused_without_it() -> None:

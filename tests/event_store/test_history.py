@@ -183,7 +183,7 @@ def test_a_url_opens_the_history_it_names(tmp_path: Path, monkeypatch: pytest.Mo
     assert repr(open_history("sqlite:///a.db")) == f"SQLHistory('sqlite:///{tmp_path}/a.db')"
     assert repr(open_history("postgresql://u:secret@h/x")) == "SQLHistory('postgresql://u:***@h/x')"
     for url in ("memory://", "memory://name"):
-        with pytest.raises(ConfigError, match=r"history_store='memory://.*is no place that processes share"):
+        with pytest.raises(ConfigError, match=r"history_store='memory://.*is not shared by processes"):
             open_history(url)
     for url in ("", "mysql://u:secret@h/x", "sqlite://", "redis://u:secret@h"):
         with pytest.raises((StoreURLError, ConfigError)) as error:

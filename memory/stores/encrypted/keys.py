@@ -1,10 +1,11 @@
-"""Texts under a user's key, and the keys that a process holds.
+"""Encryption of texts with users' keys, and the cache of keys.
 
-AES-256-GCM. A sealed text is `tw1:<user id>:<digest of the key, nonce, ciphertext, tag>`, the two in base64. It names
-its user by id, since whoever reads a block knows no more of it than its place, and keys are asked for by id; sessions'
-rows have it in plain anyhow. What it is, where it stands and whose it is are authenticated with it, so that none can
-be put in the place of another. The nonce is random, so a key is good for 2**32 texts; where the same must give the
-same again, it is made of the text and its place under a key of its own.
+Texts are encrypted with AES-256-GCM. An encrypted text is `tw1:<user id>:<digest of the key, nonce, ciphertext, tag>`,
+with both parts in base64. It names its user, because the reader of a block knows only the block's position, and keys
+are fetched by user id. The rows of sessions have the user id in plain text anyway. The kind, the position and the user
+of a text are authenticated with it, so a text cannot replace another one. The nonce is random, so a key can encrypt
+2**32 texts. If a text must encrypt to the same result each time, its nonce is derived from the text and its position,
+with a key for this purpose.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class UserKey:
         self._head = f"{PREFIX}{_base64(_bytes(user_id))}:"
 
     def seal(self, place: Place, text: str, *, repeatable: bool = False) -> str:
-        """Return the text sealed; the same for the same text and place if it is to be `repeatable`."""
+        """Return the encrypted text. If it is `repeatable`, equal texts at one place give equal results."""
         plain, about = _bytes(text), self._about(place)
         if repeatable:
             nonce = hmac.digest(self._nonces, len(about).to_bytes(8, "big") + about + plain, "sha256")[:_NONCE]
@@ -75,11 +76,11 @@ class UserKey:
         return self._head + _base64(sealed)
 
     def open(self, place: Place, sealed: bytes) -> str:
-        """Return the text.
+        """Return the decrypted text.
 
         Raises:
-            WrongKeyError: it was sealed under another key.
-            CorruptRecordError: it was changed, or sealed for another place.
+            WrongKeyError: it was encrypted with another key.
+            CorruptRecordError: it was changed, or encrypted for another place.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -89,7 +90,7 @@ class UserKey:
         try:
             return _text(self._cipher.decrypt(nonce, rest, self._about(place)))
         except (InvalidTag, ValueError) as error:
-            why = "it was changed since it was encrypted, or put here from another place"
+            why = "it was changed after its encryption, or moved here from another place"
             raise CorruptRecordError(place.record, why) from error
 
     def _about(self, place: Place) -> bytes:
@@ -105,7 +106,7 @@ class KeyRing:
 
     def __init__(self, encryption: Encryption) -> None:
         try:
-            import cryptography  # noqa: F401 - that it is there is all that matters here
+            import cryptography  # noqa: F401 - checks that it is installed
         except ImportError as error:
             why = "the package cryptography is missing: pip install turnwise[encryption]"
             raise ConfigError("encryption", encryption, why) from error
@@ -114,12 +115,12 @@ class KeyRing:
         """Until when, by the monotonic clock; oldest first."""
 
     async def of(self, user_id: str) -> UserKey:
-        """Return the user's key, asked for at most `cache_s` ago.
+        """Return the user's key, fetched at most `cache_s` seconds ago.
 
         Raises:
-            KeyMissingError: there is none.
-            StoreError: it could not be asked for.
-            ConfigError: what was given is no key.
+            KeyMissingError: the user has no key.
+            StoreError: the key could not be fetched.
+            ConfigError: the fetched value is not a key.
         """
         asked_s = time.monotonic()
         until_s, held = self._held.get(user_id, (0.0, None))
@@ -131,8 +132,8 @@ class KeyRing:
         except KeyError:
             key = None
         except Exception as error:
-            # Its text is left out: it may quote what leads to the keys.
-            why = f"the key of user {user_id!r} could not be asked for ({type(error).__name__}): try again"
+            # The message of the error is left out, since it may have secrets.
+            why = f"the key of user {user_id!r} could not be fetched ({type(error).__name__}): try again"
             raise StoreError(why) from error
         if key is None:
             raise KeyMissingError(user_id)
@@ -155,12 +156,12 @@ class Unsealing:
         self._known: dict[str, UserKey] = {}
 
     async def open(self, place: Place, sealed: object) -> str:
-        """Return the text.
+        """Return the decrypted text.
 
         Raises:
-            NotEncryptedError: it was not sealed.
-            KeyMissingError, StoreError: its user has no key, or it cannot be asked for.
-            WrongKeyError, CorruptRecordError: it is not what was sealed at this place under the user's key.
+            NotEncryptedError: it is not encrypted.
+            KeyMissingError, StoreError: its user has no key, or the key cannot be fetched.
+            WrongKeyError, CorruptRecordError: it was not encrypted for this place with the user's key, or was changed.
         """
         if not isinstance(sealed, str) or not sealed.startswith(PREFIX):
             raise NotEncryptedError(place.record)
@@ -168,7 +169,7 @@ class Unsealing:
         try:
             user_id, whole = _text(_unbase64(name)), _unbase64(body)
         except (binascii.Error, ValueError) as error:
-            raise CorruptRecordError(place.record, "it is cut off, or was changed since it was encrypted") from error
+            raise CorruptRecordError(place.record, "it was cut off, or changed after its encryption") from error
         if user_id not in self._known:
             self._known[user_id] = await self._keys.of(user_id)
         return self._known[user_id].open(place, whole)

@@ -27,10 +27,10 @@ def is_sealed(mapping: Mapping[str, Any]) -> bool:
 
 
 def check_session(session: SessionRecord) -> SessionRecord:
-    """Return the session, if it was read with what it was written with.
+    """Return the session.
 
     Raises:
-        StillEncryptedError: it is sealed, and nobody has opened it.
+        StillEncryptedError: it is encrypted: the store was opened without its keys.
     """
     if is_sealed(session.metadata):
         raise StillEncryptedError(f"session {session.session_id}")
@@ -38,10 +38,10 @@ def check_session(session: SessionRecord) -> SessionRecord:
 
 
 def check_events(events: list[AnyEvent]) -> list[AnyEvent]:
-    """Return the events, if they were read with what they were written with.
+    """Return the events.
 
     Raises:
-        StillEncryptedError: one is sealed, and nobody has opened it.
+        StillEncryptedError: an event is encrypted: the store was opened without its keys.
     """
     for event in events:
         if isinstance(event, UnknownEvent) and event.stored_kind == SEALED:
@@ -80,7 +80,7 @@ def _event_place(session_id: str, event: Event) -> Place:
 
 def seal_session(key: UserKey, session: SessionRecord) -> SessionRecord:
     sealed = replace(session, metadata=_seal(key, _session_place(session), session.metadata))
-    # Most have none, nor have those that were stored before there were any.
+    # Most sessions have no parameters. Older versions did not store any.
     return replace(sealed, params=_seal(key, _params_place(session), session.params)) if session.params else sealed
 
 
@@ -102,7 +102,7 @@ async def open_turn(texts: Unsealing, session_id: str, turn: TurnRecord) -> Turn
 
 
 def seal_run(key: UserKey, session_id: str, run: RunRecord) -> RunRecord:
-    """Encrypt a run in two parts, since stores change only one of them."""
+    """Return the encrypted run. It has two encrypted parts, because commits change only one of them."""
     return replace(
         run,
         labels=_seal(key, _labels_place(session_id, run), [run.labels, run.fingerprint, run.params, run.output]),
@@ -116,7 +116,7 @@ def seal_run(key: UserKey, session_id: str, run: RunRecord) -> RunRecord:
 
 
 async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
-    # Runs that were stored before there were parameters have two values.
+    # Runs of older versions, which had no parameters, have two values.
     labels, fingerprint, *asked = await _open(texts, _labels_place(run.session_id, run), run.labels)
     params, output = asked or ({}, None)
     calls, why, stop_reason = await _open(texts, _run_place(run.session_id, run), run.calls)
@@ -133,7 +133,7 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
 
 
 def seal_event(key: UserKey, session_id: str, event: Event) -> AnyEvent:
-    """Seal what is an event's own, its kind too. The same event gives the same again, so that a store knows it."""
+    """Return the encrypted event. Its kind is encrypted too. Equal events give equal results, so stores see repeats."""
     return UnknownEvent(
         stored_kind=SEALED,
         session_id=event.session_id,

@@ -13,20 +13,20 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Encryption:
-    """Keys, and how long they are held. Needs the package `cryptography`: `pip install turnwise[encryption]`.
+    """Keys of users, and how long they are cached. Needs `cryptography`: `pip install turnwise[encryption]`.
 
-    Every user has a key, so to delete a key is to make unreadable what is stored of its user, backups included, and of
-    nobody else. What `EncryptedStore` lists stays readable, and long-term memories are not encrypted: they look for
-    words in what they keep. A session that is live holds what it has read until it leaves.
+    Every user has a key. Deleting a key makes the stored data of its user unreadable, also in backups, and of no other
+    user. The fields that `EncryptedStore` lists stay readable. Long-term memories are not encrypted, since they search
+    their texts. The process of an open session has the decrypted data in memory until it gives up the session.
     """
 
     key: Callable[[str], bytes | None] = field(repr=False)
-    """Returns the key of a user id: 32 random bytes, always the same. None, or a KeyError, says that it was deleted, or
-    never made. Called on a thread, by many at once, in every process that works on sessions, to which it travels by
-    pickle: let it ask for keys where they are kept, and hold none."""
+    """Returns the key of a user id: 32 random bytes, always the same. Returns None or raises KeyError if there is no
+    key. It is pickled for every process with sessions, and called there on threads, also concurrently. It should fetch
+    keys from where they are stored, and have none itself."""
     cache_s: float = 60.0
-    """How long a process goes on with a key before it asks again, in seconds, 0 or more: a deleted key may do its work
-    for so long."""
+    """How long a process uses a key before it fetches the key again, in seconds, 0 or more. A deleted key may be used
+    for as long."""
 
     def __post_init__(self) -> None:
         if not callable(self.key):

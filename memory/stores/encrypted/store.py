@@ -30,22 +30,22 @@ from turnwise.memory.stores.sharing import RayId, Shared, rivals
 
 
 class EncryptedStore(Shared):
-    """Has every verb of `SessionStore`, and encrypts what goes through it into another.
+    """A `SessionStore` that encrypts records and stores them in another store.
 
-    Encrypted are blocks, the kinds and bodies of events, metadata of sessions and turns, parameters of sessions and
-    runs, and of runs their labels, types of answers, reasons, stop reasons, states of calls and fingerprints of
-    prompts.
+    It encrypts blocks; kinds and bodies of events; metadata of sessions and turns; parameters of sessions and runs; and
+    labels, types of answers, reasons, stop reasons, states of calls and fingerprints of runs.
 
-    Readable stay: ids of sessions, users, agents and runs, and what was forked from what; times and sizes; states,
-    codes of failures, names of models, counts and usage; places of blocks; numbers and keys of events; idempotency
-    keys. So put nothing into an id or a key that nobody may read.
+    These stay readable: ids of sessions, users, agents and runs; parents of forks; times and sizes; states, codes of
+    failures, names of models, counts and usage; positions of blocks; numbers and keys of events; idempotency keys. So
+    put nothing secret into an id or a key.
 
-    Each text is bound to its user, kind and place, so one that was moved, or changed, is a CorruptRecordError. Whoever
-    may write to the store can still remove rows, change what is readable, or put an older state of a row back.
+    Each text is bound to its user, kind and position, so reading a text that was moved or changed raises
+    CorruptRecordError. Somebody who can write to the store can still remove rows, change readable fields, or restore an
+    older state of a row.
 
-    All verbs but `delete`, `count`, `usage` and `unsettled` also raise `KeyMissingError` for a user without a key,
-    `WrongKeyError`, and `NotEncryptedError` for what was stored without encryption. `query` and `expired` list the
-    sessions of a user without a key all the same, with their metadata as it is stored, so that they can be deleted.
+    All methods except `delete`, `count`, `usage` and `unsettled` also raise `KeyMissingError` for a user without a key,
+    `WrongKeyError`, and `NotEncryptedError` for data that was stored without encryption. `query` and `expired` also
+    list sessions of users without a key, with encrypted metadata, so that they can be deleted.
 
     Raises:
         ConfigError: `cryptography` is not installed.
@@ -83,7 +83,7 @@ class EncryptedStore(Shared):
         """Return a session of a user. For another user's session no key is fetched, so the time reveals nothing.
 
         Raises:
-            SessionNotFoundError: there is none, or it is another user's.
+            SessionNotFoundError: no session has this id, or it belongs to another user.
         """
         found = await self._inner.get(session_id)
         if found.user_id != user_id:

@@ -1,35 +1,18 @@
 """What `make agent` shows happens, on a machine that has nothing: no key, no home to speak of, no terminal."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples/agent_with_tools.py"
+from example_program import run_example
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the example prints."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_"))}
-    ran = subprocess.run(
-        [sys.executable, EXAMPLE],
-        cwd=tmp_path_factory.mktemp("elsewhere"),
-        env=env | {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stderr == ""
-    return ran.stdout
-
-
-pytestmark = pytest.mark.timeout(300)
+    return run_example(tmp_path_factory, "agent_with_tools.py")[0]
 
 
 def section(printed: str, prompt: str) -> str:

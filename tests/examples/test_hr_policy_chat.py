@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -15,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from example_program import run_example
 from hr_assistant import assistant_reply, sections_of
 from hr_policies import HANDBOOK
 from hr_policy_chat import (
@@ -43,7 +41,6 @@ from turnwise.memory.providers.openai_chat import encode
 from turnwise.memory.tokens.counter import ByteCounter
 from wire_rules import check_chat
 
-EXAMPLE = Path(__file__).parents[2] / "examples/hr_policy_chat.py"
 DAYS = 9
 RULES = [rule for _, rule in HANDBOOK]
 
@@ -66,22 +63,12 @@ class Ran(NamedTuple):
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """What the example prints and leaves."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_", "TURNWISE_"))}
-    kept = tmp_path_factory.mktemp("elsewhere") / "kept"
     began = datetime.now(UTC) - timedelta(days=DAYS)
-    ran = subprocess.run(
-        [sys.executable, EXAMPLE, "--days", str(DAYS), "--keep", kept.name],
-        cwd=kept.parent,
-        env=env | {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=380,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stderr == ""
+    args = "--days", str(DAYS), "--keep", "kept"
+    printed, folder = run_example(tmp_path_factory, "hr_policy_chat.py", *args, timeout_s=380)
+    kept = folder / "kept"
     sent = list(map(json.loads, (kept / "requests.jsonl").read_text(encoding="utf-8").splitlines()))
-    return Ran(ran.stdout, kept, sent, f"{began:%Y-%m-%d}")
+    return Ran(printed, kept, sent, f"{began:%Y-%m-%d}")
 
 
 def stored(kept: Path, file: str, query: str) -> list[Any]:

@@ -2,17 +2,15 @@
 
 import asyncio
 import json
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from example_program import run_example
 from hr_policies import ASKED, FACTS, LATER, LEAVE, SYSTEM, conversation
 from long_conversation import Notebook
 from provider_replies import attentive_reply, summary_of, texts_of, words
@@ -26,7 +24,6 @@ from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.window import TokenBudget
 from wire_rules import check_chat
 
-EXAMPLE = Path(__file__).parents[2] / "examples/long_conversation.py"
 TURNS = 100
 PROMPTS = conversation(TURNS)
 NAMES = ["Trim", "DeleteOldest", "Summarize", "FlushToMemory"]
@@ -41,20 +38,8 @@ class Ran(NamedTuple):
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """What a shorter run of the example prints and leaves."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_", "TIKTOKEN_"))}
-    kept = tmp_path_factory.mktemp("elsewhere") / "kept"
-    ran = subprocess.run(
-        [sys.executable, EXAMPLE, "--turns", str(TURNS), "--keep", kept.name],
-        cwd=kept.parent,
-        env=env | {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stderr == ""
-    return Ran(ran.stdout, kept)
+    printed, folder = run_example(tmp_path_factory, "long_conversation.py", "--turns", str(TURNS), "--keep", "kept")
+    return Ran(printed, folder / "kept")
 
 
 pytestmark = pytest.mark.timeout(300)

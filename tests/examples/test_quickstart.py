@@ -1,36 +1,19 @@
 """What `make demo` shows happens, on a machine that has nothing: no key, no home to speak of, no terminal."""
 
-import os
 import re
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-QUICKSTART = Path(__file__).parents[2] / "examples/quickstart.py"
+from example_program import run_example
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the quickstart prints."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_"))}
-    ran = subprocess.run(
-        [sys.executable, QUICKSTART],
-        cwd=tmp_path_factory.mktemp("elsewhere"),
-        env=env | {"HOME": str(tmp_path_factory.mktemp("home")), "FORCE_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stderr == ""
-    return ran.stdout
-
-
-pytestmark = pytest.mark.timeout(300)
+    return run_example(tmp_path_factory, "quickstart.py", FORCE_COLOR="1")[0]
 
 
 def test_without_a_terminal_the_output_is_plain_lines(printed: str) -> None:

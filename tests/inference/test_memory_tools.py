@@ -59,8 +59,8 @@ VIEW = SessionView(session_id="chat", user_id="ada", agent="helper", metadata={}
 EVE = Scope(user_id="eve")
 
 
-class Desk:
-    """A desk of one long-term memory and one working memory, for the scope of a session."""
+class DirectAccess:
+    """A `MemoryAccess` to one long-term memory and one working memory, which records its calls."""
 
     def __init__(self, memory: LongTermMemory, notes: WorkingMemory | None = None, view: SessionView = VIEW) -> None:
         self.memory = memory
@@ -111,12 +111,12 @@ class Desk:
         return await self.notes.merge(self.scope, content)
 
 
-def lexical(facts: InMemoryFacts | None = None) -> Desk:
-    return Desk(LexicalMemory(facts or InMemoryFacts()))
+def lexical(facts: InMemoryFacts | None = None) -> DirectAccess:
+    return DirectAccess(LexicalMemory(facts or InMemoryFacts()))
 
 
-class Raising(Desk):
-    """Raises an error of its own from every verb, so many times; then does as it is asked, or does so before."""
+class Raising(DirectAccess):
+    """Raises the error from the first `times` calls; with `late`, after each of them has taken effect."""
 
     def __init__(self, error: Exception, times: int = 1000, *, late: bool = False) -> None:
         super().__init__(LexicalMemory(InMemoryFacts()))
@@ -158,7 +158,7 @@ async def call(
 
 
 async def told(memory: MemoryAccess | None, name: str, /, **arguments: Any) -> Any:
-    """Return what a call that succeeds tells the model."""
+    """Return the result of a call that succeeds."""
     result = await call(memory, name, **arguments)
     assert not result.is_error, result.text
     return json.loads(result.text)
@@ -438,7 +438,7 @@ async def test_a_model_cannot_reach_another_users_memories() -> None:
         lambda _: use("e", "delete_memory", id="hers"),
         lambda _: use("f", "save_memory", content="Eve is my friend.", type="facts"),
     ]
-    outcome = await Acting(steps, Desk(memory)).stage().run()
+    outcome = await Acting(steps, DirectAccess(memory)).stage().run()
     asked, seen, saved, updated, deleted, own = results(outcome)
     assert asked.is_error and saved.is_error and "user_id" in asked.text and "user_id" in saved.text
     assert parsed(seen) == {"memories": []}
@@ -494,11 +494,11 @@ async def test_a_run_continues_if_its_memory_fails_or_is_read_only() -> None:
         lambda _: use("b", "recall_memories", query="Ada rows"),
     ]
     broken: Any = BrokenMemory()
-    outcome = await Acting(steps, Desk(broken)).stage().run()
+    outcome = await Acting(steps, DirectAccess(broken)).stage().run()
     assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == "done"
     assert all(result.is_error and "the disk is full" in result.text for result in results(outcome))
     static = StaticMemory(["Ada rows on the lake."])
-    outcome = await Acting(steps, Desk(static)).stage().run()
+    outcome = await Acting(steps, DirectAccess(static)).stage().run()
     saved, recalled = results(outcome)
     assert saved.is_error and "for reading only" in saved.text
     (found,) = parsed(recalled)["memories"]
@@ -529,7 +529,7 @@ async def test_each_call_saves_under_its_own_id() -> None:
 
 
 Step = Callable[[Any], AnyBlock]
-"""Makes the next call of what the last one gave."""
+"""Returns the next call, given the result of the last one."""
 
 
 def parsed(result: ToolResult) -> Any:
@@ -538,7 +538,7 @@ def parsed(result: ToolResult) -> Any:
 
 
 class Acting(Scripted):
-    """A model that takes its steps one after the other, then says it is done; at a desk, as its session would give."""
+    """A model that makes its steps one after the other, then answers "done"; with a given memory access."""
 
     def __init__(self, steps: Sequence[Step], memory: MemoryAccess | None, *tools: Tool) -> None:
         super().__init__([], ToolRegistry(*(tools or ALL)))
@@ -550,7 +550,7 @@ class Acting(Scripted):
         return Stage(self, **settings)
 
     def build(self, session: SessionView) -> InferenceRunner:
-        return AtDesk(ToolLoop(self, self.registry), self)
+        return WithAccess(ToolLoop(self, self.registry), self)
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
@@ -561,8 +561,8 @@ class Acting(Scripted):
         return [self.steps[len(taken)](last)]
 
 
-class AtDesk:
-    """Gives the run its desk, where the session does not."""
+class WithAccess:
+    """Gives the run its memory access, since the session has no memories."""
 
     def __init__(self, runner: InferenceRunner, acting: Acting) -> None:
         self.runner = runner
@@ -574,8 +574,8 @@ class AtDesk:
         return await self.runner.run(turn, context)
 
 
-class Dying(Desk):
-    """Does what it is asked; the first time it is then never heard of again, as if its process had died behind it."""
+class Dying(DirectAccess):
+    """Never returns from its first change, although that took effect, as if the process had been killed."""
 
     def __init__(self, memory: LongTermMemory) -> None:
         super().__init__(memory)
@@ -598,7 +598,7 @@ class Dying(Desk):
 
 
 async def killed_behind(step: AnyBlock, memory: Dying) -> Outcome:
-    """Return how a run ends whose process was lost when its call had taken effect and its result was not recorded."""
+    """Return the outcome of a run whose process was lost between the call's effect and the record of its result."""
     stage = Acting([lambda _: step], memory).stage(on_lost="resume")
     await stage.start()
     await memory.done.wait()
@@ -677,7 +677,7 @@ async def test_a_run_has_memory_access_until_it_ends() -> None:
 def test_memory_access_is_not_pickled_with_the_context() -> None:
     memory = lexical()
     context = context_of(memory)
-    assert context == context_of(None) and "Desk" not in repr(context)
+    assert context == context_of(None) and "DirectAccess" not in repr(context)
     assert dataclasses.replace(context, try_number=2).memory is memory
     for there in (
         pickle.loads(pickle.dumps(context)),

@@ -327,7 +327,7 @@ def test_a_closing_loop_cancels_its_tasks() -> None:
     loop = VirtualLoop()
     task = loop.create_task(never())
     loop.run_until_complete(asyncio.sleep(0))
-    loop.settle()
+    loop.cancel_and_close()
     assert task.cancelled() and loop.is_closed()
 
 

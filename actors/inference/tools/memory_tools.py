@@ -1,4 +1,4 @@
-"""Tools by which a model searches and changes long-term memory, and edits its notes."""
+"""`memory_tools` and `notes_tools`: tools by which a model uses long-term memory and its notes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 
 MOST_SAVED = 4000
-"""Characters of a text that a model may save, or ask for."""
+"""The maximum length of a text that a model may save, and of a query, in characters."""
 
 MOST_SHOWN = 2000
-"""Characters of a recalled text that a model is shown."""
+"""The maximum length of a recalled text in a result, in characters."""
 
 MOST_RECALLED = 20
-"""Items that a model may ask for at once."""
+"""The maximum number of items that a model may recall at once."""
 
 _TYPES = {
     MemoryType.PREFERENCES: "what the user likes, dislikes or wants done in their way",
@@ -58,13 +58,13 @@ _CATEGORIES = {
 def memory_tools(*, save: bool = True, update: bool = True, delete: bool = True) -> tuple[Tool, ...]:
     """Return `save_memory`, `recall_memories`, `update_memory` and `delete_memory`, for an engine's `tools`.
 
-    They work in the long-term memory of the session that calls them, whatever the model says: user, session and agent
-    are no arguments. What is recalled comes as JSON in which each text is quoted. What cannot be done is an error
-    result that says what to do instead; as with any tool, `on_error="abort"` ends the run then. All are `repeatable`:
-    a call that is made again, as its process was lost, saves nothing twice.
+    They use the long-term memory of the calling session; user, session and agent are not arguments, so the model cannot
+    choose them. Recalled texts are JSON strings. A failed call is an error result that says what to do instead; as with
+    any tool, `on_error="abort"` ends the run. All are `repeatable`: a call that is repeated after a crash saves nothing
+    twice.
 
     Args:
-        save: whether the model may save; likewise `update` and `delete`. It may always recall.
+        save: whether `save_memory` is included; likewise `update` and `delete`. `recall_memories` always is.
     """
     return tuple(
         each
@@ -81,16 +81,16 @@ def memory_tools(*, save: bool = True, update: bool = True, delete: bool = True)
 def notes_tools() -> tuple[Tool, ...]:
     """Return `read_notes`, `replace_notes` and `add_to_notes`, for an engine's `tools`.
 
-    They work in the session's working memory, which refuses what is not of its form or too long: an error result, and
-    the notes stay as they were. All but `add_to_notes`, which may add twice, are `repeatable`.
+    They use the session's working memory. Text that is invalid for its format, or too long, is an error result, and the
+    notes do not change. All but `add_to_notes`, which could add twice, are `repeatable`.
     """
     return read_notes, replace_notes, add_to_notes
 
 
-# What a model may say
+# Arguments
 
 
-def _told(text: str) -> str:
+def _checked_text(text: str) -> str:
     if not text.strip():
         raise ValueError("it is blank: write a sentence")
     if len(text) > MOST_SAVED:
@@ -111,7 +111,7 @@ _Alias = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 def _choice(kind: type[MemoryType | MemoryCategory], meanings: dict[Any, str], *, or_none: str = "") -> WithJsonSchema:
-    """Return the schema of a choice, in place, with what each value means."""
+    """Return an inline schema of a choice, which describes each value."""
     values: list[str | None] = [str(each) for each in kind]
     meant = "\n".join([*(f"- {each}: {meaning}" for each, meaning in meanings.items()), *filter(None, [or_none])])
     if or_none:
@@ -121,7 +121,7 @@ def _choice(kind: type[MemoryType | MemoryCategory], meanings: dict[Any, str], *
 
 _Content = Annotated[
     str,
-    AfterValidator(_told),
+    AfterValidator(_checked_text),
     Field(
         description="One statement that can be understood by itself, years later: names and dates, not 'he' or "
         f"'today'. At most {MOST_SAVED} characters."
@@ -129,12 +129,14 @@ _Content = Annotated[
 ]
 _NewContent = Annotated[
     str | None,
-    AfterValidator(lambda text: None if text is None else _told(text)),
+    AfterValidator(lambda text: None if text is None else _checked_text(text)),
     Field(description=f"The new text. At most {MOST_SAVED} characters."),
 ]
 _Status = Annotated[Literal["active", "resolved"] | None, Field(description="Whether it still matters.")]
 _Query = Annotated[
-    str, AfterValidator(_told), Field(description="What you want to know, in the words that a memory of it may have.")
+    str,
+    AfterValidator(_checked_text),
+    Field(description="What you want to know, in the words that a memory of it may have."),
 ]
 _Id = Annotated[str, Field(description="The memory's id, as recall_memories or save_memory gave it.")]
 _Type = Annotated[MemoryType, _choice(MemoryType, _TYPES)]
@@ -229,7 +231,7 @@ async def delete_memory(id: _Id, context: ToolContext) -> str:
 
 
 def _about(topic: str | None, name: str | None, aliases: list[str] | None, until: str | None) -> ItemChanges:
-    """Return what a model says of an item beside its text and type."""
+    """Return the item's fields other than text and type; blank values remove them."""
     about: ItemChanges = {}
     if topic is not None:
         about["topic"] = topic.strip() or None
@@ -251,7 +253,7 @@ _MISSING = {"nothing_changed": "no memory has this id: recall_memories tells ids
 
 
 def _shown(item: MemoryItem) -> dict[str, Any]:
-    """Return what a model is told of an item."""
+    """Return an item as it is shown to the model."""
     about: dict[str, Any] = {"id": item.id, "type": item.type, "category": item.type.category}
     if item.topic:
         about["topic"] = item.topic
@@ -300,16 +302,16 @@ async def add_to_notes(content: _Notes, context: ToolContext) -> str:
         return quote_json({"notes": await memory.merge_notes(content)})
 
 
-# What goes wrong
+# Errors
 
 
 @contextmanager
 def _memory(context: ToolContext) -> Iterator[MemoryAccess]:
-    """Give the memory to work with; say what it raises so that a model knows what to do.
+    """Yield the context's memory access; convert its errors to messages that say what the model should do.
 
     Raises:
-        ToolError: there is none, or it refuses: another try would give the same.
-        TurnwiseError: it failed.
+        ToolError: the session has no memory, or the memory refuses the call. A retry would be refused again.
+        TurnwiseError: the memory failed.
     """
     if context.memory is None:
         raise ToolError(f"There is no memory here. {_WITHOUT}")

@@ -84,7 +84,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             process.tasks.append(task)
         return task
 
-    def settle(self) -> None:
+    def cancel_and_close(self) -> None:
         """Cancel all remaining tasks, also of killed processes, let them end, and close the loop."""
         self.hook = None
         for process in self._processes:

@@ -85,7 +85,7 @@ def play(life: Coroutine[Any, Any, None], name: str, number: int, hook: Hook | N
     except BaseException as error:
         raise AssertionError(f"{name} fails ({error!r}); replay it with {SEED}={number}") from error
     finally:
-        loop.settle()
+        loop.cancel_and_close()
 
 
 def seeds(count: int) -> Iterable[int]:

@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +19,6 @@ from hypothesis import settings
 from engines import ScriptedEngine
 from scale import share
 from turnwise.actors.client.manager import SessionManager
-from turnwise.actors.cluster.ray_runtime import interruptible
 from turnwise.testing.faulty_url import register
 from virtual_time import play
 
@@ -45,6 +45,10 @@ IN_MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
 if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > ENOUGH:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     tempfile.tempdir = str(IN_MEMORY)
+
+# Who is started in the background ignores SIGINT, and so would what tests start: they interrupt it, and themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # And stores with faults, by their URLs.
 _faulty = tempfile.TemporaryDirectory(prefix="turnwise-")
@@ -98,14 +102,13 @@ def ray_session() -> Iterator[ModuleType]:
     """One Ray on this machine for the whole test session. Yields the module `ray`."""
     import ray
 
-    with interruptible():
-        ray.init(
-            address="local",  # never a cluster that happens to be there
-            num_cpus=4,
-            include_dashboard=False,
-            configure_logging=False,
-            log_to_driver=False,
-        )
+    ray.init(
+        address="local",  # never a cluster that happens to be there
+        num_cpus=4,
+        include_dashboard=False,
+        configure_logging=False,
+        log_to_driver=False,
+    )
     try:
         yield ray
     finally:

@@ -219,7 +219,7 @@ def use_every_verb(chat: Session, secret: str) -> None:
         ("sqlite", Packed(hosts=1)),
         ("postgresql", Packed(hosts=1)),
         ("redis", Packed(hosts=1)),
-        ("memory", Dedicated()),
+        ("memory", Packed(hosts=1)),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__.lower(),
 )

@@ -58,8 +58,9 @@ REFUSED: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
-@pytest.mark.parametrize("store", ["sqlite", "memory"])
+@pytest.mark.parametrize(
+    ("store", "placement"), [("sqlite", Packed(hosts=1)), ("memory", Dedicated())], ids=["sqlite", "memory"]
+)
 def test_what_cannot_be_used_is_refused_by_name_and_the_session_goes_on(
     make_manager: MakeManager, tmp_path: Path, placement: Placement, store: str
 ) -> None:

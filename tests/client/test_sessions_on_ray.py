@@ -23,6 +23,7 @@ import pytest
 from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine, UnpicklableThere, process_of
 from local_provider import LocalProvider
+from scale import share
 from schedules import texts
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
@@ -417,7 +418,7 @@ def test_an_id_that_is_deleted_and_opened_again_is_another_session(make_manager:
 
     def life(number: int) -> None:
         chat = manager.open(f"phoenix-{number}")
-        for _ in range(3):
+        for _ in range(share(3, 3)):
             assert chat.run("hello").wait(timeout_s=60).index == 0
             chat.delete()
             with pytest.raises(SessionNotFoundError):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scale import share
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.echo import EchoEngine
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from redis_server import RedisServer
 
 Outages = Mapping[str, Callable[[], None]]
+
+EACH = share(2, 2)
+"""How many outages of each kind there are: two with `make races`."""
 
 FROZEN_S = 1.0
 """Longer than a statement may take here, and than a silent server is borne with."""
@@ -75,7 +79,7 @@ def outlive(outages: Outages, url: str, placement: Placement, folder: Path) -> N
     told = Acknowledged(folder / "told.jsonl")
 
     def strikes() -> Iterator[str]:
-        for kind in [*outages] * 2:
+        for kind in [*outages] * EACH:
             seen, deadline = ends(told), time.monotonic() + 60
             while ends(told) < seen + 3:  # a server that nobody asks may be away and no caller knows
                 assert time.monotonic() < deadline, "the sessions do not go on"
@@ -98,10 +102,10 @@ def outlive(outages: Outages, url: str, placement: Placement, folder: Path) -> N
                 told,
                 killers=killers,
                 workload=Workload(sessions=3, callers=2, run_timeout_s=30.0),
-                bounds=Bounds(faults=2 * len(outages) + 2, most_s=120.0, settle_s=120.0),
+                bounds=Bounds(faults=EACH * len(outages) + 2, most_s=120.0, settle_s=120.0),
             )
         report.check()
-        assert report.faults["outage"] >= 2 * len(outages) + 2, "two of each, and two more looks for another"
+        assert report.faults["outage"] >= EACH * len(outages) + 2, "of each, and two more looks for another"
         assert report.audit.counts["acknowledged prompt"] > 10
         assert report.refused["StoreError"] > 0, report.refused
         assert not report.refused["SessionLostError"], report.refused

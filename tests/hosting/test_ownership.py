@@ -18,6 +18,7 @@ from typing import Any, get_args
 import pytest
 
 from engines import ScriptedEngine
+from scale import share
 from test_outages import AwayStore
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
@@ -49,7 +50,7 @@ from turnwise.testing.workload import Caller, Workload
 BOUND_S = 60.0
 """No test gets near it. Beyond it something hangs."""
 
-DRIVERS, ASKED, SHARED = 8, 5, 3
+DRIVERS, ASKED, SHARED = share(8, 2), 5, 3
 """How many processes; how often each asks each session for something; how many runs all of them ask for."""
 
 PLACEMENTS: dict[str, Placement] = {"dedicated": Dedicated(), "packed": Packed(hosts=1)}

@@ -1,6 +1,6 @@
 """Two Rays on one store: the second is told, and reads without disturbing the first.
 
-Run as a program it is the second Ray: `python test_two_rays.py URL` prints what it found as JSON.
+Run as a program it is the second Ray: `python test_two_rays.py URL...` prints what it found in each as JSON.
 """
 
 from __future__ import annotations
@@ -96,16 +96,16 @@ def second_ray(url: str) -> dict[str, Any]:
     return found
 
 
-def program(url: str) -> None:
+def program(*urls: str) -> None:
     logging.basicConfig(level=logging.WARNING)
-    print(json.dumps(second_ray(url)))
+    print(json.dumps([second_ray(url) for url in urls]))
 
 
-def in_second_ray(url: str) -> tuple[dict[str, Any], str]:
+def in_second_ray(*urls: str) -> tuple[list[dict[str, Any]], str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env |= {"RAY_ADDRESS": "local", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     env |= {"RAY_USAGE_STATS_ENABLED": "0"}
-    command = [sys.executable, __file__, url]
+    command = [sys.executable, __file__, *urls]
     done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -123,7 +123,7 @@ def test_a_second_ray_is_refused_a_sqlite_file_and_reads_it_without_disturbing_t
     make_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
 ) -> None:
     run = begun(make_manager())
-    found, _ = in_second_ray(f"sqlite:///{tmp_path}/chats.db")
+    (found,), _ = in_second_ray(f"sqlite:///{tmp_path}/chats.db")
     for family in ("SessionManager", "AsyncSessionManager"):
         for part in ("another Ray", ray_session.get_runtime_context().gcs_address, "ray start --head", "RAY_ADDRESS"):
             assert part in found[family]
@@ -136,20 +136,20 @@ def test_a_second_ray_is_refused_a_sqlite_file_and_reads_it_without_disturbing_t
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["postgres", "redis"])
 def test_a_second_ray_on_a_server_is_warned_with_both_addresses(
-    kind: str, make_manager: MakeManager, ray_session: ModuleType, request: pytest.FixtureRequest
+    make_manager: MakeManager, ray_session: ModuleType, database: str, redis_url: str
 ) -> None:
-    url = request.getfixturevalue({"postgres": "database", "redis": "redis_url"}[kind])
-    run = begun(make_manager(store=url))
-    found, logged = in_second_ray(url)
-    assert found["SessionManager"] == found["AsyncSessionManager"] == "opened"
+    runs = [begun(make_manager(store=url)) for url in (database, redis_url)]
+    found, logged = in_second_ray(database, redis_url)
     warned = [line for line in logged.splitlines() if "WARNING:turnwise.actors.client.manager_requests" in line]
+    assert len(warned) == 2, "once of each store"
     address = ray_session.get_runtime_context().gcs_address
-    assert warned and all(address in line and "takes the session from the other" in line for line in warned)
-    assert found["read"]["states"] == ["running"] * 3
-    assert run.is_running()
-    run.cancel()
+    assert all(address in line and "takes the session from the other" in line for line in warned)
+    for run, of_store in zip(runs, found, strict=True):
+        assert of_store["SessionManager"] == of_store["AsyncSessionManager"] == "opened"
+        assert of_store["read"]["states"] == ["running"] * 3
+        assert run.is_running()
+        run.cancel()
 
 
 def test_to_read_in_another_namespace_interrupts_no_run(
@@ -214,4 +214,4 @@ assert not ray.is_initialized()
 
 
 if __name__ == "__main__":
-    program(sys.argv[1])
+    program(*sys.argv[1:])

@@ -277,10 +277,9 @@ def test_ray_tasks_and_actor_methods_are_tools(bench: Bench, ray_session: Module
 # Kills
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_run_that_is_killed_in_a_tool_continues_after_its_last_result(bench: Bench, api: str) -> None:
+def test_a_run_that_is_killed_in_a_tool_continues_after_its_last_result(bench: Bench) -> None:
     """Case 33: what is settled is not repeated, what had begun is only if it may be."""
-    manager = bench.manager(note, charge, search, api=api, config={"on_lost": "resume"})
+    manager = bench.manager(note, charge, search, api="responses", config={"on_lost": "resume"})
     chat = manager.open("chat")
     calls: agent_tools.Calls = [("note", {"text": "a"}), ("charge", {"euros": 5}), ("search", {"text": "x"})]
     run = chat.run(prompt(calls, "done", thought="let me see"), labels=bench.labels)
@@ -299,10 +298,9 @@ def test_a_run_that_is_killed_in_a_tool_continues_after_its_last_result(bench: B
     assert [type(event) for event in stored].count(RunResumed) == 1
     assert chat.runs()[0].resumes == 1
     assert turn.usage and (turn.usage.calls, turn.usage.tool_calls) == (2, 4)
-    if api == "responses":
-        first = next(block for block in turn.output if isinstance(block, Thinking))
-        sent = [(item["id"], item["encrypted_content"]) for item in bench.sent() if item["type"] == "reasoning"]
-        assert sent == [packed(first)]
+    first = next(block for block in turn.output if isinstance(block, Thinking))
+    sent = [(item["id"], item["encrypted_content"]) for item in bench.sent() if item["type"] == "reasoning"]
+    assert sent == [packed(first)]
     assert chat.run(prompt("and on")).wait(WAIT_S).text == "and on"
     audit(manager, "chat")
 

@@ -19,6 +19,7 @@ import pytest
 from local_provider import LocalProvider
 from memory_engines import SteeredEmbedding
 from memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
+from scale import share
 from test_agents_on_ray import until
 from test_sessions_on_ray import kill
 from turnwise.actors.client.session import Session
@@ -29,6 +30,9 @@ from turnwise.memory.longterm.extraction.memory import is_record
 from turnwise.memory.longterm.items.base import all_facts
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.index import VectorIndex
+
+TURNS = share(12, 2)
+"""Of each session that is at work while memories are killed, for each third turn one."""
 
 HASTY = {"memory": MemoryConfig(timeout_s=1.5), "compaction_timeout_s": 3.0}
 """A run waits so long for memories, and a memory may take so long to save."""
@@ -154,14 +158,14 @@ def test_memories_killed_under_load_have_each_turn_once(house: House, tmp_path: 
     arrived = threading.Condition()
 
     def talk(chat: Session) -> None:
-        for number in range(12):
+        for number in range(TURNS):
             say(chat, f"My thing{number} of {chat.user_id} is a walrus.")
             with arrived:
                 said[chat.id] += 1
                 arrived.notify_all()
 
     def strike() -> None:
-        for number in range(4):
+        for number in range(TURNS // 3):
             with arrived:
                 assert arrived.wait_for(lambda: sum(said.values()) >= 6 * number + 3, WAIT_S)  # noqa: B023 - at once
             house.kill(memories[number % 2])
@@ -172,8 +176,8 @@ def test_memories_killed_under_load_have_each_turn_once(house: House, tmp_path: 
             task.result()
     for chat in chats:
         assert chat.memory.wait(WAIT_S)
-        assert turns_in(chat) == list(range(12))
-        things = [f"My thing{number} of {chat.user_id} is a walrus." for number in range(12)]
+        assert turns_in(chat) == list(range(TURNS))
+        things = [f"My thing{number} of {chat.user_id} is a walrus." for number in range(TURNS)]
         assert sorted(facts_of(house, chat.user_id)) == sorted(things)
         behind, caught_up = told(chat, MemoryBehind), told(chat, MemoryCaughtUp)
         assert Counter(event.memory for event in behind) == Counter(event.memory for event in caught_up)

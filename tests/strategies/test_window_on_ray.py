@@ -574,8 +574,7 @@ def test_an_idle_process_stays_until_its_window_is_compacted(bench: Bench, tmp_p
 # Agents
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
-@pytest.mark.parametrize("name", ["Trim", "Summarize"])
+@pytest.mark.parametrize(("name", "api"), [("Trim", "chat"), ("Summarize", "responses")])
 def test_a_tool_loop_that_outgrows_the_window_continues_with_fewer_old_blocks(
     bench: Bench, api: str, name: str
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from open_stores import run_with
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
@@ -53,15 +54,7 @@ def make_facts(request: pytest.FixtureRequest, tmp_path: Path) -> MakeFacts:
 
 def using(url: str, use: Callable[[SQLFacts], Awaitable[Any]]) -> Any:
     """Return what `use` returns of a store that is open for it."""
-
-    async def call() -> Any:
-        facts = SQLFacts(url)
-        try:
-            return await use(facts)
-        finally:
-            await facts.close()
-
-    return asyncio.run(call())
+    return run_with(SQLFacts(url), use)
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from open_stores import run_with
 from redis_server import Line, RedisServer
 from turnwise.errors import (
     ConfigError,
@@ -51,15 +52,7 @@ def items(count: int, **values: Any) -> list[MemoryItem]:
 
 def using(url: str, use: Callable[[RedisFacts], Awaitable[Any]], **settings: Any) -> Any:
     """Return what `use` returns of a store that is open for it."""
-
-    async def call() -> Any:
-        facts = RedisFacts(url, **settings)
-        try:
-            return await use(facts)
-        finally:
-            await facts.close()
-
-    return asyncio.run(call())
+    return run_with(RedisFacts(url, **settings), use)
 
 
 @pytest.fixture
@@ -212,15 +205,15 @@ async def test_ids_that_utf_8_cannot_encode_match_nothing(facts: RedisFacts) -> 
     assert not await facts.update(USER, "\ud800", "x", at=1.0)
 
 
-def test_a_time_that_is_not_a_number_is_refused(redis_url: str, redis_server: RedisServer) -> None:
+async def test_a_time_that_is_not_a_number_is_refused(facts: RedisFacts, redis_server: RedisServer) -> None:
     nan = float("nan")
     with pytest.raises(ConfigError, match="at=nan: is not a time"):
-        using(redis_url, lambda facts: facts.put(USER, items(2), at=nan))
+        await facts.put(USER, items(2), at=nan)
     assert audit(redis_server) == 0
-    assert using(redis_url, lambda facts: facts.put(USER, items(2), at=1.0)) == ["0", "1"]
+    assert await facts.put(USER, items(2), at=1.0) == ["0", "1"]
     for call in (lambda facts: facts.touch("u", ["0"], nan), lambda facts: facts.sweep(nan)):
         with pytest.raises(StoreError, match="not a"):
-            using(redis_url, call)
+            await call(facts)
     assert audit(redis_server) == 2
 
 
@@ -289,11 +282,11 @@ def test_stores_in_a_redis_pickle_as_their_settings(redis_url: str) -> None:
         ],
     ],
 )
-def test_a_corrupt_fact_raises_an_error_that_names_it_and_can_be_deleted(
-    redis_url: str, redis_server: RedisServer, key: str, raw: Any
+async def test_a_corrupt_fact_raises_an_error_that_names_it_and_can_be_deleted(
+    facts: RedisFacts, redis_server: RedisServer, key: str, raw: Any
 ) -> None:
     digest = digest_of("u", "0").hex()
-    using(redis_url, lambda facts: facts.put(USER, items(4, source=Source(turn_index=1, session_id="s"))))
+    await facts.put(USER, items(4, source=Source(turn_index=1, session_id="s")))
     with redis_server.client as client:
         if isinstance(raw, dict):
             raw = changed(client.hget(ITEMS, digest), raw)
@@ -306,19 +299,19 @@ def test_a_corrupt_fact_raises_an_error_that_names_it_and_can_be_deleted(
     ]
     for call in calls:
         with pytest.raises(CorruptRecordError, match=r"^corrupt record ") as error:
-            using(redis_url, call)
+            await call(facts)
         assert error.value.key == f"{ITEMS} {digest}"
-    assert [item.id for item in using(redis_url, lambda facts: facts.query(USER, limit=2))] == ["3", "2"]
-    assert len(using(redis_url, lambda facts: facts.purge("u"))) == 4
-    assert using(redis_url, lambda facts: facts.put(USER, items(4))) == []
+    assert [item.id for item in await facts.query(USER, limit=2)] == ["3", "2"]
+    assert len(await facts.purge("u")) == 4
+    assert await facts.put(USER, items(4)) == []
     assert audit(redis_server) == 0
 
 
 @pytest.mark.parametrize("change", [None, {"agent": 5}, {"superseded_at": "x"}, {"type": None}])
-def test_writes_that_meet_a_corrupt_fact_change_nothing(
-    redis_url: str, redis_server: RedisServer, change: dict[str, Any] | None
+async def test_writes_that_meet_a_corrupt_fact_change_nothing(
+    facts: RedisFacts, redis_server: RedisServer, change: dict[str, Any] | None
 ) -> None:
-    using(redis_url, lambda facts: facts.put(USER, items(3, source=Source(session_id="s")), at=1.0))
+    await facts.put(USER, items(3, source=Source(session_id="s")), at=1.0)
     digest = digest_of("u", "0").hex()
     with redis_server.client as client:
         client.hset(ITEMS, digest, changed(client.hget(ITEMS, digest), change) if change else "{")
@@ -332,7 +325,7 @@ def test_writes_that_meet_a_corrupt_fact_change_nothing(
     ]
     for call in calls:
         with pytest.raises(CorruptRecordError) as error:
-            using(redis_url, call)
+            await call(facts)
         assert error.value.key == f"{ITEMS} {digest}"
     with redis_server.client as client:
         assert {key: client.dump(key) for key in client.scan_iter()} == before

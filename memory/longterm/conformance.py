@@ -1,10 +1,8 @@
-"""The laws of `LongTermMemory`, for those that may be written; see `stores/conformance` for how to run them.
+"""The laws of `LongTermMemory`, writable and read-only; see `stores/conformance` for how to run them.
 
-Those for reading have their laws in `memory/longterm/read_only_conformance.py`.
-
-What is asked shares words with what is to be found and none with what is not, so a memory may be as strict about what
-bears on a query as it likes. Items have no blocks. A memory that makes several items of one, or leaves some out, is
-another kind, and has laws of its own.
+A query shares words with the items that it must find, and none with other items, so the laws do not depend on how
+strictly a memory decides which items are relevant. Items have no blocks. The laws do not apply to a memory that makes
+several items of one, or leaves some out.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from turnwise.errors import InvalidInputError, InvalidMemoryError
+from turnwise.errors import InvalidInputError, InvalidMemoryError, ReadOnlyMemoryError
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source, is_read_only
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.conformance.fixtures import IDS
 from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
@@ -58,7 +56,7 @@ _TEXTS = (
     "'; DROP TABLE memories; -- \" \\ % _ * NEAR(lighthouse) AND OR NOT ^$ {keeper}",
     " ".join(f"The {number}th crate holds harvest{number} apples." for number in range(300)),
 )
-"""Each has words that no other has."""
+"""Texts, each with words that no other text has."""
 
 
 def _item(id: str, text: str, type: MemoryType = _FACTS, *, session: str | None = None, **more: Any) -> MemoryItem:
@@ -76,8 +74,8 @@ async def _keep(memory: LongTermMemory, scope: Scope, items: Sequence[MemoryItem
 
 
 @_law
-async def check_what_is_remembered_is_recalled_by_its_own_words(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """In every type and script, at once, by default, as it was: text, type, topic, source, time; acceptance 52."""
+async def check_items_are_recalled_by_their_words(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """Of every type and script, at once, with text, type, topic, source and time unchanged; case 52."""
     items = [
         MemoryItem(
             id=f"log:{at}-{at + 1}",
@@ -99,8 +97,8 @@ async def check_what_is_remembered_is_recalled_by_its_own_words(memory: LongTerm
 
 
 @_law
-async def check_recalled_items_come_best_first(memory: LongTermMemory) -> None:
-    """With scores from 0 to 1, if they have any; of what has nothing to do with the query none; at most `limit`."""
+async def check_recalled_items_are_sorted_by_relevance(memory: LongTermMemory) -> None:
+    """Scores, if any, are from 0 to 1; unrelated queries return nothing; at most `limit` items."""
     await _keep(memory, _U, [_item(str(at), text) for at, text in enumerate(_TEXTS)])
     await _keep(memory, _U, [_item("crowd", "Brother Tom and a friend of his play chess on Sundays in the old town.")])
     found = await memory.recall(_U, _TEXTS[2])
@@ -119,7 +117,7 @@ async def check_recalled_items_come_best_first(memory: LongTermMemory) -> None:
 
 @_law
 async def check_remembering_may_be_repeated(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """In part, twice in one call, at once, with another text under the id: there is one, as it came first."""
+    """In part, twice in one call, concurrently, or with another text: the first item with an id stays."""
     items = [_item(f"i{at}", f"Lighthouse {at} shines over harbour{at}.", created_at=10.0 + at) for at in range(8)]
     await _keep(memory, _U, items[:4])
     await _keep(other, _U, [items[3], items[2], items[4], items[4]])
@@ -131,8 +129,8 @@ async def check_remembering_may_be_repeated(memory: LongTermMemory, other: LongT
 
 
 @_law
-async def check_an_agent_recalls_its_own_and_what_is_of_all(memory: LongTermMemory) -> None:
-    """What is semantic is of all the user's agents; the rest is the agent's that it was remembered for, if any."""
+async def check_an_agent_recalls_its_items_and_those_of_all_agents(memory: LongTermMemory) -> None:
+    """Semantic items are for all of the user's agents; others for the agent of the scope, if any."""
     for scope in (_U, _A, _B):
         await _keep(memory, scope, [_item(f"{scope.agent}-{kind}", f"Walrus {kind}.", kind) for kind in MemoryType])
     own = [kind for kind in MemoryType if kind.category is not MemoryCategory.SEMANTIC]
@@ -148,8 +146,8 @@ async def check_an_agent_recalls_its_own_and_what_is_of_all(memory: LongTermMemo
 
 
 @_law
-async def check_what_is_changed_is_found_by_what_it_is_now(memory: LongTermMemory) -> None:
-    """By a new name and alias, no more by old ones; not at all while it is resolved or expired."""
+async def check_changed_items_are_found_by_their_new_names(memory: LongTermMemory) -> None:
+    """And not by old names and aliases; not at all while they are resolved or expired."""
     await _keep(memory, _U, [replace(_item("1", "The user has a dog."), name="Rex"), _item("2", "Rain fell at night.")])
     equal(await memory.update(_U, "1", name="Wuffi", aliases=["Bello"], topic="pets"), True, "whether it was there")
     for query, found in (("How old is Wuffi?", ["1"]), ("And Bello?", ["1"]), ("How is Rex?", [])):
@@ -173,8 +171,8 @@ async def check_what_is_changed_is_found_by_what_it_is_now(memory: LongTermMemor
 
 
 @_law
-async def check_users_never_meet(memory: LongTermMemory) -> None:
-    """Whatever their ids are, and whatever one of them asks, updates or forgets; acceptance 50."""
+async def check_users_are_separate(memory: LongTermMemory) -> None:
+    """Whatever their ids are, and whatever one of them recalls, updates or forgets; case 50."""
     scopes = {name: Scope(user_id=name, session_id=name) for name in IDS}
     for at, (name, scope) in enumerate(scopes.items()):
         await _keep(memory, scope, [_item("same", f"Otter {at} likes mussels.", session=name)])
@@ -193,8 +191,8 @@ async def check_users_never_meet(memory: LongTermMemory) -> None:
 
 
 @_law
-async def check_a_hundred_users_interleaved_never_meet(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """Each recalls its own while all remember, recall, update and forget; acceptance 50."""
+async def check_a_hundred_concurrent_users_are_separate(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """Each recalls its own items while all remember, recall, update and forget; case 50."""
 
     async def live(number: int) -> None:
         scope = Scope(user_id=f"user-{number}", session_id="s", agent=f"agent-{number % 3}")
@@ -216,8 +214,8 @@ async def check_a_hundred_users_interleaved_never_meet(memory: LongTermMemory, o
 
 
 @_law
-async def check_the_limit_is_met_after_filters(memory: LongTermMemory) -> None:
-    """Of types, times, agents and users; acceptance 52."""
+async def check_filters_apply_before_the_limit(memory: LongTermMemory) -> None:
+    """Filters by types, times, agents and users; case 52."""
     crowd = [_item(f"c{at}", f"Copper kettle {at} whistles.", created_at=100.0) for at in range(60)]
     await _keep(memory, _U, crowd)
     await _keep(memory, Scope(user_id="u2"), crowd)
@@ -239,8 +237,8 @@ async def check_the_limit_is_met_after_filters(memory: LongTermMemory) -> None:
 
 
 @_law
-async def check_a_session_filters_no_recall(memory: LongTermMemory) -> None:
-    """Memory is of the user, whichever session it is from and whichever asks."""
+async def check_the_session_is_not_a_filter(memory: LongTermMemory) -> None:
+    """Items belong to the user, whichever session they are from and whichever session recalls."""
     await _keep(memory, Scope(user_id="u", session_id="s1"), [_item("1", "Falcons nest on the tower.", session="s1")])
     await _keep(memory, Scope(user_id="u", session_id="s2"), [_item("2", "Falcons hunt at dawn.", session="s2")])
     for session in (None, "s1", "s2", "s3"):
@@ -250,7 +248,7 @@ async def check_a_session_filters_no_recall(memory: LongTermMemory) -> None:
 
 @_law
 async def check_an_update_changes_text_and_type(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """By the id that recall gave; the old text is found no more, the time stays, no copy is left; acceptance 51."""
+    """By the recalled id. The old text is not found, the time stays, and no copy is left; case 51."""
     before, after, query = "Marmots sleep in burrows.", "The invoice is due on Friday.", "invoice due Friday"
     for at, kind in enumerate(MemoryType):
         mine, theirs = (Scope(user_id=f"u{at}", agent=agent) for agent in ("a", "b"))
@@ -277,7 +275,7 @@ async def check_an_update_changes_text_and_type(memory: LongTermMemory, other: L
 
 
 @_law
-async def check_what_was_updated_is_not_found_by_its_old_name(memory: LongTermMemory, other: LongTermMemory) -> None:
+async def check_an_updated_item_is_not_found_by_its_old_name(memory: LongTermMemory, other: LongTermMemory) -> None:
     """Nor by an alias or a topic that only the old text has."""
     scope = Scope(user_id="u")
     named = replace(_item("i", "Bramble is a tabby marmot."), name="Bramble", aliases=("Brambs",), topic="tabby")
@@ -290,8 +288,8 @@ async def check_what_was_updated_is_not_found_by_its_old_name(memory: LongTermMe
 
 
 @_law
-async def check_what_is_forgotten_is_gone(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """By ids, session and user, of every type, beyond any page, and says how many; acceptance 51 and 54."""
+async def check_forgotten_items_are_gone(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """By ids, session and user, of every type, in any number; returns how many; cases 51 and 54."""
     items = [
         _item(f"{session}-{kind}-{at}", f"Heron {at} waded through {session} mud.", kind, session=session)
         for session in ("s", "s1", "S")
@@ -325,8 +323,8 @@ async def check_what_is_forgotten_is_gone(memory: LongTermMemory, other: LongTer
 
 
 @_law
-async def check_what_was_forgotten_does_not_come_back(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """However late it is given again, as by a flush that is repeated; it counts as taken, so that it is not kept."""
+async def check_forgotten_items_do_not_come_back(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """However late they are saved again, as by a repeated flush; they count as durable, so nobody retries."""
     items = [_item(f"i{at}", f"Puffin {at} fishes.", session="s") for at in range(6)]
     await _keep(memory, _U, items[:4])
     equal(await memory.forget(_U, ["i0", "i5"]), 1, "how many were there")
@@ -344,7 +342,7 @@ async def check_what_was_forgotten_does_not_come_back(memory: LongTermMemory, ot
 
 @_law
 async def check_a_turn_is_forgotten_by_its_index(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """What was made of it, of all the user's agents, and nothing else; and it does not come back."""
+    """All items of the turn, of all agents, and no others; they do not come back."""
     items = [
         _item(
             f"{agent}-{session}-{turn}",
@@ -384,10 +382,10 @@ async def check_a_turn_is_forgotten_by_its_index(memory: LongTermMemory, other: 
 
 
 @_law
-async def check_what_a_forgotten_item_stood_in_the_place_of_holds_again(
+async def check_the_predecessor_of_a_forgotten_item_is_valid_again(
     memory: LongTermMemory, other: LongTermMemory
 ) -> None:
-    """Unless it is forgotten too, or a third stands in that place, by whichever way the item goes."""
+    """Unless it is forgotten too or another item supersedes it, whichever way the item is deleted."""
     ways: dict[str, tuple[tuple[Scope, Sequence[str] | None, int | None], ...]] = {
         "id": ((_U, ["second"], None),),
         "turn": ((Scope(user_id="u", session_id="t", agent="c"), None, 2),),
@@ -424,8 +422,8 @@ async def check_what_a_forgotten_item_stood_in_the_place_of_holds_again(
 
 
 @_law
-async def check_as_of_looks_into_the_past(memory: LongTermMemory) -> None:
-    """What came later is not there yet."""
+async def check_as_of_returns_past_items(memory: LongTermMemory) -> None:
+    """Later items are not included."""
     times = (10.0, 20.0, 30.5)
     await _keep(memory, _U, [_item(f"i{time}", f"Glacier seen at {time}.", created_at=time) for time in times])
     for as_of in (9.9, 10.0, 19.9, 20.0, 30.4, 30.5, 1e12):
@@ -435,8 +433,8 @@ async def check_as_of_looks_into_the_past(memory: LongTermMemory) -> None:
 
 
 @_law
-async def check_what_expired_or_is_resolved_is_not_recalled(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """Names and aliases are kept with what is."""
+async def check_expired_and_resolved_items_are_not_recalled(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """Names and aliases of the others are returned."""
     ends = {"never": None, "ahead": 32_503_680_000.0, "past": 10.0}
     items = [_item(name, f"The {name} ferry leaves.", expires_at=end) for name, end in ends.items()]
     items.append(_item("resolved", "The resolved ferry leaves.", status="resolved"))
@@ -454,7 +452,7 @@ def _id(item: MemoryItem) -> str:
 
 @_law
 async def check_closing_twice_is_fine(memory: LongTermMemory) -> None:
-    """Also of one that has kept something."""
+    """Also after items were saved."""
     await _keep(memory, _U, [_item("1", "A heron.")])
     await memory.close()
     await memory.close()
@@ -462,3 +460,61 @@ async def check_closing_twice_is_fine(memory: LongTermMemory) -> None:
 
 LAWS: tuple[Law, ...] = tuple(_laws)
 """All laws, in order."""
+
+
+# The laws of read-only memories
+
+READ_ONLY_ITEMS = (
+    MemoryItem(id="leave", text="Parental leave is sixteen weeks.", type=MemoryType.FACTS, created_at=1.5),
+    MemoryItem(id="lift", text="In a fire nobody takes the elevator.", type=MemoryType.INSTRUCTIONS, created_at=2.5),
+    *(MemoryItem(id=f"desk {at}", text=f"Desk {at} stands in hall{at}.", created_at=3.5) for at in range(20)),
+)
+"""The items of the read-only memory."""
+
+_READERS = (
+    Scope(user_id="u", session_id="s", agent="a"),
+    Scope(user_id="user-1"),
+    Scope(user_id="user-10", session_id="t"),
+)
+
+
+async def check_read_only_memory(make_memory: Callable[[Sequence[MemoryItem]], LongTermMemory]) -> None:
+    """Check that all users recall the items by their words, the best first, and that none can change them.
+
+    Args:
+        make_memory: makes a memory of these items.
+
+    Raises:
+        AssertionError: the memory breaks a law; names it.
+    """
+    memory = make_memory(READ_ONLY_ITEMS)
+    equal(is_read_only(memory), True, "whether it says that it is for reading")
+    for _ in range(2):
+        for scope in _READERS:
+            for item in READ_ONLY_ITEMS:
+                equal(list(await memory.recall(scope, item.text))[:1], [item], f"what is first by {item.text!r}")
+        await _check_filters(memory)
+        for scope in _READERS:
+            await _check_refusals(memory, scope)
+    found = await asyncio.gather(*(memory.recall(scope, "parental leave", limit=1) for scope in _READERS * 20))
+    equal({tuple(item.id for item in each) for each in found}, {("leave",)}, "what many recall at once")
+    await memory.close()
+    await memory.close()
+
+
+async def _check_filters(memory: LongTermMemory) -> None:
+    scope = _READERS[0]
+    equal(len(await memory.recall(scope, "Which desk stands where?", limit=3)), 3, "how many of 3")
+    typed = await memory.recall(scope, "fire elevator leave", types=[MemoryType.INSTRUCTIONS])
+    equal([item.id for item in typed], ["lift"], "what is of a type")
+    past = await memory.recall(scope, "fire elevator leave", as_of=2.0)
+    equal([item.id for item in past], ["leave"], "what held before the other came")
+    equal(list(await memory.recall(scope, "Quantum chromodynamics?")), [], "what has to do with nothing")
+
+
+async def _check_refusals(memory: LongTermMemory, scope: Scope) -> None:
+    item = MemoryItem(id="new", text="Parental leave is a year.", created_at=9.0)
+    await refuses(ReadOnlyMemoryError, memory.remember(scope, [item]), "remember")
+    await refuses(ReadOnlyMemoryError, memory.update(scope, "leave", item.text), "update")
+    await refuses(ReadOnlyMemoryError, memory.forget(scope, ["leave"]), "forget one")
+    await refuses(ReadOnlyMemoryError, memory.forget(scope), "forget all")

@@ -90,12 +90,12 @@ def fact_of(id: str) -> str:
 
 
 NOT_OF_FACTS = {
-    contract.check_what_is_remembered_is_recalled_by_its_own_words: "texts that are no facts: one is a question",
-    contract.check_recalled_items_come_best_first: "the same texts",
-    contract.check_an_agent_recalls_its_own_and_what_is_of_all: "the same fact under several types is one",
-    contract.check_what_is_forgotten_is_gone: "the same fact under several types is one",
-    contract.check_what_a_forgotten_item_stood_in_the_place_of_holds_again: "what supersedes is for the model to say",
-    contract.check_what_expired_or_is_resolved_is_not_recalled: "a model says neither",
+    contract.check_items_are_recalled_by_their_words: "texts that are no facts: one is a question",
+    contract.check_recalled_items_are_sorted_by_relevance: "the same texts",
+    contract.check_an_agent_recalls_its_items_and_those_of_all_agents: "the same fact under several types is one",
+    contract.check_forgotten_items_are_gone: "the same fact under several types is one",
+    contract.check_the_predecessor_of_a_forgotten_item_is_valid_again: "what supersedes is for the model to say",
+    contract.check_expired_and_resolved_items_are_not_recalled: "a model says neither",
 }
 
 

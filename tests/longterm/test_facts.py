@@ -69,7 +69,7 @@ def test_a_broken_law_of_fact_stores_is_named() -> None:
             """Keep them, and say they are gone."""
 
     stores: dict[str, FactStore] = {}
-    with pytest.raises(AssertionError, match=r"^check_an_agent_sees_its_own.*: |^check_what_was_deleted.*: "):
+    with pytest.raises(AssertionError, match=r"^check_a_scope_sees_.*: |^check_deleted_items_.*: "):
         asyncio.run(contract.check_item_store(lambda law: stores.setdefault(law, Forgetful())))
 
 

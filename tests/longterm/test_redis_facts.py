@@ -211,9 +211,9 @@ async def test_a_time_that_is_not_a_number_is_refused(facts: RedisFacts, redis_s
         await facts.put(USER, items(2), at=nan)
     assert audit(redis_server) == 0
     assert await facts.put(USER, items(2), at=1.0) == ["0", "1"]
-    for call in (lambda facts: facts.touch("u", ["0"], nan), lambda facts: facts.sweep(nan)):
+    for call in (facts.touch("u", ["0"], nan), facts.sweep(nan)):
         with pytest.raises(StoreError, match="not a"):
-            await call(facts)
+            await call
     assert audit(redis_server) == 2
 
 

@@ -10,9 +10,9 @@ import pytest
 from turnwise.conformance import check_read_only_memory
 from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError, ReadOnlyMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_read_only
+from turnwise.memory.longterm.conformance import READ_ONLY_ITEMS
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.read_only_conformance import ITEMS
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.static import EVERYONE, StaticMemory, read_facts
 from turnwise.memory.longterm.types import MemoryType
@@ -205,7 +205,7 @@ async def test_it_obeys_the_laws_of_read_only_memories(kind: str, tmp_path: Path
     if kind == "items":
         return await check_read_only_memory(StaticMemory)
     facts = InMemoryFacts() if kind == "memory" else SQLFacts(f"sqlite:///{tmp_path}/facts.db")
-    await facts.put(Scope(user_id=EVERYONE), ITEMS)
+    await facts.put(Scope(user_id=EVERYONE), READ_ONLY_ITEMS)
     return await check_read_only_memory(lambda _: StaticMemory(facts))
 
 

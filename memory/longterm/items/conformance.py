@@ -1,4 +1,4 @@
-"""The laws of `FactStore`, shown on one that is empty at first; see `stores/conformance` for how to run them."""
+"""The laws of `FactStore`, checked on an empty store; see `stores/conformance` for how to run them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVER = FactFilter(superseded=True)
 
 
 async def check_item_store(make_facts: Callable[[str], FactStore]) -> None:
-    """Check all laws, in order; `make_facts` is as `make_store` of `check_contract`.
+    """Check all laws, in order; `make_facts` is like `make_store` of `check_session_store`.
 
     Raises:
         AssertionError: the store breaks a law; names it.
@@ -67,8 +67,8 @@ async def _unchanged(facts: FactStore, after: str) -> AsyncIterator[None]:
 
 
 @_law
-async def check_an_item_comes_back_as_it_was_put(facts: FactStore, other: FactStore) -> None:
-    """In all of its fields but blocks and score, by each verb that returns it."""
+async def check_items_are_returned_as_they_were_put(facts: FactStore, other: FactStore) -> None:
+    """All fields but blocks and score, by each method that returns items."""
     whole = MemoryItem(
         id="i'%\"\\ü" * 100,
         text=TEXT,
@@ -102,7 +102,7 @@ async def check_an_item_comes_back_as_it_was_put(facts: FactStore, other: FactSt
 
 @_law
 async def check_a_put_may_be_repeated(facts: FactStore, other: FactStore) -> None:
-    """Whole, in part, with another text under the id, twice in one call, at once: the first that came stays."""
+    """Completely, in part, twice in one call, concurrently, or with another text: the first item with an id stays."""
     first = [_item("1"), _item("2"), _item("3")]
     equal(await facts.put(_U, first), ["1", "2", "3"], "what is new")
     later = [_item("4"), _item("2", text="else"), _item("5"), _item("4", text="else"), _item("1", _SKILL)]
@@ -118,8 +118,8 @@ async def check_a_put_may_be_repeated(facts: FactStore, other: FactStore) -> Non
 
 
 @_law
-async def check_what_cannot_be_kept_is_refused(facts: FactStore) -> None:
-    """With all that came with it, by put, update and supersede."""
+async def check_invalid_items_are_refused(facts: FactStore) -> None:
+    """By put, update and supersede; nothing of the same call is written."""
     await facts.put(_U, [_item("1")])
     wrong: list[MemoryItem] = [
         *(_item("2", text=text) for text in ("", " \n", "\ud800", None, 5)),
@@ -151,8 +151,8 @@ async def check_what_cannot_be_kept_is_refused(facts: FactStore) -> None:
 
 
 @_law
-async def check_items_come_newest_first(facts: FactStore) -> None:
-    """Equal times by insertion, in pages of any size, each once, also while others are put."""
+async def check_items_are_returned_newest_first(facts: FactStore) -> None:
+    """Equal times by insertion, in pages of any size, each item once, even if others are put meanwhile."""
     times = (5.0, 1.0, 5.0, 0.0, 3.0, 5.0, 1.0, -2.5, 5.000001)
     for at, time in enumerate(times):
         await facts.put(_U, [_item(str(at), at=time, type=(_FACTS, _SKILL)[at % 2])])
@@ -188,8 +188,8 @@ async def check_items_come_newest_first(facts: FactStore) -> None:
 
 
 @_law
-async def check_filters_hold_together(facts: FactStore) -> None:
-    """By type, session, turn and time, each and all at once; `count` counts what `list` lists."""
+async def check_filters_can_be_combined(facts: FactStore) -> None:
+    """By type, session, turn and time; `count` agrees with `query`."""
     items = [
         _item(f"{kind}-{session}-{turn}", kind, at=at, session=session, turn=turn, superseded_at=end)
         for kind in (_FACTS, _SKILL)
@@ -214,8 +214,8 @@ async def check_filters_hold_together(facts: FactStore) -> None:
 
 
 @_law
-async def check_what_expired_or_is_resolved_is_left_out_if_asked(facts: FactStore) -> None:
-    """What was resolved is there for a look into the past, as nobody knows since when it is."""
+async def check_expired_and_resolved_items_are_left_out_if_requested(facts: FactStore) -> None:
+    """With `as_of`, resolved items are included, since the time of the resolution is unknown."""
     items = [_item(str(end), expires_at=end) for end in (None, 5.0, 6.0)]
     items += [_item(f"resolved {end}", expires_at=end, status="resolved") for end in (None, 5.0)]
     await facts.put(_U, items)
@@ -243,8 +243,8 @@ def _holds(item: MemoryItem, which: FactFilter) -> bool:
 
 
 @_law
-async def check_an_agent_sees_its_own_and_what_is_of_all(facts: FactStore) -> None:
-    """What is semantic is of all; the rest is the agent's that put it, or of all if none did. No verb goes further."""
+async def check_a_scope_sees_items_of_its_agent_and_of_all_agents(facts: FactStore) -> None:
+    """Semantic items are for all agents; others for the agent that put them, or for all if there was none."""
     for scope in (_U, _A, _B):
         await facts.put(scope, [_item(f"{scope.agent}-{kind}", kind) for kind in MemoryType])
     kinds = [kind for kind in MemoryType if kind.category is not MemoryCategory.SEMANTIC]
@@ -270,7 +270,7 @@ async def check_an_agent_sees_its_own_and_what_is_of_all(facts: FactStore) -> No
 
 @_law
 async def check_an_update_changes_text_and_type(facts: FactStore, other: FactStore) -> None:
-    """And nothing else; it goes with its type to whom that makes it belong, without a copy; case 51."""
+    """And nothing else. The owner follows from the type, and no copy is left; case 51."""
     await facts.put(_A, [_item("1", session="s", turn=3, topic="t"), _item("2", _SKILL), _item("3", _CONTEXT)])
     await facts.put(_U, [_item("4", _SKILL)])
     equal(await other.update(_A, "1", TEXT, at=7.5), True, "whether it was there")
@@ -296,8 +296,8 @@ async def check_an_update_changes_text_and_type(facts: FactStore, other: FactSto
 
 
 @_law
-async def check_an_update_takes_away_what_a_new_text_no_longer_says(facts: FactStore, other: FactStore) -> None:
-    """Its name with its aliases, and its topic, if the old text has them and the new one does not."""
+async def check_an_update_removes_names_of_the_old_text(facts: FactStore, other: FactStore) -> None:
+    """Name and aliases, and the topic, if the old text contains them and the new text does not."""
     cases: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
         ({"name": "Rex", "aliases": ("Rexy",)}, "Rex barks.", "Tom purrs.", {}),
         ({"aliases": ("Old Rex",)}, "Old rex barks.", "Rex barks, and is old.", {}),
@@ -314,8 +314,8 @@ async def check_an_update_takes_away_what_a_new_text_no_longer_says(facts: FactS
 
 
 @_law
-async def check_an_update_changes_what_is_given_and_nothing_else(facts: FactStore, other: FactStore) -> None:
-    """Each part by itself, all at once, and taken away again; what cannot be kept changes nothing."""
+async def check_an_update_changes_only_the_given_fields(facts: FactStore, other: FactStore) -> None:
+    """Each field alone, all together, and removed again; an invalid value changes nothing."""
     whole = _item("1", topic="t", name="Rex", aliases=("Rexy",), text="Barks.", pinned=True)
     await facts.put(_U, [whole, _item("2")])
     steps: list[ItemChanges] = [
@@ -363,8 +363,8 @@ async def check_an_update_changes_what_is_given_and_nothing_else(facts: FactStor
 
 
 @_law
-async def check_a_pin_is_kept_until_it_is_taken_away(facts: FactStore, other: FactStore) -> None:
-    """In every process, and changes nothing else; what is another's or is history cannot be pinned."""
+async def check_an_item_stays_pinned_until_it_is_unpinned(facts: FactStore, other: FactStore) -> None:
+    """For all processes, without other changes; items of others and superseded items cannot be pinned."""
     await facts.put(_A, [_item("mine", _SKILL), _item("old"), _item("pinned", pinned=True)])
     await facts.supersede(_A, "old", _item("new", created_at=50.0))
     before = await facts.get(_A, ["mine", "old"])
@@ -383,8 +383,8 @@ async def check_a_pin_is_kept_until_it_is_taken_away(facts: FactStore, other: Fa
 
 
 @_law
-async def check_what_is_superseded_is_history(facts: FactStore, other: FactStore) -> None:
-    """Kept, found by a look into the past, and never changed again; case 53."""
+async def check_superseded_items_are_history(facts: FactStore, other: FactStore) -> None:
+    """They are stored, found with `as_of`, and never changed again; case 53."""
     await facts.put(_U, [_item("1", at=10.0)])
     second, third = _item("2", at=20.0), _item("3", at=30.0)
     for each in (facts, other):
@@ -413,8 +413,8 @@ async def check_what_is_superseded_is_history(facts: FactStore, other: FactStore
 
 
 @_law
-async def check_what_was_deleted_does_not_come_back(facts: FactStore, other: FactStore) -> None:
-    """However late it is put again, also if it was not there yet; under its id no other is kept either."""
+async def check_deleted_items_do_not_come_back(facts: FactStore, other: FactStore) -> None:
+    """However late they are put again, even if they did not exist; no other item gets their ids."""
     await facts.put(_U, [_item(name, session="s") for name in "123"])
     equal(await facts.delete(_U, ["1", "4", "1"]), ["1"], "what was there")
     equal(await facts.delete(_U, ["1", "4"]), [], "what was there the second time")
@@ -434,8 +434,8 @@ async def check_what_was_deleted_does_not_come_back(facts: FactStore, other: Fac
 
 
 @_law
-async def check_a_deletion_takes_what_is_meant(facts: FactStore) -> None:
-    """By ids, turn, session and user, however many, superseded ones too; it says what was there; cases 51 and 54."""
+async def check_a_deletion_deletes_exactly_the_given_items(facts: FactStore) -> None:
+    """By ids, turn, session and user, any number, superseded ones too; returns what existed; cases 51 and 54."""
     users = [Scope(user_id="u", agent=agent) for agent in (None, "a", "b")] + [Scope(user_id="u2")]
     for scope in users:
         for session, turn in (("s", 1), ("s", 10), ("s", None), ("s1", 1), (None, None)):
@@ -458,10 +458,8 @@ async def check_a_deletion_takes_what_is_meant(facts: FactStore) -> None:
 
 
 @_law
-async def check_what_a_deleted_fact_stood_in_the_place_of_takes_over_its_end(
-    facts: FactStore, other: FactStore
-) -> None:
-    """It holds again if nobody else stands there, however many go at once, and by whichever verb; whosever it is."""
+async def check_the_predecessor_of_a_deleted_item_takes_over_its_end(facts: FactStore, other: FactStore) -> None:
+    """It is valid again if nothing else supersedes it, whichever method deletes, and whichever agent owns it."""
 
     async def chain(user: str, *sessions: str) -> Scope:
         """Put facts each of which stands in the place of the one before, from these sessions."""
@@ -519,8 +517,8 @@ async def check_what_a_deleted_fact_stood_in_the_place_of_takes_over_its_end(
 
 
 @_law
-async def check_uses_that_count_are_counted_once_each(facts: FactStore, other: FactStore) -> None:
-    """Those at a later time than the last; also if the call is repeated; whatever else of the item is changed."""
+async def check_counted_uses_are_counted_once(facts: FactStore, other: FactStore) -> None:
+    """Only uses later than the last one, even if the call is repeated; other changes do not count."""
     await facts.put(_U, [_item("1"), _item("2"), replace(_item("3"), uses=5)], at=1.0)
 
     async def uses() -> list[int]:
@@ -540,8 +538,8 @@ async def check_uses_that_count_are_counted_once_each(facts: FactStore, other: F
 
 
 @_law
-async def check_use_is_what_was_put_changed_superseded_or_touched(facts: FactStore, other: FactStore) -> None:
-    """The latest counts. It changes nothing else, and is its user's."""
+async def check_putting_changing_superseding_and_touching_are_uses(facts: FactStore, other: FactStore) -> None:
+    """The latest use counts. It changes nothing else, and no other user's items."""
     await facts.put(_U, [_item("1"), _item("2"), _item("3", at=1000.0)], at=10.0)
     await facts.put(_A, [_item("4", _SKILL)], at=10.0)
     await facts.put(Scope(user_id="u2"), [_item("1"), _item("2")], at=10.0)
@@ -578,8 +576,8 @@ async def check_use_is_what_was_put_changed_superseded_or_touched(facts: FactSto
 
 
 @_law
-async def check_a_sweep_deletes_what_was_not_used(facts: FactStore, other: FactStore) -> None:
-    """Of all users and agents, the longest unused first, superseded ones too; and it does not come back; case 48."""
+async def check_a_sweep_deletes_unused_items(facts: FactStore, other: FactStore) -> None:
+    """Of all users and agents, the longest unused first, superseded ones too; they do not come back; case 48."""
     kinds = (_FACTS, _SKILL, _CONTEXT)
     for user in ("u", "u2"):
         for at, kind in enumerate(kinds):
@@ -610,8 +608,8 @@ async def check_a_sweep_deletes_what_was_not_used(facts: FactStore, other: FactS
 
 
 @_law
-async def check_a_sweep_leaves_what_is_used_meanwhile(facts: FactStore, other: FactStore) -> None:
-    """Whatever is read of as used now was not deleted, and what was deleted is not read of any more."""
+async def check_a_sweep_leaves_items_that_are_used_meanwhile(facts: FactStore, other: FactStore) -> None:
+    """An item that is recorded as used was not deleted, and a deleted item is not returned."""
     for at in range(10):
         ids = [f"{at}-{number}" for number in range(20)]
         await facts.put(_U, [_item(name) for name in ids], at=1.0)
@@ -626,7 +624,7 @@ async def check_a_sweep_leaves_what_is_used_meanwhile(facts: FactStore, other: F
 
 @_law
 async def check_ids_are_literal(facts: FactStore) -> None:
-    """Of users, agents, sessions and items: each matches itself only; acceptance 50."""
+    """Ids of users, agents, sessions and items match only themselves; case 50."""
     for name in IDS:
         scope = Scope(user_id=name, agent=name)
         await facts.put(
@@ -655,8 +653,8 @@ async def check_ids_are_literal(facts: FactStore) -> None:
 
 
 @_law
-async def check_a_scan_sees_everything_once(facts: FactStore) -> None:
-    """Of a user or of all, in the order of the puts, in pages of any size."""
+async def check_a_scan_returns_each_item_once(facts: FactStore) -> None:
+    """Of one user or of all, in order of insertion, in pages of any size."""
     order = [("u", "1"), ("u2", "1"), ("u", "2"), ("u", "0"), ("u2", "0")]
     for at, (user, name) in enumerate(order):
         await facts.put(Scope(user_id=user, agent="a"), [_item(name, _SKILL, at=9.0 - at)])
@@ -679,8 +677,8 @@ def _names(facts: Iterable[Fact]) -> list[tuple[str, str]]:
 
 
 @_law
-async def check_a_cancelled_put_is_whole_or_not_there(facts: FactStore) -> None:
-    """Whenever it is cancelled; repeating it makes it whole."""
+async def check_a_cancelled_put_is_atomic(facts: FactStore) -> None:
+    """Whenever it is cancelled; a repeated call completes it."""
     for number, wait_s in enumerate((None, 0, 0.0005, 0.002)):
         scope = Scope(user_id=f"u{number}")
         items = [_item(str(at)) for at in range(200)]
@@ -695,8 +693,8 @@ async def check_a_cancelled_put_is_whole_or_not_there(facts: FactStore) -> None:
 
 
 @_law
-async def check_a_closed_store_says_so(facts: FactStore) -> None:
-    """Closing twice is fine; every verb after it raises StoreClosedError."""
+async def check_a_closed_store_raises(facts: FactStore) -> None:
+    """Closing twice is fine; every other method then raises StoreClosedError."""
     await facts.put(_U, [_item("1")])
     await facts.close()
     await facts.close()

@@ -1,9 +1,9 @@
-"""An agent with tools: two at once, one that a person allows, one whose process is killed, one that runs elsewhere.
+"""An agent with tools: concurrent calls, approval by a person, a killed process, a result from outside.
 
-    python examples/agent_with_tools.py                       with a stand-in for a model: no key, no network
-    OPENAI_API_KEY=... python examples/agent_with_tools.py    with a model; OPENAI_BASE_URL and OPENAI_MODEL say which
+    python examples/agent_with_tools.py                       with a simulated model: no key, no network
+    OPENAI_API_KEY=... python examples/agent_with_tools.py    with a real model, set by OPENAI_BASE_URL and OPENAI_MODEL
 
-Exits with 0 only if everything that it shows has happened.
+Exits with 0 only if everything that it prints was checked.
 """
 # ruff: noqa: S101 - here an assertion is what is shown
 
@@ -55,7 +55,7 @@ def weather(city: str) -> str:
 
 @tool
 async def travel_time(start: str, end: str) -> dict[str, str | int]:
-    """Return how many minutes a train takes from one city to another."""
+    """Return the duration of a train journey between two cities, in minutes."""
     await asyncio.sleep(0.6)
     return {"from": start, "to": end, "minutes": 155}
 
@@ -76,7 +76,7 @@ def charge(euros: int, context: ToolContext) -> str:
 
 @tool(repeatable=True)
 def quietest_train() -> str:
-    """Find the quietest train of the day; takes a while, and may be done again."""
+    """Find the quietest train of the day. Takes a while, and may be repeated."""
     if done("search") == 1:
         time.sleep(60)  # long enough to be killed in
     return "the 10:25 is the quietest"
@@ -90,20 +90,20 @@ ask_driver = external_tool(
 
 
 def done(what: str) -> int:
-    """Note what a tool did in a file that outlives its process; return how often it has done so."""
+    """Write a tool's action to a file, so that it survives the process; return the number of such actions."""
     with Path(os.environ["AGENT_NOTES"]).open("a", encoding="utf-8") as file:
         file.write(f"{what}\n")
     return notes().count(what)
 
 
 def notes() -> list[str]:
-    """Return what the tools have noted."""
+    """Return the actions in the file."""
     path = Path(os.environ["AGENT_NOTES"])
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def two_at_once(manager: SessionManager) -> None:
-    """Tools of one answer run side by side."""
+    """The tool calls of one answer run concurrently."""
     run = ask(manager, "ada/trip", TRIP)
     tell(run.wait(60).text)
     steps = run.steps()
@@ -115,7 +115,7 @@ def two_at_once(manager: SessionManager) -> None:
 
 
 def with_leave(manager: SessionManager, other_manager: SessionManager) -> None:
-    """Somebody else lets a call be made, with other arguments, and another not. The run costs nothing meanwhile."""
+    """A person approves one call, with other arguments, and rejects another. The waiting run costs nothing."""
     run = ask(manager, "ada/trip", BOOK)
     call = waiting_call(run)
     tell(f"* {run.status()}: {call.name} {dict(call.input)}")
@@ -132,7 +132,7 @@ def with_leave(manager: SessionManager, other_manager: SessionManager) -> None:
 
 
 def killed_midway(manager: SessionManager) -> None:
-    """The session's process is killed between two results. The run goes on in another, behind the first."""
+    """The session's process is killed between two results. The run continues in a new one, after the first result."""
     run = ask(manager, "alan/trip", PAY)
     chat = manager.get("alan/trip")
     seen = run.events()
@@ -153,7 +153,7 @@ def killed_midway(manager: SessionManager) -> None:
 
 
 def elsewhere(manager: SessionManager) -> None:
-    """A call that no function answers: its result comes from outside, whenever it comes."""
+    """An external tool: the program provides the result of the call, at any time."""
     run = ask(manager, "grace/taxi", TAXI)
     call = waiting_call(run)
     tell(f"* {run.status()}: {call.name} {dict(call.input)}")
@@ -162,13 +162,13 @@ def elsewhere(manager: SessionManager) -> None:
 
 
 def ask(manager: SessionManager, chat: str, prompt: str) -> ExecutionHandle:
-    """Start a run of the user that the session's name begins with."""
+    """Start a run in a session of the user whose name begins the session's id."""
     tell(f"\n[{chat}] > {prompt}")
     return manager.open(chat, user_id=chat.partition("/")[0]).run(prompt)
 
 
 def waiting_call(run: ExecutionHandle) -> PendingCall:
-    """Return the one call that waits for a decision, once the run does."""
+    """Wait until the run waits for a decision; return its call."""
     asked = next(event for event in run.events() if isinstance(event, events.ApprovalRequested))
     while run.status() != "awaiting_approval":
         time.sleep(0.02)
@@ -176,7 +176,7 @@ def waiting_call(run: ExecutionHandle) -> PendingCall:
 
 
 def stand_in(messages: list[Message]) -> Message:
-    """Answer in place of a model: make the calls of this prompt, then say what they gave."""
+    """Simulate a model: make the calls for this prompt, then report their results."""
     last = max(at for at, message in enumerate(messages) if message["role"] == "user")
     results = [message["content"] for message in messages[last:] if message["role"] == "tool"]
     return tool_script([CALLS[messages[last]["content"]], f"What I found out: {'; '.join(results)}"])(messages)

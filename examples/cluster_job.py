@@ -1,12 +1,12 @@
-"""A job for a Ray cluster: conversations whose processes are spread over its nodes, kept in PostgreSQL.
+"""A job for a Ray cluster: conversations with processes on all nodes, stored in PostgreSQL.
 
     RAY_ADDRESS=head:6379 python examples/cluster_job.py postgresql://user@host/name    a driver on any node
     ray job submit -- python examples/cluster_job.py postgresql://user@host/name        needs ray[default] on the head
-        --packed 2                  sessions share two hosts; without it, each has a process of its own
-        --chroma host:8000          what is said is also remembered; vectors are kept by this server
-        --recalled text             looks that up in what was said in earlier jobs, too
+        --packed 2                  sessions share two hosts; without it, each has its own process
+        --chroma host:8000          turns are saved in a memory with vectors on this Chroma server
+        --recalled text             also searches the turns of earlier jobs for this text
 
-Its answers come from an engine without a model. What it prints last is one line of JSON, for whoever waits for it.
+Its engine needs no model. The last line that it prints is JSON, for the program that waits for it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ QUESTIONS = ("Why do rivers meander?", "What did I ask you first?")
 
 
 async def converse(manager: AsyncSessionManager, number: int) -> tuple[AsyncSession, int]:
-    """Ask both questions in a session, one behind the other; return it, and how many turns it has by now."""
+    """Ask both questions in a session, one after the other; return the session and the number of its turns."""
     chat = await manager.open(f"chat-{number}", user_id="sarah")
     for question in QUESTIONS:
         run = await chat.run(question, if_busy="enqueue")

@@ -1,4 +1,4 @@
-"""The stand-in for the HR assistant's model: it answers from what it is sent, and finds facts where it is asked to."""
+"""The simulated model of the HR assistant: answers from its request, and extracts facts on request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from provider_replies import Message, keywords, matching, sentences, texts_of
 
 FACTS_WANTED = "Answer with the facts now, as JSON."
-"""The last line, where facts are wanted."""
+"""The last line of a request for facts."""
 
 
 class Memory(NamedTuple):
-    """A line of a section: what one memory says."""
+    """One item in a section of recalled memories."""
 
     when: str
     topic: str
@@ -22,10 +22,10 @@ class Memory(NamedTuple):
 
 
 def assistant_reply(messages: Sequence[Message]) -> str:
-    """Answer the last question, or give the facts of what the user says.
+    """Answer the last question, or extract the facts from the user's statements.
 
-    What the user tells of themselves is looked up in this conversation and among the facts, what was talked about among
-    what was said, and the rules in what is for everyone. Nothing is known that does not stand in the messages.
+    Facts about the user come from this conversation and the recalled facts, earlier topics from recalled conversations,
+    and rules from the section for everyone. It knows nothing that is not in the messages.
     """
     *before, prompt = [text for message in messages if message["role"] == "user" for text in texts_of(message)]
     if prompt.endswith(FACTS_WANTED):
@@ -52,7 +52,7 @@ def assistant_reply(messages: Sequence[Message]) -> str:
 
 
 def sections_of(messages: Sequence[Message]) -> dict[str, list[Memory]]:
-    """Return what long-term memory has put into a request, by the section's name."""
+    """Return the recalled items in a request by the name of their section."""
     last = next((message for message in reversed(messages) if message["role"] == "user"), {})
     found: dict[str, list[Memory]] = {}
     for text in texts_of(last):
@@ -66,17 +66,17 @@ def sections_of(messages: Sequence[Message]) -> dict[str, list[Memory]]:
 
 
 def nearest(question: str, memories: Collection[Memory]) -> list[Memory]:
-    """Return the memories that share a word with the question, those that share most first."""
+    """Return the items that share a word with the question, those with most such words first."""
     wanted = keywords(question)
     found = [one for one in memories if wanted & keywords(one.text)]
     return sorted(found, key=lambda one: -len(wanted & keywords(one.text)))
 
 
 def facts_in(request: str) -> Iterator[dict[str, str | None]]:
-    """Yield what users tell of themselves, as `ExtractiveMemory` asks for it.
+    """Yield facts about the users, in the format of `ExtractiveMemory`.
 
-    A statement that begins with "I" or "My" is a fact. What stands before its verb is its topic; a known fact of the
-    same topic no longer holds.
+    A statement that begins with "I" or "My" is a fact. The words before its verb are its topic; a known fact with the
+    same topic is replaced.
     """
     rows = [json.loads(line) for line in request.splitlines() if line.startswith("{")]
     known = {row["topic"]: row for row in rows if row.get("topic")}

@@ -1,4 +1,4 @@
-"""What a long conversation is about: a company's handbook, an employee's questions, and what she tells of herself."""
+"""The content of a long conversation: a company's handbook, an employee's questions, and facts about her."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HANDBOOK = [
     ("what does the pension plan add", "To the pension plan the company adds one euro for each that is paid in."),
     ("how long is the notice period", "The notice period is four weeks in the first two years, then three months."),
 ]
-"""What is asked, and what the handbook says."""
+"""Questions, and the handbook's rules that answer them."""
 
 SYSTEM = "You help the employees of Northwind. Answer from the handbook, in two sentences.\n\nHandbook"
 SYSTEM += "".join(f"\n- {rule}" for _, rule in HANDBOOK)
@@ -46,13 +46,13 @@ FACTS = [
     LEAVE,
     "I am allergic to peanuts, should there ever be a team lunch.",
 ]
-"""How the conversation begins."""
+"""The first prompt."""
 
 LATER = ["My new manager is Joris Maes.", "My desk has moved to the third floor."]
-"""What she tells in the course of it."""
+"""Facts that she mentions later."""
 
 ASKED = "What did I tell you about my parental leave?"
-"""How it ends."""
+"""The last prompt."""
 
 _CITIES = ["Lyon", "Porto", "Turin", "Gdansk", "Leipzig", "Bergen", "Tartu"]
 _MONTHS = ["February", "April", "June", "September", "November"]
@@ -65,7 +65,7 @@ _OPENINGS = [
 
 
 def conversation(turns: int) -> list[str]:
-    """Return what she says in so many turns: the facts first, then questions, the same each time."""
+    """Return her prompts for this number of turns, always the same: facts first, then questions."""
     prompts = list(FACTS)
     for at in range(turns - len(prompts)):
         opening = _OPENINGS[at % len(_OPENINGS)]

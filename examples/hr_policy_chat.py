@@ -1,16 +1,15 @@
-"""An HR assistant that remembers: two conversations days apart, another employee, and a wish to be forgotten.
+"""An HR assistant with memories: two conversations days apart, another employee, and a user who is forgotten.
 
-    python examples/hr_policy_chat.py                       with a stand-in for a model: no key, no network
-    OPENAI_API_KEY=... python examples/hr_policy_chat.py    with a model; OPENAI_BASE_URL and OPENAI_MODEL say which
-    python examples/hr_policy_chat.py --days 40             lets more time pass between the two
-    python examples/hr_policy_chat.py --keep folder         leaves there what is stored, and the requests
+    python examples/hr_policy_chat.py                       with a simulated model: no key, no network
+    OPENAI_API_KEY=... python examples/hr_policy_chat.py    with a real model, set by OPENAI_BASE_URL and OPENAI_MODEL
+    python examples/hr_policy_chat.py --days 40             sets the days between the two conversations
+    python examples/hr_policy_chat.py --keep folder         keeps the stored files and the requests there
 
-The handbook is in static memory, for everyone; who an employee is in extractive memory; what was talked about in vector
-memory; what is to be done in working memory. Sessions and memories live in processes whose clock the example sets back
-to begin with, so the first conversation has the dates that it would have.
+Static memory has the handbook, for everyone; extractive memory has facts about employees; vector memory has earlier
+conversations; working memory has open tasks. The example first sets the clock of all its processes back, so that the
+first conversation has the right dates.
 
-Each claim that is printed was checked, in the requests that were sent and in the bytes of the files. Exits with 0 only
-if all hold.
+Each printed claim was checked in the requests and in the bytes of the files. Exits with 0 only if all are true.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ BEAST = "Who approves what I enter into the Beast?"
 OFFICE = "In which office do I work?"
 FORM = "LV-2291"
 TRACES = ["Okonkwo", "Ghent", "2 March", "29 May", "16 March", "12 June", "Lisbon", FORM, "Beast", "Vandamme"]
-"""Words that only Sarah says, or that are only said of her."""
+"""Words that occur only in what Sarah says, or in what is said about her."""
 
 # A byte is a token here: some four times too much for English, but it needs no vocabulary from the network.
 CONFIG = SessionConfig(
@@ -95,14 +94,14 @@ tell = partial(print, flush=True)
 
 
 def set_clock(file: Path) -> None:
-    """Let `time.time` of this process be as many days ago as the file says, at each call."""
+    """Make `time.time` of this process return a time that is earlier by the number of days in the file."""
     now = time.time
     time.time = lambda: now() - 86_400 * float(file.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """A middleware that writes down each request, for a model of which nothing else here sees them."""
+    """A middleware that writes each request to a file."""
 
     file: Path
 
@@ -113,18 +112,18 @@ class Recorder:
 
 
 class Story:
-    """What was asked, what was sent for it, and whether what is claimed of it is so."""
+    """Asks questions, reads the requests that were sent, and checks claims about them."""
 
     def __init__(self, sent: Callable[[], list[list[Message]]]) -> None:
         self._sent = sent
         self.messages: list[Message] = []
         """The request for the last answer."""
         self.recalled: dict[str, list[Memory]] = {}
-        """What of it is from long-term memory, by section."""
+        """The recalled items in it, by section."""
         self.answer = ""
 
     def ask(self, chat: Session, prompt: str, **options: Any) -> None:
-        """Ask, show question and answer, and look up what was sent."""
+        """Ask, print question and answer, and read the request that was sent."""
         self.answer = chat.run(prompt, **options).wait(120).text
         asked = [messages for messages in self._sent() if texts_of(messages[-1])[-1:] == [prompt]]
         self.messages = asked[-1]
@@ -133,7 +132,7 @@ class Story:
         tell(textwrap.indent(textwrap.fill(self.answer, 110), "  "))
 
     def show(self, *sections: str) -> None:
-        """Print what stands in these sections of the last request."""
+        """Print these sections of the last request."""
         for name in sections:
             for one in self.recalled.get(name, []):
                 tell(f"    <{name}_memory> [{one.when}] {textwrap.shorten(one.text, 90, placeholder=' ...')}")
@@ -144,17 +143,17 @@ class Story:
 
     @property
     def conversation(self) -> str:
-        """What the last request has of the conversation itself, without what was recalled and without the question."""
+        """The conversation in the last request, without recalled text and without the question."""
         *before, _ = self.messages
         return "\n".join(text for message in before for text in texts_of(message) if message["role"] != "system")
 
     @property
     def request(self) -> str:
-        """All that the last request says."""
+        """All texts of the last request."""
         return json.dumps(self.messages, ensure_ascii=False)
 
     def claim(self, is_so: bool, what: str) -> None:
-        """Print that something is so; end the program if it is not."""
+        """Print a claim; end the program if it is false."""
         if not is_so:
             tell(json.dumps(self.messages, indent=2, ensure_ascii=False))
             sys.exit(f"This is not so: {what}")
@@ -162,7 +161,7 @@ class Story:
 
 
 def first_conversation(manager: SessionManager, story: Story) -> None:
-    """Sarah says who she is, and asks so much that the window loses it."""
+    """Sarah introduces herself, and asks so much that it no longer fits the window."""
     chat = manager.open("sarah-1", user_id="sarah")
     for prompt in ABOUT_HER:
         story.ask(chat, prompt)
@@ -188,7 +187,7 @@ def first_conversation(manager: SessionManager, story: Story) -> None:
 
 
 def second_conversation(manager: SessionManager, story: Story, day: str) -> None:
-    """Days later she goes on in a new session, where nothing of the first one was said."""
+    """Days later she continues in a new session, which does not have the first conversation."""
     chat = manager.open("sarah-2", user_id="sarah")
     story.ask(chat, LEAVE)
     story.show("profile", "static")
@@ -233,7 +232,7 @@ def second_conversation(manager: SessionManager, story: Story, day: str) -> None
 
 
 def another_user(manager: SessionManager, story: Story) -> Session:
-    """Sam asks the same."""
+    """Another user, Sam, asks the same."""
     chat = manager.open("sam-1", user_id="sam")
     for prompt in (LEAVE, SAID):
         story.ask(chat, prompt)
@@ -246,7 +245,7 @@ def another_user(manager: SessionManager, story: Story) -> Session:
 
 
 def forget(manager: SessionManager, sam: Session, story: Story, data: Path) -> None:
-    """Sarah asks to be forgotten. Sam is not."""
+    """Sarah's data is deleted; Sam's is not."""
     story.claim(traces(data, TRACES) == TRACES, f"the files say {', '.join(TRACES)}")
     report = manager.forget("sarah")
     show_report(report)
@@ -272,13 +271,13 @@ def show_report(report: Forgotten) -> None:
 
 
 def traces(folder: Path, texts: Sequence[str]) -> list[str]:
-    """Return those of the texts that stand in the bytes of some file."""
+    """Return the texts that occur in the bytes of a file."""
     held = b"\n".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file())
     return [text for text in texts if text.encode() in held]
 
 
 def play(data: Path, engine: OpenAIEngine, story: Story, set_days: Callable[[float], None], days: float) -> None:
-    """Play it all, with memories in this folder."""
+    """Run all conversations, with memories in this folder."""
     memories: list[LongTermMemory] = [
         StaticMemory([rule for _, rule in HANDBOOK]),
         ExtractiveMemory(engine, SQLFacts(f"sqlite:///{data}/facts.db")),

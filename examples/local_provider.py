@@ -1,4 +1,4 @@
-"""A stand-in for a model provider: OpenAI's wire formats over real HTTP on loopback, without a model.
+"""A simulated model provider: OpenAI's wire formats over HTTP on loopback, without a model.
 
     python examples/local_provider.py --port 8000          then: OPENAI_BASE_URL=http://127.0.0.1:8000/v1
 
@@ -6,9 +6,9 @@
         engine = OpenAIEngine("local", base_url=provider.base_url)
 
 It serves POST /v1/chat/completions and POST /v1/responses, streamed or not, POST /v1/embeddings and GET /v1/models. It
-refuses what the real API would refuse, and records what it was sent and when a client hung up. One reply serves both
-APIs: it is given the conversation, and gives its answer, in the form of chat. Any model name will do. One that ends in
-`/<fault>`, or is just that, or the header `x-fault: <fault>`, has it misbehave:
+refuses requests that the real API would refuse, and records requests and when a client closed its connection. One reply
+function serves both APIs: it gets the conversation and returns an answer in the format of chat. Any model name works. A
+model name that is a fault, or ends in `/<fault>`, or the header `x-fault: <fault>`, makes it misbehave:
 
     fault            what happens
     slow             50 ms pass before each token
@@ -23,7 +23,7 @@ APIs: it is given the conversation, and gives its answer, in the form of chat. A
     400 ... 599      that status; 429 and 503 with Retry-After, in `retry_after_s`
     <fault>-once     the fault at the first request for that model, and an answer from then on
 
-Without a stream, those in the middle of an answer close the connection instead of it.
+Without streaming, faults in the middle of an answer close the connection instead of answering.
 
 Standard library only, here and in the files beside it: provider_http, provider_requests, provider_replies,
 provider_chat, provider_responses, and wire_rules, which says what a valid conversation is.
@@ -71,13 +71,13 @@ _EMBEDDING_FIELDS: Fields = {
 
 
 class LocalProvider:
-    """Serves on 127.0.0.1, on a thread and an event loop of its own, while it is entered as a context manager.
+    """Serves on 127.0.0.1, on its own thread and event loop, while it is entered as a context manager.
 
     Args:
         token_delay_s: pause before each token, in seconds.
         reply: what to answer; by default, a sentence about the last message and how many there were.
-        api_key: refuse requests with any other, with status 401 and, as careless servers do, quoting what they sent.
-        retry_after_s: what a refusal for now asks for, in seconds.
+        api_key: requests with another key are refused with status 401, quoting the key, as careless servers do.
+        retry_after_s: the Retry-After of a temporary refusal, in seconds.
         port: 0 takes a free one.
     """
 
@@ -104,7 +104,7 @@ class LocalProvider:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client takes as `base_url`."""
+        """The `base_url` for an OpenAI client."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def __enter__(self) -> Self:
@@ -118,7 +118,7 @@ class LocalProvider:
         self.close()
 
     def close(self) -> None:
-        """Close the port and the connections, and return when they are. Closing twice is fine."""
+        """Close the port and the connections. Idempotent."""
         if self._thread and self._thread.is_alive():
             self._stop()
             self._thread.join()
@@ -131,7 +131,7 @@ class LocalProvider:
         return self.requests[number - 1]
 
     async def serve(self, listening: Callable[[], object]) -> None:
-        """Serve until cancelled or left; call `listening` when clients may connect."""
+        """Serve until cancelled or closed; call `listening` when clients may connect."""
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=MAX_HEAD_BYTES)
         self.port = server.sockets[0].getsockname()[1]
@@ -179,7 +179,7 @@ class LocalProvider:
 
     @staticmethod
     async def _attend(record: Record, responding: Coroutine[Any, Any, bool], next_head: asyncio.Task[bytes]) -> bool:
-        """Respond for as long as the client is there; return whether the connection goes on."""
+        """Respond while the client is connected; return whether the connection stays open."""
         response = asyncio.create_task(responding)
         try:
             await asyncio.wait({response, next_head}, return_when=asyncio.FIRST_COMPLETED)
@@ -223,7 +223,7 @@ class LocalProvider:
         return True
 
     async def _take_fault(self, record: Record) -> str:
-        """Return the fault that the request asks for, or nothing; refuse and hang right here."""
+        """Return the fault that the request selects, or nothing. Refusals and `hang` happen here."""
         model = record.body.get("model") if isinstance(record.body, dict) else None
         name = record.headers.get("x-fault") or str(model).rpartition("/")[2]
         fault = name.removesuffix("-once")
@@ -307,7 +307,7 @@ def _embeddings(body: Message) -> dict[str, Any]:
 
 
 def embed(text: str, size: int = EMBEDDING_SIZE) -> list[float]:
-    """Return a vector of length 1 that depends on the text's words alone, so texts that share words are near."""
+    """Return a vector of length 1 that depends only on the words, so texts that share words have near vectors."""
     vector = [0.0] * size
     for word in re.findall(r"\w+", text.lower()) or [text]:
         number = int.from_bytes(_digest(word), "big")

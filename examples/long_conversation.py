@@ -1,13 +1,13 @@
-"""A conversation that outgrows its window many times over, four times at once: each time another strategy makes room.
+"""One long conversation, held four times at once: in each, another strategy keeps it within the model's window.
 
-    python examples/long_conversation.py                       with a stand-in for a model: no key, no network
-    OPENAI_API_KEY=... python examples/long_conversation.py    with a model; OPENAI_BASE_URL and OPENAI_MODEL say which
+    python examples/long_conversation.py                       with a simulated model: no key, no network
+    OPENAI_API_KEY=... python examples/long_conversation.py    with a model, set by OPENAI_BASE_URL and OPENAI_MODEL
     python examples/long_conversation.py --turns 80            a shorter one
-    python examples/long_conversation.py --keep folder         leaves there the conversations, the notebook and, of the
-                                                               stand-in, the requests that it was sent
+    python examples/long_conversation.py --keep folder         keeps the conversations, the notebook and the simulated
+                                                               model's requests there
 
-An employee tells who she is, asks for hundreds of turns what the handbook says, and at last what she had told. Exits
-with 0 only if everything that it shows has happened.
+An employee introduces herself, asks about the handbook for hundreds of turns, and at last about herself. Exits with 0
+only if everything that it prints was checked.
 """
 # ruff: noqa: S101, S608 - here an assertion is what is shown, and the SQL is put together from nothing but constants
 
@@ -63,7 +63,7 @@ USER = "mara"
 
 
 class Notebook:
-    """A long-term memory in an SQLite file. It travels as the file's path, so whoever has that reads the same notes."""
+    """A long-term memory in an SQLite file. It pickles as the file's path, so all processes read the same notes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,7 +74,7 @@ class Notebook:
         return [item.id for item in items]
 
     async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> Sequence[MemoryItem]:
-        """Return the notes that share most words with the query; of those that share as many, the oldest first."""
+        """Return the notes that share most words with the query; the oldest first if equal."""
         select = f"SELECT id, session_id, turn_index, text FROM notes WHERE {_THEIRS} ORDER BY rowid"
         notes = [
             MemoryItem(id=note, text=text, source=Source(session_id=session, turn_index=turn))
@@ -93,7 +93,7 @@ class Notebook:
         return len(await self._do(delete, *({**_whose(scope), "id": one} for one in which)))
 
     async def close(self) -> None:
-        """It holds nothing open."""
+        """Do nothing: no file is kept open."""
 
     async def _do(self, statement: str, *rows: Mapping[str, Any]) -> list[Any]:
         def do() -> list[Any]:
@@ -118,22 +118,22 @@ def _words(text: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one of the conversations."""
+    """The result of one of the conversations."""
 
     name: str
     seen: tuple[blocks.Block, ...]
-    """What the model was given with the last question."""
+    """The model's input with the last question."""
     answer: str
     compacted: list[events.WindowCompacted]
     failed: int
     readable: str
-    """How many of the turns are in the history as they were."""
+    """The number of turns that are unchanged in the history."""
     expanded: Sequence[blocks.Block]
-    """What the summary stands for, if there is one."""
+    """The blocks that the summary replaces, if there is one."""
     notes: Sequence[MemoryItem]
-    """What the notebook recalls, the best first."""
+    """The notes that the notebook recalls, the best first."""
     reminded: str
-    """The answer with the best note beside the question."""
+    """The answer if the best note is sent with the question."""
 
     @property
     def summary(self) -> str:
@@ -141,18 +141,18 @@ class Outcome:
 
     @property
     def known(self) -> str:
-        """Where in what the model was given it says when the leave is."""
+        """Where the model's input says when the leave is."""
         texts = [block.text for block in self.seen if isinstance(block, blocks.User | blocks.Text)]
         return "in the summary" if says_when(self.summary) else "as she said it" if says_when(*texts) else "no"
 
 
 def says_when(*texts: str) -> bool:
-    """Return whether it is said when the leave ends."""
+    """Return whether the text says when the leave ends."""
     return any("29 May" in text for text in texts)
 
 
 async def converse(manager: AsyncSessionManager, name: str, prompts: Sequence[str], notebook: Notebook) -> Outcome:
-    """Hold the conversation, ask at its end what was said at its beginning, and look at what became of it."""
+    """Hold the conversation, ask at its end about its beginning, and return the result."""
     chat = await manager.open(name, user_id=USER)
     await chat.append(blocks.System(text=SYSTEM))
     for number, prompt in enumerate(prompts, 1):
@@ -188,7 +188,7 @@ async def converse(manager: AsyncSessionManager, name: str, prompts: Sequence[st
 
 
 def is_whole(turn: Turn, prompt: str) -> bool:
-    """Return whether the turn still reads as it was: the prompt, and an answer."""
+    """Return whether the turn still has its prompt and an answer."""
     return said(turn.new_blocks) == [prompt] and bool(turn.text)
 
 
@@ -209,12 +209,12 @@ async def every_event(chat: AsyncSession) -> list[events.Event]:
 
 
 def said(some: Iterable[blocks.Block]) -> list[str]:
-    """Return what the user says in some blocks."""
+    """Return the texts of the user's blocks."""
     return [block.text for block in some if isinstance(block, blocks.User)]
 
 
 async def side_by_side(store: str, engine: OpenAIEngine, notebook: Notebook, prompts: list[str]) -> list[Outcome]:
-    """Hold the conversation once with each strategy, all at the same time."""
+    """Hold the conversation once with each strategy, concurrently."""
     strategies: dict[str, OverflowStrategy] = {
         "Trim": Trim(),
         "DeleteOldest": DeleteOldest(20),
@@ -231,7 +231,7 @@ async def side_by_side(store: str, engine: OpenAIEngine, notebook: Notebook, pro
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
-    """Print what became of the conversations, side by side, and then what each model saw."""
+    """Print the results of the conversations side by side, and then what each model saw."""
     rows: list[tuple[str, list[object]]] = [
         ("compactions", [len(one.compacted) for one in outcomes]),
         ("  tokens before, mean", [mean(event.tokens_before for event in one.compacted) for one in outcomes]),
@@ -278,7 +278,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def check(outcomes: Sequence[Outcome], prompts: Sequence[str]) -> None:
-    """Raise if anything is not as it should be."""
+    """Raise if a result is not as expected."""
     by_name = {one.name: one for one in outcomes}
     for one in outcomes:
         assert len(one.compacted) > 1
@@ -297,7 +297,7 @@ def check(outcomes: Sequence[Outcome], prompts: Sequence[str]) -> None:
 
 
 def check_requests(provider: LocalProvider) -> int:
-    """Return what the largest request has taken; raise if it is too large, or one was not answered to its end."""
+    """Return the size of the largest request. Raise if it is too large, or if a request was not answered completely."""
     assert all(record.finished for record in provider.requests)
     conversations = [decode(record.body["messages"]) for record in provider.requests]
     largest = max(sum(map(COUNTER.count, sent)) + COUNTER.overhead(None, ()) for sent in conversations)

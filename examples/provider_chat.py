@@ -1,4 +1,4 @@
-"""The stand-in provider's Chat Completions API."""
+"""The Chat Completions API of the simulated provider."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _FIELDS: Fields = {
 
 
 class ChatRequest:
-    """A request, refused with `RefusedError` where the real API would."""
+    """A request. Raises `RefusedError` if the real API would refuse it."""
 
     def __init__(self, body: Any) -> None:
         self.body = checked(body, "messages", _FIELDS)
@@ -87,7 +87,7 @@ class ChatRequest:
 
 
 class ChatAnswer:
-    """An answer as the API streams it, and whole."""
+    """An answer in the API's format, streamed or whole."""
 
     def __init__(self, request: ChatRequest, speech: Speech) -> None:
         self.speech = speech
@@ -104,26 +104,26 @@ class ChatAnswer:
         }
 
     def opening(self) -> Iterator[Message]:
-        """Yield what comes before the first token."""
+        """Yield the events before the first token."""
         yield self._chunk({"role": "assistant", "content": ""})
 
     def take(self, token: Message) -> Iterator[Message]:
-        """Yield what a token becomes."""
+        """Yield the events of a token."""
         yield self._chunk(token)
 
     def closing(self) -> Iterator[Message | str]:
-        """Yield what comes after the last token."""
+        """Yield the events after the last token."""
         yield self._chunk({}, self._finish_reason)
         if self._counts:
             yield {**self._chunk({}), "choices": [], "usage": self._usage}
         yield "[DONE]"
 
     def failure(self, message: str) -> Iterator[Message]:
-        """Yield what ends an answer that went wrong."""
+        """Yield the events that end a failed answer."""
         yield RefusedError(500, message, "server_error").body()
 
     def whole(self) -> Message:
-        """Return the response that is not streamed."""
+        """Return the response without streaming."""
         message: Message = {"role": "assistant", "content": None}
         for delta in self.speech.tokens:
             for key in ("reasoning_content", "content", "refusal"):

@@ -1,4 +1,4 @@
-"""The stand-in provider's HTTP: requests as they arrive, and responses as they are written."""
+"""The HTTP of the simulated provider: reads requests and writes responses."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Any
 
 @dataclass
 class Record:
-    """A request as it arrived, and what became of it. Times are `time.monotonic()` seconds."""
+    """A request, and how it ended. Times are `time.monotonic()` seconds."""
 
     method: str
     path: str
     headers: dict[str, str]
-    """By lower-case name, without `authorization`."""
+    """The headers by lower-case name, without `authorization`."""
     body: Any = None
     """The JSON of the body; None if there was none."""
     connection: int = 0
-    """Which connection it came over, counted from 1."""
+    """The number of its connection, from 1."""
     started_at: float = field(default_factory=time.monotonic)
     hung_up_at: float | None = None
-    """When the client closed the connection before the response was complete."""
+    """When the client closed the connection, if that was before the response was complete."""
     finished: bool = False
-    """Whether the response, whichever it was, was sent to its end."""
+    """Whether the response was sent completely."""
     ended: threading.Event = field(default_factory=threading.Event)
-    """Set when the request is finished, cut off or hung up on."""
+    """Set when the response is complete, or the connection is closed."""
 
 
 class RefusedError(Exception):
-    """A request is answered with an error status. `body()` is in the form of the real API."""
+    """Raised to answer a request with an error status. `body()` is in the format of the real API."""
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Response:
         await self._writer.drain()
 
     async def event(self, data: Mapping[str, Any] | str) -> None:
-        """Send a server-sent event. One with a `type` is named so, too."""
+        """Send a server-sent event, named by its `type` if it has one."""
         name = "" if isinstance(data, str) or "type" not in data else f"event: {data['type']}\n"
         event = f"{name}data: {data if isinstance(data, str) else json.dumps(data)}\n\n".encode()
         self._writer.write(b"%x\r\n%b\r\n" % (len(event), event))

@@ -1,4 +1,4 @@
-"""What the stand-in provider says, whichever API it is asked by: conversations and answers in the form of chat."""
+"""The replies of the simulated provider for both APIs, with conversations and answers in the format of chat."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any, TypeAlias
 Message: TypeAlias = dict[str, Any]
 Answer: TypeAlias = str | Message | list[Message]
 """A text; an assistant message, which may have `reasoning_content`, `content` and `tool_calls`; or the deltas of one,
-to be streamed as they are."""
+which are streamed unchanged."""
 Reply: TypeAlias = Answer | Callable[[list[Message]], Answer]
-"""An answer, or what makes one of the request's messages."""
+"""An answer, or a function that makes one from the request's messages."""
 Step: TypeAlias = str | Sequence[tuple[str, Mapping[str, Any] | str]]
-"""A text, or calls: the name of a tool with its arguments, which are sent as they are if they are a text."""
+"""A text, or tool calls: a tool's name with its arguments, which are sent unchanged if they are text."""
 
 CUT_AFTER = 3
-"""How many tokens come before a fault in the middle of an answer."""
+"""The number of tokens before a fault in the middle of an answer."""
 
 BREAKS = ("stall", "cut", "unfinished", "malformed", "error")
 """The faults in the middle of an answer."""
 
 
 def default_reply(messages: Sequence[Message]) -> str:
-    """Say what the last message was and how many there were."""
+    """Answer with the last message and the number of messages."""
     said = [message for message in messages if message["role"] not in ("system", "developer")]
     last = said[-1] if said else {"role": "user", "content": ""}
     source = "The tool says" if last["role"] == "tool" else "You said"
@@ -34,14 +34,14 @@ def default_reply(messages: Sequence[Message]) -> str:
 
 
 def tool_script(steps: Sequence[Step], *, reasoning: str | None = None) -> Callable[[list[Message]], Message]:
-    """Return a reply that takes the steps in order, from the first one on after each message of the user.
+    """Return a reply that makes the steps in order, and restarts after each message of the user.
 
-    The step is told from the conversation alone: the number of the assistant's messages since the user's last one. The
-    last step is repeated, so a script that ends in calls never comes to an end. No call id is given twice.
+    The step depends only on the conversation: on the number of the assistant's messages since the user's last one. The
+    last step is repeated, so a script that ends in calls never ends. Call ids are unique.
 
     Args:
         steps: at least one.
-        reasoning: what is thought before each.
+        reasoning: the reasoning before each step.
     """
 
     def reply(messages: list[Message]) -> Message:
@@ -55,9 +55,9 @@ def tool_script(steps: Sequence[Step], *, reasoning: str | None = None) -> Calla
 
 
 def attentive_reply(messages: Sequence[Message]) -> str:
-    """Answer from what the messages say, word by word, and from nothing else; sum them up where that is asked for.
+    """Answer with sentences of the messages, word by word; summarize them on request.
 
-    What the user has said is looked up in the user's messages, summaries among them; all else in the instructions.
+    Questions about the user are answered from the user's messages, including summaries; others from the instructions.
     """
     said = [text for message in messages if message["role"] == "user" for text in texts_of(message)]
     if not said:
@@ -76,9 +76,9 @@ def attentive_reply(messages: Sequence[Message]) -> str:
 
 
 def summary_of(request: str, most_words: int = 120) -> str:
-    """Return what `SummaryTask.request` asks for: the summary before, then what the user has told of themselves.
+    """Return the summary that `SummaryTask.request` requests: the last summary, then the user's facts.
 
-    Sentences are taken as they stand, each once, until there are `most_words`, or as many as the request allows.
+    Sentences are unchanged and unique. They have at most `most_words`, or as many as the request allows.
     """
     material, _, limit = request.rpartition(SUMMARY_WANTED)
     allowed = re.search(r"no more than (\d+) words", limit)
@@ -100,12 +100,12 @@ def summary_of(request: str, most_words: int = 120) -> str:
 
 
 SUMMARY_WANTED = "Write the summary now."
-"""How the last line begins, where a summary is wanted."""
+"""The beginning of the last line of a request for a summary."""
 
 _SUMMED_UP = "The user said: "
 
 _OF_ONESELF = re.compile(r"(I|My|We|Our)\b(?!.*\?$)")
-"""How a statement begins that is about the user."""
+"""The beginning of a statement about the user."""
 
 _OF_THE_USER = re.compile(r"\bI (say|said|tell|told)\b")
 
@@ -113,7 +113,7 @@ _COMMON = {"about", "does", "from", "have", "many", "much", "said", "tell", "tha
 
 
 def matching(question: str, texts: Sequence[str]) -> list[str]:
-    """Return the statements that share at least two words with the question, those that share most first."""
+    """Return the statements that share at least two words with the question, those with most such words first."""
     wanted = keywords(question)
     shared = {
         sentence: len(wanted & keywords(sentence))
@@ -137,7 +137,7 @@ def _call(name: str, arguments: Mapping[str, Any] | str) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """An answer as the deltas that are to be streamed, up to where a limit or a fault ends it."""
+    """An answer as deltas, up to a limit or a fault."""
 
     tokens: list[Message]
     is_cut: bool
@@ -154,7 +154,7 @@ class Speech:
 
     @property
     def thoughts(self) -> int:
-        """How many of the tokens are of the reasoning."""
+        """The number of reasoning tokens."""
         return sum("reasoning_content" in token or "reasoning" in token for token in self.tokens)
 
     @property
@@ -174,16 +174,16 @@ def _deltas(message: Message) -> Iterator[Message]:
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message; a part that is none is named by its type."""
+    """Return the text of a message; a part without text is shown as its type."""
     return " ".join(texts_of(message))
 
 
 _RECALLED = re.compile(r"(?:^|(?<=\n\n))The sections below hold what memory has.*</\w+>(?=\n\n)", re.DOTALL)
-"""What long-term memory has put in front of a prompt."""
+"""Recalled text before a prompt."""
 
 
 def texts_of(message: Message) -> list[str]:
-    """Return the text of each part of a message; what was recalled is a part, though it is sent with the prompt."""
+    """Return the text of each part of a message. Recalled text, which is sent with the prompt, is a part of its own."""
     content = message.get("content") or ""
     if isinstance(content, str):
         if found := _RECALLED.search(content):
@@ -194,11 +194,11 @@ def texts_of(message: Message) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the text's sentences; a line ends one, too."""
+    """Return the text's sentences; the end of a line also ends a sentence."""
     lines = [line.strip("- ") for line in text.splitlines()]
     return [sentence for line in lines for sentence in re.split(r"(?<=[.!?])\s+", line) if sentence]
 
 
 def words(text: str) -> list[str]:
-    """Return the text's tokens: a word and the space after it each."""
+    """Return the text's tokens: words, each with the space after it."""
     return re.findall(r"\S+\s*|\s+", text)

@@ -1,4 +1,4 @@
-"""What is wrong with a request to the stand-in provider, its conversation aside: for that, see `wire_rules`."""
+"""Checks requests to the simulated provider, except the conversation: for that, see `wire_rules`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from provider_replies import Message
 from wire_rules import TOOL_NAME
 
 Fields = Mapping[str, type | tuple[type, ...]]
-"""The fields of a request's body and what each takes beside null."""
+"""The fields of a request's body, and the values of each besides null."""
 
 NUMBER = (int, float)
 
@@ -37,7 +37,7 @@ _NAMES = {
 
 
 def checked(body: Any, required: str, fields: Fields) -> Message:
-    """Return the body if it is an object that has what it needs, and nothing of a wrong name, type or size."""
+    """Return the body if it is an object with all required fields, and no field has a wrong name, type or size."""
     if not isinstance(body, dict):
         raise RefusedError(400, "We could not parse the JSON body of your request")
     for name in ("model", required):
@@ -70,10 +70,10 @@ def _check_value(name: str, value: object, types: type | tuple[type, ...]) -> No
 
 
 def check_tools(body: Message, functions: Sequence[tuple[str, Any]], chosen: object) -> None:
-    """Refuse definitions that no model is given, and the choice of a tool that is not among them.
+    """Refuse invalid tool definitions, and the choice of a tool that is not defined.
 
     Args:
-        functions: where each definition is in the body, and what is there.
+        functions: the path of each definition in the body, and the definition.
         chosen: the name in `tool_choice`, if it is an object.
     """
     for param, function in functions:
@@ -94,10 +94,10 @@ def check_tools(body: Message, functions: Sequence[tuple[str, Any]], chosen: obj
 
 
 def check_format(param: str, form: Any) -> None:
-    """Refuse a schema that no model can be held to.
+    """Refuse an invalid schema of an answer.
 
     Args:
-        param: where it is in the body.
+        param: its path in the body.
         form: its name, the schema, and whether it is strict; None if there is none.
     """
     if form is None:
@@ -111,7 +111,7 @@ def check_format(param: str, form: Any) -> None:
 
 
 def _loose(schema: Any, path: tuple[str, ...]) -> str | None:
-    """Return why the real API's strict mode does not take a schema; nothing if it does."""
+    """Return why the real API's strict mode refuses a schema; nothing if it accepts it."""
     if unknown := sorted(set(schema) & {"default", "uniqueItems", "minLength", "maxLength", "prefixItems", "oneOf"}):
         return f"In context={path}, '{unknown[0]}' is not permitted."
     if "$ref" in schema and len(schema) > 1:

@@ -1,4 +1,4 @@
-"""The stand-in provider's Responses API. It stores nothing, so what it said has to be sent back, reasoning included."""
+"""The Responses API of the simulated provider. It stores nothing: requests must have earlier answers and reasoning."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _KEY = b"what this provider signs with, in every process"
 
 
 class ResponsesRequest:
-    """A request, refused with `RefusedError` where the real API would."""
+    """A request. Raises `RefusedError` if the real API would refuse it."""
 
     def __init__(self, body: Any) -> None:
         self.body = checked(body, "input", _FIELDS)
@@ -81,7 +81,7 @@ class ResponsesRequest:
         check_format("text.format", form if form and form.get("type") == "json_schema" else None)
         try:
             self.messages = _messages(self.body.get("instructions"), self.items)
-            """The conversation, in the form of chat."""
+            """The conversation in the format of chat."""
         except (KeyError, TypeError) as error:
             raise RefusedError(400, f"Invalid value for 'input': {error!r}", None, "input") from error
 
@@ -101,7 +101,7 @@ class ResponsesRequest:
 
 
 class ResponsesAnswer:
-    """An answer as the API streams it, and whole: items that are opened, filled and closed one after the other."""
+    """An answer in the API's format, streamed or whole: items that are opened, filled and closed in turn."""
 
     def __init__(self, request: ResponsesRequest, speech: Speech) -> None:
         self.speech = speech
@@ -112,11 +112,11 @@ class ResponsesAnswer:
         self._output: list[Message] = []
         """The items so far; the last one may be open."""
         self._open: tuple[str, object] | None = None
-        """What the open item is made of: a kind of token and, of a call, its index."""
+        """The content of the open item: a kind of token and, for a call, its index."""
         self._numbered = 0
 
     def opening(self) -> Iterator[Message]:
-        """Yield what comes before the first token."""
+        """Yield the events before the first token."""
         yield self._event("response.created", response=self._response("in_progress"))
         yield self._event("response.in_progress", response=self._response("in_progress"))
         # A model that is asked to reason does, though it may have nothing to show of it.
@@ -124,7 +124,7 @@ class ResponsesAnswer:
             yield from self._start(("reasoning", None), _reasoning(f"rs_{self._name}_0"))
 
     def take(self, token: Message) -> Iterator[Message]:
-        """Yield what a token becomes."""
+        """Yield the events of a token."""
         thought = token.get("reasoning_content", token.get("reasoning"))
         if thought is not None:
             yield from self._add_thought(thought)
@@ -136,18 +136,18 @@ class ResponsesAnswer:
             yield from self._add_arguments(call)
 
     def closing(self) -> Iterator[Message]:
-        """Yield what comes after the last token."""
+        """Yield the events after the last token."""
         yield from self._stop(self._status)
         yield self._event(f"response.{self._status}", response=self._response(self._status))
 
     def failure(self, message: str) -> Iterator[Message]:
-        """Yield what ends an answer that went wrong."""
+        """Yield the events that end a failed answer."""
         error = {"code": "server_error", "message": message}
         yield self._event("error", **error, param=None)
         yield self._event("response.failed", response={**self._response("failed"), "error": error})
 
     def whole(self) -> Message:
-        """Return the response that is not streamed."""
+        """Return the response without streaming."""
         for _ in chain(self.opening(), *map(self.take, self.speech.tokens), self._stop(self._status)):
             pass
         return self._response(self._status)
@@ -230,7 +230,7 @@ class ResponsesAnswer:
         return {"type": kind, "sequence_number": self._numbered - 1, **values}
 
     def _response(self, status: str) -> Message:
-        """Return the response as of now, without the item that is open."""
+        """Return the response so far, without the open item."""
         speech, body = self.speech, self._body
         usage = {
             "input_tokens": speech.prompt_tokens,
@@ -272,13 +272,13 @@ def _copy(value: Any) -> Any:
 
 
 def _encrypted(id: str) -> str:
-    """Return what only this provider can have made for the item of that id."""
+    """Return encrypted content for the item with this id, which only this provider can make."""
     signed = hmac.digest(_KEY, id.encode(), "sha256")
     return base64.urlsafe_b64encode(b"\x80" + signed + id.encode()).decode()
 
 
 def _check_reasoning(item: Message) -> None:
-    """Refuse a reasoning item whose encrypted content was not made here, was changed, or is another item's."""
+    """Refuse a reasoning item whose encrypted content was not made here, was changed, or belongs to another item."""
     content, item_id = item["encrypted_content"], item["id"]
     try:
         signed = base64.urlsafe_b64decode(content)
@@ -296,7 +296,7 @@ def _check_reasoning(item: Message) -> None:
 
 
 def _messages(instructions: str | None, items: list[Message]) -> list[Message]:
-    """Return the conversation in the form of chat: what the assistant said between two others is one message."""
+    """Return the conversation in the format of chat; consecutive items of the assistant become one message."""
     messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:
         match item.get("type", "message"):

@@ -1,10 +1,10 @@
 """turnwise in a few seconds: four conversations at once that stream, stop, crash and come back.
 
-    python examples/quickstart.py                       with a stand-in for a model: no key, no network
-    OPENAI_API_KEY=... python examples/quickstart.py    with a model; OPENAI_BASE_URL and OPENAI_MODEL say which
-    python examples/quickstart.py --db chats.db         keeps the conversations, and goes on with them the next time
+    python examples/quickstart.py                       with a simulated model: no key, no network
+    OPENAI_API_KEY=... python examples/quickstart.py    with a real model, set by OPENAI_BASE_URL and OPENAI_MODEL
+    python examples/quickstart.py --db chats.db         keeps the conversations, and continues them the next time
 
-Exits with 0 only if everything that it shows has happened.
+Exits with 0 only if everything that it prints was checked.
 """
 # ruff: noqa: S101 - here an assertion is what is shown
 
@@ -46,7 +46,7 @@ SKY, FIRST = "Why is the sky blue? Answer in 40 words.", "What was the first thi
 
 
 async def ask_twice(manager: AsyncSessionManager, screen: SideBySide) -> list[Turn]:
-    """Ada asks, reads the answer as it comes, and asks about what was said before."""
+    """Ada asks, reads the streamed answer, and asks about her first question."""
     chat = await manager.open("ada/rivers", user_id="ada")
     turns = []
     for prompt in (RIVERS, FIRST):
@@ -59,7 +59,7 @@ async def ask_twice(manager: AsyncSessionManager, screen: SideBySide) -> list[Tu
 
 
 async def cancel_midway(manager: AsyncSessionManager, screen: SideBySide) -> list[Turn]:
-    """Grace has heard enough in the middle of an answer. What she has seen of it is kept."""
+    """Grace cancels in the middle of an answer. The part that she has seen is kept."""
     chat = await manager.open("grace/whales", user_id="grace")
     screen.ask(chat.id, WHALES)
     run = await chat.run(WHALES)
@@ -109,7 +109,7 @@ async def kill_and_return(manager: AsyncSessionManager, screen: SideBySide) -> l
 
 
 async def reattach(manager: AsyncSessionManager, screen: SideBySide, other_manager: AsyncSessionManager) -> list[Turn]:
-    """Ada's client goes away in the middle of an answer. Another goes on from there: all it needs is the run's id."""
+    """Ada's client disconnects in the middle of an answer. Another continues from there; it needs only the run's id."""
     chat = await manager.open("ada/sky", user_id="ada")
     screen.ask(chat.id, SKY)
     run = await chat.run(SKY)
@@ -128,7 +128,7 @@ async def reattach(manager: AsyncSessionManager, screen: SideBySide, other_manag
 async def follow(
     run: AsyncExecutionHandle, screen: SideBySide, *, after: int = 0, pieces: int | None = None
 ) -> tuple[int, str]:
-    """Show an answer as it comes, some pieces of it or all; return the number of the last event, and the text."""
+    """Show a streamed answer, all of it or some pieces; return the number of the last event, and the text."""
     seen: list[str] = []
     async for event in run.events(after):
         after = event.seq
@@ -141,7 +141,7 @@ async def follow(
 
 
 async def converse(store: str, engine: OpenAIEngine, screen: SideBySide) -> list[Turn]:
-    """Have all four conversations at once; return turns that are in the store now."""
+    """Hold all four conversations concurrently; return turns that are now in the store."""
     async with (
         asyncio.timeout(90),
         AsyncSessionManager(store, engine=engine) as manager,
@@ -158,7 +158,7 @@ async def converse(store: str, engine: OpenAIEngine, screen: SideBySide) -> list
 
 
 async def show(db: Path) -> None:
-    """Print the conversations. This needs their file, and no session, engine or Ray."""
+    """Print the conversations from their file, without a session, an engine or Ray."""
     store = SQLStore(f"sqlite:///{db}")
     for session in reversed((await store.query()).items):
         print(f"{session.session_id} of user {session.user_id}")
@@ -174,7 +174,7 @@ async def show(db: Path) -> None:
 
 
 def stand_in(messages: list[Message]) -> str:
-    """Answer in place of a model: what it has learnt by heart, else what this conversation began with."""
+    """Simulate a model: answer known questions, and otherwise repeat the first prompt of the conversation."""
     contents = [message["content"] for message in messages if message["role"] == "user"]
     prompts = [content if isinstance(content, str) else content[-1]["text"] for content in contents]
     recall = f'The first thing was: "{prompts[0]}" And this is message {len(messages)} of our conversation.'

@@ -1,4 +1,4 @@
-"""Conversations in a terminal, side by side; anywhere else, as plain lines."""
+"""Shows conversations side by side in a terminal, and as plain lines elsewhere."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from rich.text import Text
 
 
 class SideBySide:
-    """Shows conversations as they happen: in a panel each if the console is a terminal, else line by line."""
+    """Shows conversations while they run: each in a panel if the console is a terminal, else line by line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -22,7 +22,7 @@ class SideBySide:
 
     @contextlib.contextmanager
     def live(self) -> Iterator[None]:
-        """Draw the panels until left, and leave them there."""
+        """Draw the panels until the context is left; the last state stays on the screen."""
         with Live(self, console=self._console, refresh_per_second=15) if self._is_live else contextlib.nullcontext():
             yield
 
@@ -41,7 +41,7 @@ class SideBySide:
         self._talks[talk][-1][1].append(piece)
 
     def tell(self, text: str) -> None:
-        """Show lines that belong to no conversation, long ones under their indentation."""
+        """Show lines outside of conversations; long lines keep their indentation."""
         for line in text.splitlines():
             indent = len(line) - len(line.lstrip())
             style = {">": "cyan", "[": "yellow"}.get(line.strip()[:1], "" if indent else "bold")

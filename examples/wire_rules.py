@@ -1,4 +1,4 @@
-"""What three provider APIs refuse, checked as they do it: on the JSON of a request, knowing nothing of who made it.
+"""The rules of three provider APIs, checked on the JSON of a request, independently of turnwise.
 
     check_chat(body["messages"])                      OpenAI Chat Completions
     check_responses(body["input"])                    OpenAI Responses, stateless: with `store` off
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What a tool may be called on OpenAI's wire."""
+"""The valid names of tools in OpenAI's APIs."""
 
 ANTHROPIC_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 ANTHROPIC_ID = re.compile(r"[a-zA-Z0-9_-]+")
@@ -31,7 +31,7 @@ _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 class WireError(ValueError):
-    """A request that the API refuses. `index` is of the message or item; `id` of the call or item, if it has one."""
+    """The API refuses the request. `index` is that of the message or item, `id` that of the call or item, if any."""
 
     def __init__(self, index: int, why: str, id: str | None = None, *, where: str = "messages") -> None:
         super().__init__(index, why, id)
@@ -45,7 +45,7 @@ class WireError(ValueError):
 
 
 class _Place:
-    """A message or item: what is refused is refused here."""
+    """A message or item, which errors name."""
 
     def __init__(self, index: int, where: str = "messages") -> None:
         self.index = index
@@ -78,7 +78,7 @@ class _Place:
 
 
 def _parts(at: _Place, content: object, what: str) -> list[Mapping[str, Any]]:
-    """Return the parts of a content; a plain text is none."""
+    """Return the parts of a content; none if it is plain text."""
     if isinstance(content, str) and content:
         return []
     if not isinstance(content, list) or not content:
@@ -202,7 +202,7 @@ def _check_function(at: _Place, call_id: str, function: Mapping[str, Any]) -> No
 def _chat_answered(
     at: _Place, message: Mapping[str, Any], declared: Mapping[str, int], unanswered: Mapping[str, int]
 ) -> str:
-    """Return the id of the tool call whose result the message is."""
+    """Return the id of the tool call that the message answers."""
     call_id = message.get("tool_call_id")
     if not call_id or not isinstance(call_id, str):
         at.refuse("the tool message has no tool_call_id")
@@ -237,7 +237,7 @@ def check_responses(input_items: Sequence[Mapping[str, Any]]) -> None:
     answered: set[str] = set()
     thoughts: set[str] = set()
     thought: tuple[_Place, str] | None = None
-    """The last reasoning item, if nothing has followed from it yet."""
+    """The last reasoning item, if no item has followed it yet."""
     for index, item in enumerate(_entries(input_items, "input")):
         at = _Place(index, "input")
         if not isinstance(item, Mapping):

@@ -6,8 +6,12 @@ import asyncio
 import pickle
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import ray
 from ray import cloudpickle
@@ -16,6 +20,8 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 from turnwise.actors.cluster.batcher import Batcher
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.nodes import ANYWHERE, here
+from turnwise.actors.cluster.ray_runtime import this_ray
+from turnwise.actors.cluster.unix_socket import Connection, path_of, serve
 from turnwise.actors.cluster.wire import Refused
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
@@ -55,6 +61,9 @@ FAILURES, REST_S = 3, 5.0
 
 PATIENCE_S = 0.1
 """How long recalls hold up those that come after them, in seconds: to read all that a user has may take ten."""
+
+LOOK_S = 5.0
+"""How often a caller tries to reach the actor's socket at most, in seconds."""
 
 CATCH_UP_S, MOST_PAUSE_S = 1.0, 60.0
 """How long what was left for later waits; and at most, if it fails again and again."""
@@ -111,6 +120,8 @@ class MemoryHost:
         """What is being erased: who asks for the same again waits for the same."""
         self._searches: dict[str, tuple[FileSearch, asyncio.Task[None]]] = {}
         """What is searched for, by its name."""
+        self._listening: asyncio.Task[str | None] | None = None
+        self._server: asyncio.Server | None = None
         self._recalls = Batcher(self._recall_many, patience_s=PATIENCE_S)
         self._writes = Batcher(self._write_many)
 
@@ -124,6 +135,21 @@ class MemoryHost:
         except Exception as error:  # noqa: BLE001 - whatever a memory raises, its caller has to know
             answer = Refused(LongTermMemoryError(f"{type(error).__name__}: {error}"))
         return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+
+    async def do_listen(self, name: str) -> str | None:
+        """Answer requests over a Unix socket as well; return its path, or None if there can be none here."""
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen(name))
+        return await asyncio.shield(self._listening)
+
+    async def _listen(self, name: str) -> str | None:
+        try:
+            path = path_of(name)
+            self._server = await serve(path, self.call)
+        except OSError as error:
+            log_failure("listening on a Unix socket", error, "; all recalls come by Ray")
+            return None
+        return str(path)
 
     async def do_warm(self) -> None:
         await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))
@@ -317,8 +343,9 @@ def _turn(index: int | None) -> dict[str, Any]:
 class RemoteMemory:
     """A long-term memory in an actor of its own: the same settings are the same actor, for all of a namespace.
 
-    Each verb is one Ray call, bounded in time. A memory that fails again and again is left alone for some seconds, so
-    that nobody waits for it; what it is not given is the caller's to keep.
+    Each verb is one Ray call, bounded in time; a recall by a process on the actor's machine goes over a Unix socket,
+    once that is open. A memory that fails again and again is left alone for some seconds, so that nobody waits for it;
+    what it is not given is the caller's to keep.
 
     The actor of a memory in files stays on the node of the manager that made it. If that node is lost, each verb raises
     LongTermMemoryError: nobody finds an empty memory elsewhere in the place of a full one.
@@ -354,6 +381,7 @@ class RemoteMemory:
     def _set_up(self) -> None:
         self._may_make = not self._is_local  # else only who has the files may
         self._actor: Any = None
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
         self._failures = 0
         self._rests_until = 0.0
 
@@ -430,14 +458,19 @@ class RemoteMemory:
         self._actor.call.remote(pickle.dumps(("warm", (), {})))
 
     async def close(self) -> None:
-        """Nothing: the actor serves others too."""
+        """Close this event loop's connection. The actor stays, since it serves others too."""
+        if line := self._lines.pop(asyncio.get_running_loop(), None):
+            await line.close()
 
     async def _ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         if (left_s := self._rests_until - time.monotonic()) > 0:
             raise LongTermMemoryError(f"{self.name} has failed {self._failures} times: left alone for {left_s:.1f} s")
         request = pickle.dumps((verb, args, kwargs), pickle.HIGHEST_PROTOCOL)
         try:
-            answer = await self._bounded(self._call(request), self._recall_s if verb in _RECALLS else self._deadline_s)
+            if verb in _RECALLS:
+                answer = await self._bounded(self._recall(request), self._recall_s)
+            else:
+                answer = await self._bounded(self._call(request), self._deadline_s)
         except LongTermMemoryError:
             self._failures += 1
             if self._failures >= FAILURES:
@@ -455,6 +488,21 @@ class RemoteMemory:
             raise LongTermMemoryError(f"{self.name} has not answered within {timeout_s:g} s") from error
         except RayError as error:
             raise LongTermMemoryError(f"{self.name}: its process cannot be reached ({error})") from error
+
+    async def _recall(self, request: bytes) -> Any:
+        line = self._lines.setdefault(asyncio.get_running_loop(), _Line(self._listen))
+        if connection := line.connection():
+            try:
+                return pickle.loads(await connection.ask(request))
+            except ConnectionError:  # its process has ended: Ray starts another, and says so if it cannot
+                pass
+        return await self._call(request)
+
+    async def _listen(self) -> str | None:
+        """Have the actor listen on a socket; return its path, None if it cannot."""
+        name = blake2b(repr((this_ray(), self._namespace, self.actor_name)).encode(), digest_size=12).hexdigest()
+        request = pickle.dumps(("listen", (name,), {}), pickle.HIGHEST_PROTOCOL)
+        return cast("str | None", await self._bounded(self._call(request), self._recall_s))
 
     async def _call(self, request: bytes) -> Any:
         while True:
@@ -492,6 +540,45 @@ class RemoteMemory:
             )
             .remote(self._pickled)
         )
+
+
+class _Line:
+    """The connection of one event loop to the process of a memory's actor, if that is on the same machine.
+
+    It is opened behind the first recall, which nobody holds up for it, and again if it was lost, `LOOK_S` apart.
+
+    Args:
+        listen: returns the path of the socket.
+    """
+
+    def __init__(self, listen: Callable[[], Awaitable[str | None]]) -> None:
+        self._listen = listen
+        self._connection: Connection | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._again_at = 0.0
+
+    def connection(self) -> Connection | None:
+        """Return the connection; None while there is none."""
+        if self._connection is not None and self._connection.is_open:
+            return self._connection
+        if time.monotonic() >= self._again_at and (self._opening is None or self._opening.done()):
+            self._again_at = time.monotonic() + LOOK_S
+            self._opening = asyncio.create_task(self._open())
+        return None
+
+    async def _open(self) -> None:
+        # Without it recalls go by Ray, which also says what is wrong with an actor.
+        with suppress(OSError, LongTermMemoryError):
+            if path := await self._listen():
+                self._connection = await Connection.open(Path(path))
+
+    async def close(self) -> None:
+        """Close the connection; what is under way goes by Ray."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
+        if self._connection is not None:
+            self._connection.close()
 
 
 def equip(
@@ -555,4 +642,4 @@ def _with_remotes(strategy: Any, remote_of: Callable[[LongTermMemory], RemoteMem
 
 _FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"
 _RECALLS = ("recall", "recall_with_profile")
-_PER_PROCESS = ("_actor", "_may_make", "_failures", "_rests_until")
+_PER_PROCESS = ("_actor", "_lines", "_may_make", "_failures", "_rests_until")

@@ -483,7 +483,8 @@ class RemoteMemory:
 
     async def _bounded(self, call: Awaitable[Answer], timeout_s: float) -> Answer:
         try:
-            return await asyncio.wait_for(call, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await call
         except TimeoutError as error:
             raise LongTermMemoryError(f"{self.name} has not answered within {timeout_s:g} s") from error
         except RayError as error:

@@ -31,6 +31,7 @@ from turnwise.memory.longterm.base import (
 from turnwise.memory.longterm.prompt_sections import Profile, RetrievalResult as Found, make_profile, make_sections
 from turnwise.memory.longterm.search.query import question_of
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
+from turnwise.memory.working.memory import WorkingMemory
 
 MOST_ASKED = 8000
 """How many characters of a prompt are used as the query at most."""
@@ -78,7 +79,10 @@ class MemoryRetrieval:
             return
         run.has_asked_memories = True
         while True:
-            notes, (found, forgets) = await asyncio.gather(self._noted(run), self._found(run))
+            if working is None:
+                notes, (found, forgets) = "", await self._found(run)
+            else:
+                notes, (found, forgets) = await asyncio.gather(self._noted(run, working), self._found(run))
             run.asked = None
             if forgets == self._forgets:
                 break
@@ -125,10 +129,7 @@ class MemoryRetrieval:
             run.recalled, run.has_asked_memories = None, False
             await self.recall(run)
 
-    async def _noted(self, run: ActiveRun) -> str:
-        working = run.run_resources.working
-        if working is None:
-            return ""
+    async def _noted(self, run: ActiveRun, working: WorkingMemory) -> str:
         try:
             return await asyncio.wait_for(working.section(self._scope), run.run_resources.config.memory.timeout_s)
         except Exception as error:  # noqa: BLE001 - the run continues without the notes, and an event says so

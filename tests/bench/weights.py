@@ -137,7 +137,8 @@ class Trial:
     def answer(self, choice: Choice) -> tuple[float, float, float]:
         """Return what it gives to its measure, as numerator and denominator, and whether its whole answer is right."""
         weights = choice.facts if self.is_fact else choice.turns
-        items = self.user_index.rank(self.query, _ANYBODY, _EVER, limit=LIMIT, weights=weights, near=self.near)
+        match = self.user_index.match(self.query, _ANYBODY, _EVER, weights=weights)
+        items = self.user_index.rank(match, limit=LIMIT, near=self.near)
         found = {item.id for item in items}
         hits = len(found & self.evidence)
         if self.is_fact:

@@ -117,6 +117,17 @@ class Asked:
     """The items whose name the query has, each with the log frequency of the name's rarest word."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """The items' scores by words and names, before anything is known of vectors."""
+
+    asked: Asked
+    scores: Numbers
+    """In nats; 0 for an item that matches nothing."""
+    near: _Neighbours
+    weights: Weights
+
+
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """The relevant items, the best first."""
@@ -126,19 +137,23 @@ class Ranked:
     """From 0 to 1."""
 
 
-def rank(
-    asked: Asked,
-    *,
-    sessions: Places,
-    facts: NDArray[np.bool_],
-    similarities: Numbers | None,
-    limit: int,
-    weights: Weights,
-) -> Ranked:
-    """Rank the items of one user. Each sentence of a query is scored by itself; an item has the score of its best.
+def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
+    """Score the items of one user by words and names. Each sentence of a query is scored by itself.
 
     Args:
         sessions: of each item; items of a session stand together, in their order.
+    """
+    near = _Neighbours(sessions, weights)
+    scores = _by_words(asked, len(sessions), near, weights)
+    for place, frequency in asked.named:
+        scores[place] += weights.name * _telling(frequency, weights)
+    return Matched(asked=asked, scores=scores, near=near, weights=weights)
+
+
+def rank(matched: Matched, *, facts: NDArray[np.bool_], similarities: Numbers | None, limit: int) -> Ranked:
+    """Rank the items by their words and names, and by their vectors.
+
+    Args:
         facts: of each item, whether it is a fact and not something that happened.
         similarities: of each item's vector to the query's, from -1 to 1, NaN for items without one; None if there are
             none at all.
@@ -146,15 +161,12 @@ def rank(
     """
     import numpy as np
 
-    size = len(sessions)
-    if not size or limit <= 0:
+    asked, weights = matched.asked, matched.weights
+    if not len(matched.scores) or limit <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
-    near = _Neighbours(sessions, weights)
-    scores = _by_words(asked, size, near, weights)
-    for place, frequency in asked.named:
-        scores[place] += weights.name * _telling(frequency, weights)
+    scores = matched.scores.copy()
     if similarities is not None and _tells(asked, weights):
-        scores = _with_vectors(scores, similarities, near, weights)
+        scores = _with_vectors(scores, similarities, matched.near, weights)
     if len(asked.speakers):
         scores[asked.speakers] *= 1 + weights.speaker
     best = float(scores.max())

@@ -6,7 +6,7 @@ import threading
 from array import array
 from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from turnwise.memory.longterm.items.base import FactFilter, holds
 from turnwise.memory.longterm.search.analyzer import is_dense, label, stem, stems, words
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.search.query import Query, Term, parse
-from turnwise.memory.longterm.search.ranking import Asked, Weights, rank
+from turnwise.memory.longterm.search.ranking import Asked, Matched, Weights, match, rank
 from turnwise.memory.longterm.search.word_frequency import is_frequent, log_frequency
 from turnwise.memory.longterm.types import MemoryCategory
 from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, Revision, Row
@@ -47,6 +47,17 @@ _NOWHERE = np.zeros(0, dtype=np.int64)
 
 _ROOM = 64
 """For how many vectors there is room at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """How the items of an index match the words of a query; see `UserIndex.match`."""
+
+    query: Query
+    seen: NDArray[np.bool_] | None
+    """Of each passage, whether its item is asked for; None if all are."""
+    matched: Matched
+    """Of those that are asked for."""
 
 
 class UserIndex:
@@ -135,35 +146,25 @@ class UserIndex:
         found[self._where] = near
         return found
 
-    def rank(
-        self,
-        query: Query,
-        scope: Scope,
-        which: FactFilter,
-        *,
-        limit: int,
-        weights: Weights,
-        near: NDArray[np.float64] | None = None,
-        expired: Collection[int] = (),
-    ) -> list[MemoryItem]:
-        """Return up to `limit` items that the scope sees and that bear on the query, the best first.
+    def match(
+        self, query: Query, scope: Scope, which: FactFilter, *, weights: Weights, expired: Collection[int] = ()
+    ) -> Match:
+        """Return how the items that the scope sees match the words of a query.
 
         Args:
-            near: how near each passage is to the query by vectors; none if there are no vectors.
             expired: numbers of rows that are left out.
         """
         found = self._words.find(query, len(self.rows))
         hits = [self._where[serials] for serials in found.hits]
         speakers, named = self._where[found.speakers], [(int(self._where[at]), logs) for at, logs in found.named]
-        sessions, facts = self._sessions, self._facts
+        sessions = self._sessions
         seen = self._seen(scope, which, expired)
         if seen is not None:
             new = np.cumsum(seen) - 1
             hits = [new[places[seen[places]]] for places in hits]
             speakers = new[speakers[seen[speakers]]]
             named = [(int(new[at]), logs) for at, logs in named if seen[at]]
-            sessions, facts = sessions[seen], facts[seen]
-            near = None if near is None else near[seen]
+            sessions = sessions[seen]
         asked = Asked(
             hits=hits,
             log_frequencies=found.log_frequencies,
@@ -172,11 +173,23 @@ class UserIndex:
             speakers=speakers,
             named=named,
         )
+        return Match(query=query, seen=seen, matched=match(asked, sessions, weights))
+
+    def rank(self, match: Match, *, limit: int, near: NDArray[np.float64] | None = None) -> list[MemoryItem]:
+        """Return up to `limit` items that bear on a query, the best first.
+
+        Args:
+            match: what this index returned.
+            near: how near each passage is to the query by vectors; none if there are no vectors.
+        """
+        facts, seen = self._facts, match.seen
+        if seen is not None:
+            facts, near = facts[seen], None if near is None else near[seen]
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
-        ranked = rank(asked, sessions=sessions, facts=facts, similarities=near, limit=most, weights=weights)
+        ranked = rank(match.matched, facts=facts, similarities=near, limit=most)
         places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
-        said = [_among(ranked.places, each) for each in hits]
-        return self._shown(places, ranked.scores, [term.word for term in query.terms], said)[:limit]
+        said = [_among(ranked.places, each) for each in match.matched.asked.hits]
+        return self._shown(places, ranked.scores, [term.word for term in match.query.terms], said)[:limit]
 
     def _shown(
         self, places: Places, scores: NDArray[np.float64], terms: Sequence[str], said: Sequence[NDArray[np.bool_]]
@@ -224,7 +237,9 @@ def find(
     user_index: UserIndex, query: str, *, limit: int, weights: Weights, near: NDArray[np.float64] | None = None
 ) -> list[MemoryItem]:
     """Return up to `limit` items of an index that bear on the query, the best first, of whatever user and time."""
-    return user_index.rank(parse(query), Scope(user_id=""), _EVER, limit=limit, weights=weights, near=near)
+    return user_index.rank(
+        user_index.match(parse(query), Scope(user_id=""), _EVER, weights=weights), limit=limit, near=near
+    )
 
 
 _EVER = FactFilter(superseded=True)

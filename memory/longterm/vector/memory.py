@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from turnwise.memory.longterm.search.user_index import UserIndex
+    from turnwise.memory.longterm.search.user_index import Match, UserIndex
     from turnwise.memory.longterm.vector.collection import Health
+
+    _Match = tuple[list[MemoryItem], Match]
+    """A profile, and how items match a query by words."""
 
     _Vectors = tuple[NDArray[np.float32] | None, str | None]
     _Rows = Sequence[NDArray[np.float32]]
@@ -290,19 +293,18 @@ class VectorMemory:
         users = dict.fromkeys(one.scope.user_id for one in batch)
         now = self._clock()
         expiry = self._expiry(now, users)
-        embedding = self._vectors_of([one.query for one in batch if one.query], queries=True)
-        if expiry is None and self._text.revisions(users) == known:
-            made, loaded = (
-                await embedding,
-                {user: Loaded(revision=each, base=each, more=()) for user, each in known.items()},
-            )
+        embedding = asyncio.create_task(self._vectors_of([one.query for one in batch if one.query], queries=True))
+        await asyncio.sleep(0)  # it begins, on a thread of its own
+        if expiry is None and self._text.revisions(users) == known and self._is_quick(batch, held):
+            matches = [self._match(one, held[one.scope.user_id], now) for one in batch]
+            made = await embedding
+            before = self.trouble
+            answers = self._ranked(batch, held, matches, made, {})
+            self._note_recalled(users)
         else:
             made, loaded = await asyncio.gather(embedding, self._text.load(users, known, expiry))
-        before = self.trouble
-        if self._is_quick(batch, loaded, held):
-            answers = self._answer(batch, loaded, made, held)
-        else:
-            answers = await asyncio.to_thread(self._answer, batch, loaded, made, held)
+            before = self.trouble
+            answers = await asyncio.to_thread(self._answer, batch, loaded, made, held, now)
         if made[0] is not None and self.trouble is before:
             self._recover()
         if self._retention is not None and self._retention.refresh:
@@ -447,7 +449,8 @@ class VectorMemory:
         """Return the vectors of some texts; StoreError if they take too long."""
         work = asyncio.get_running_loop().run_in_executor(self._embedders, embed, texts)
         try:
-            return await asyncio.wait_for(work, limit_s)
+            async with asyncio.timeout(limit_s):
+                return await work
         except TimeoutError:
             raise StoreError(f"the embedding function has not answered within {limit_s:g} s") from None
 
@@ -573,16 +576,18 @@ class VectorMemory:
         used = {user: self._uses.noted(user, since) for user in users}
         return Expiry(since, sorted(self._retention.expiring(None)), used)
 
-    def _is_quick(self, batch: Sequence[Recall], loaded: Mapping[str, Loaded], held: Mapping[str, UserIndex]) -> bool:
-        """Return whether a batch is answered in less time than it takes to wait for a thread: some milliseconds.
-
-        Everything it needs is in memory, and of few items.
-        """
-        if any(found.more or user not in held or found.base != held[user].revision for user, found in loaded.items()):
-            return False
+    def _is_quick(self, batch: Sequence[Recall], held: Mapping[str, UserIndex]) -> bool:
+        """Return whether a batch takes some milliseconds: the users have few items, and no vectors are to be read."""
         if sum(len(held[one.scope.user_id].rows) + ASKED for one in batch) > QUICK:
             return False
-        return not self._index.is_ready or not any(held[user].missing() for user in loaded)
+        return not self._index.is_ready or not any(user_index.missing() for user_index in held.values())
+
+    def _note_recalled(self, users: Iterable[str]) -> None:
+        """Put these users' indexes last among those that are taken down."""
+        with self._lock:
+            for user in users:
+                if (user_index := self._user_indexes.pop(user, None)) is not None:
+                    self._user_indexes[user] = user_index
 
     def _answer(
         self,
@@ -590,28 +595,40 @@ class VectorMemory:
         loaded: Mapping[str, Loaded],
         made: _Vectors,
         held: dict[str, UserIndex],
+        now: float,
     ) -> list[ProfiledRecall]:
+        user_indexes, troubles = self._lay_out(loaded, held)
+        users = [one.scope.user_id for one in batch]
+        matches = [
+            self._match(one, user_indexes[user], now, loaded[user].expired)
+            for one, user in zip(batch, users, strict=True)
+        ]
+        return self._ranked(batch, user_indexes, matches, made, troubles)
+
+    def _match(self, one: Recall, user_index: UserIndex, now: float, expired: Sequence[int] = ()) -> _Match:
+        """Return the profile, if it is wanted, and how items match the query by words."""
+        which = FactFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
+        profile = profile_of(user_index.pinned(one.scope, which, expired), ()) if one.with_profile else []
+        return profile, user_index.match(parse(one.query), one.scope, which, weights=self._weights, expired=expired)
+
+    def _ranked(
+        self,
+        batch: Sequence[Recall],
+        user_indexes: Mapping[str, UserIndex],
+        matches: Sequence[_Match],
+        made: _Vectors,
+        troubles: Mapping[str, str],
+    ) -> list[ProfiledRecall]:
+        """Return the answers, once the vectors of the queries are made."""
         rows, trouble = made
         vectors = iter(()) if rows is None else iter(rows)
-        now = self._clock()
-        user_indexes, troubles = self._lay_out(loaded, held)
         answers: list[ProfiledRecall] = []
-        for one in batch:
-            user = one.scope.user_id
-            which = FactFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
-            expired = loaded[user].expired
-            profile = profile_of(user_indexes[user].pinned(one.scope, which, expired), ()) if one.with_profile else []
-            found = user_indexes[user].rank(
-                parse(one.query),
-                one.scope,
-                which,
-                limit=max(one.limit, 0) + len(profile),
-                weights=self._weights,
-                near=user_indexes[user].near(next(vectors, None) if one.query else None),
-                expired=expired,
-            )
-            found = beside(profile, found, one.limit)
-            answers.append(ProfiledRecall(profile=profile, found=recalled(found, trouble or troubles.get(user))))
+        for one, (profile, match) in zip(batch, matches, strict=True):
+            user_index = user_indexes[one.scope.user_id]
+            near = user_index.near(next(vectors, None) if one.query else None)
+            ranked = user_index.rank(match, limit=max(one.limit, 0) + len(profile), near=near)
+            found = recalled(beside(profile, ranked, one.limit), trouble or troubles.get(one.scope.user_id))
+            answers.append(ProfiledRecall(profile=profile, found=found))
         return answers
 
     def _lay_out(

@@ -26,6 +26,7 @@ from turnwise.actors.client.session import Session
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryDegraded, MemoryFailed
+from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import is_record
 from turnwise.memory.longterm.items.base import all_facts
 from turnwise.memory.longterm.types import MemoryType
@@ -272,3 +273,29 @@ def test_a_folder_of_vectors_in_use_by_another_process_is_refused(house: House, 
     until_whole(chat, MemoryDegraded)
     assert chat.memory.wait(WAIT_S)
     assert turns_in(chat) == list(range(len(chat.turns())))
+
+
+@pytest.mark.timeout(400)
+async def test_recalls_go_over_a_socket_and_by_ray_while_the_memorys_process_is_killed(house: House) -> None:
+    memory, scope = house.vector(), Scope(user_id="ann")
+    remote = house.remote(memory)
+    await remote.remember(scope, [MemoryItem(id="1", text="My walrus is called Antje.")])
+
+    async def recall() -> None:
+        assert [item.id for item in await remote.recall(scope, "What is my walrus called?")] == ["1"]
+
+    async def recall_until_connected(connected_before: object = None) -> object:
+        """Recall until that goes over a new connection; return it."""
+        line = remote._lines[asyncio.get_running_loop()]
+        while line.connection() is None or line._connection is connected_before:
+            await recall()
+            await asyncio.sleep(0.05)
+        return line._connection
+
+    await recall()
+    first = await recall_until_connected()
+    await asyncio.to_thread(house.kill, memory)
+    await asyncio.gather(*(recall() for _ in range(20)))
+    await recall_until_connected(first)
+    await asyncio.gather(*(recall() for _ in range(20)))
+    await remote.close()

@@ -122,6 +122,10 @@ class Matched:
     """The items' scores by words and names, before anything is known of vectors."""
 
     asked: Asked
+    found: Sequence[int]
+    """The terms that some item has."""
+    has: Numbers
+    """Of each of these terms, and each item, 1 if the item has it; else 0."""
     scores: Numbers
     """In nats; 0 for an item that matches nothing."""
     near: _Neighbours
@@ -143,11 +147,17 @@ def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
     Args:
         sessions: of each item; items of a session stand together, in their order.
     """
+    import numpy as np
+
     near = _Neighbours(sessions, weights)
-    scores = _by_words(asked, len(sessions), near, weights)
+    found = [term for term, places in enumerate(asked.hits) if len(places)]
+    has = np.zeros((len(found), len(sessions)))
+    for row, term in enumerate(found):
+        has[row, asked.hits[term]] = 1.0
+    scores = _by_words(asked, found, has, near, weights)
     for place, frequency in asked.named:
         scores[place] += weights.name * _telling(frequency, weights)
-    return Matched(asked=asked, scores=scores, near=near, weights=weights)
+    return Matched(asked=asked, found=found, has=has, scores=scores, near=near, weights=weights)
 
 
 def rank(matched: Matched, *, facts: NDArray[np.bool_], similarities: Numbers | None, limit: int) -> Ranked:
@@ -184,11 +194,11 @@ _HALF = 10.0
 _MANY, _SMALL = 10, 1e-6
 
 
-def _by_words(asked: Asked, size: int, near: _Neighbours, weights: Weights) -> Numbers:
+def _by_words(asked: Asked, there: Sequence[int], has: Numbers, near: _Neighbours, weights: Weights) -> Numbers:
     """Return each item's score for the sentence that it matches best; 0 if it matches none."""
     import numpy as np
 
-    there = [term for term, places in enumerate(asked.hits) if len(places)]
+    size = has.shape[1]
     if not there or not asked.parts:
         return np.zeros(size)
     counts = np.array([len(places) for places in asked.hits], dtype=float)
@@ -198,9 +208,6 @@ def _by_words(asked: Asked, size: int, near: _Neighbours, weights: Weights) -> N
     expected = weights.background * np.minimum(1.0, weights.text_words * np.exp(logs))
     rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
 
-    has = np.zeros((len(there), size))
-    for row, term in enumerate(there):
-        has[row, asked.hits[term]] = 1.0
     frequency = near.spread(has)
     saturated = frequency * (weights.saturation + 1) / (frequency + weights.saturation)
     once = np.minimum(frequency, 1.0)

@@ -188,20 +188,25 @@ class UserIndex:
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
         ranked = rank(match.matched, facts=facts, similarities=near, limit=most)
         places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
-        said = [_among(ranked.places, each) for each in match.matched.asked.hits]
-        return self._shown(places, ranked.scores, [term.word for term in match.query.terms], said)[:limit]
+        words = [match.query.terms[term].word for term in match.matched.found]
+        said = match.matched.has[:, ranked.places].T.tolist()
+        return self._shown(places.tolist(), ranked.scores.tolist(), words, said)[:limit]
 
     def _shown(
-        self, places: Places, scores: NDArray[np.float64], terms: Sequence[str], said: Sequence[NDArray[np.bool_]]
+        self, places: Sequence[int], scores: Sequence[float], words: Sequence[str], said: Sequence[Sequence[float]]
     ) -> list[MemoryItem]:
-        """Return the items of these passages, each once, with its score, its passages and the words that it has."""
+        """Return the items of these passages, each once, with its score, its passages and the words that it has.
+
+        Args:
+            said: of each passage, and each of the words, whether it has it.
+        """
         found: dict[int, tuple[float, list[Passage], dict[str, None]]] = {}
         items: dict[int, MemoryItem] = {}
-        for number, at in enumerate(places):
+        for at, score, has_it in zip(places, scores, said, strict=True):
             row = self.rows[at]
             items[row.row] = row.item
-            _, passages, has = found.setdefault(row.row, (float(scores[number]), [], {}))
-            has |= {word: None for word, each in zip(terms, said, strict=True) if each[number]}
+            _, passages, has = found.setdefault(row.row, (score, [], {}))
+            has |= {word: None for word, each in zip(words, has_it, strict=True) if each}
             if len(passages) < MOST_PASSAGES:
                 passages.append(self._passages[at])
         return [
@@ -356,15 +361,16 @@ class _Words:
         speakers: set[int] = set()
         meant: dict[str, str] = {}
         for term in query.terms:
-            having = self._having_any(term.stems, count)
-            log, right = term.log_frequency, None
+            meant_stems, log, right = term.stems, term.log_frequency, None
+            having = self._having_any(meant_stems, count)
             if not len(having) and (right := self._corrected(term)):
                 meant[term.word] = right
-                having, log = self._having_any(stems([right])[0], count), log_frequency(right, term.language)
+                meant_stems, log = stems([right])[0], log_frequency(right, term.language)
+                having = self._having_any(meant_stems, count)
             found.hits.append(having)
             found.log_frequencies.append(log)
             found.is_corrected.append(right is not None)
-            for each in stems([right])[0] if right else term.stems:
+            for each in meant_stems:
                 speakers.update(self._speakers.get(each, ())[:])
         found.speakers = np.array(sorted(at for at in speakers if at < count), dtype=np.int64)
         said = [stem(meant.get(word, word)) for word in query.said]
@@ -434,12 +440,6 @@ def _passages(row: Row) -> list[_Arrival]:
     keys = vector_keys(row.key, min(len(passages), MOST_VECTORS))
     keys += [""] * (len(passages) - len(keys))
     return [(row, passage, key) for passage, key in zip(passages, keys, strict=True)]
-
-
-def _among(places: Places, having: Places) -> NDArray[np.bool_]:
-    """Return for each place whether it is among others, which are in no order."""
-    found: NDArray[np.bool_] = (having == places[:, None]).any(axis=1)
-    return found
 
 
 def _is_plain(row: Row) -> bool:

@@ -1,10 +1,10 @@
-"""What turns, streams, events, tools, sessions and windows cost, each against a floor if there is one: `make bench`.
+"""Measures turns, streams, events, tools, sessions and windows, if possible against a lower bound: `make bench`.
 
     python tests/bench/bench.py            three minutes
-    python tests/bench/bench.py --quick    to see that it works; its numbers mean little
+    python tests/bench/bench.py --quick    a short check that it works; its numbers mean little
 
-Floor and subject are sampled in alternating rounds after a warm-up, so that what else the machine does meets both.
-Ratios are of medians, if not said otherwise. Goals that are missed are reported, not raised.
+After a warm-up, the lower bound and the subject are sampled in alternating rounds, so that other load affects both.
+Ratios are of medians, unless stated otherwise. Missed goals are reported, not raised.
 """
 
 import argparse
@@ -68,12 +68,12 @@ from turnwise.stores import SessionRecord, SQLStore
 NAMESPACE = "bench"
 
 TOO_LONG_S = 1200
-"""After so long something hangs: it is shown where, and the bench fails."""
+"""The time limit in seconds. After it, the stacks are printed, and the bench fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is measured."""
+    """The sizes of the measurements."""
 
     rounds: int
     turns: int
@@ -153,7 +153,7 @@ QUICK = Scale(
 
 
 class Chatter:
-    """An engine that streams tokens as fast as it can, and lets the event loop on after every 20."""
+    """An engine that streams tokens as fast as possible, and yields to the event loop after every 20."""
 
     def __init__(self, tokens: int) -> None:
         self._count = tokens
@@ -175,7 +175,7 @@ class Chatter:
 
 
 class Agent:
-    """An engine without a provider, whose model calls a quick tool as often as the prompt says, and then answers."""
+    """An engine without a provider, which calls a quick tool as often as the prompt says, and then answers."""
 
     def build(self, session: SessionView) -> ToolLoop:
         return ToolLoop(self, ToolRegistry(look_up, max_steps=100))
@@ -190,12 +190,12 @@ class Agent:
 
 @tool
 async def look_up(word: str) -> str:
-    """Look a word up."""
+    """Look up a word."""
     return f"{word} is a number, and what else is there to say of it?"
 
 
 class Bare:
-    """An actor that does nothing."""
+    """An empty actor."""
 
     async def call(self) -> None:
         pass
@@ -205,7 +205,7 @@ class Bare:
 
 
 def bare_actor() -> Any:
-    """Return an empty actor with the options that a session's has."""
+    """Return an empty actor with the same options as a session's."""
     return (
         ray.remote(Bare)
         .options(
@@ -223,7 +223,7 @@ def bare_actor() -> Any:
 
 
 class Bench:
-    """The measurements, in the order of the table."""
+    """The measurements in the order of the table."""
 
     def __init__(self, scale: Scale, table: Table, folder: Path) -> None:
         self.scale = scale
@@ -231,9 +231,9 @@ class Bench:
         self.folder = folder
         self.bare = bare_actor()
         self.call_s = 0.0
-        """The median of the bare call, over all rounds of `turns`."""
+        """The median duration of the bare call, over all rounds of `turns`."""
         self.bare_s = 0.0
-        """How long it takes to make a bare actor."""
+        """The time to create a bare actor."""
 
     def url(self, name: str) -> str:
         return f"sqlite:///{self.folder / name}.db"
@@ -250,7 +250,7 @@ class Bench:
                 ray.get(self.bare.call.remote())
 
     def turns(self) -> None:
-        """Measure a durable turn against the bare call."""
+        """Measure a durable turn, compared with a bare call."""
         calls, turns, both, prompt = Samples(), Samples(), 20, prompt_of(200)
         with self.manager("turn", EchoEngine()) as manager:
             session = manager.open()
@@ -276,7 +276,7 @@ class Bench:
         )
 
     async def _sql_of_a_turn(self, name: str, engine: EngineBuilder, prompt: str, turns: int) -> tuple[float, float]:
-        """Return how many transactions and statements a turn takes: of a session's own core, in this process."""
+        """Return the numbers of transactions and statements of a turn, of a session core in this process."""
         store, traced = SQLStore(self.url(name)), list[str]()
         sa.event.listen(store._engine, "connect", lambda connection, _: connection.set_trace_callback(traced.append))
         await store.create(SessionRecord(session_id=name))
@@ -298,9 +298,9 @@ class Bench:
             self.growth(chars)
 
     def growth(self, chars: int) -> None:
-        """Measure an old session's turns against young sessions' early ones, alternating; and the old one's file.
+        """Measure an old session's turns, alternating with young sessions' early ones; and the old session's file.
 
-        One session's 10th and 2,000th turn are seconds apart, in which the machine gets faster or slower.
+        The 10th and the 2,000th turn of one session cannot be compared: the machine's speed changes in between.
         """
         early, late, name, last = Samples(), Samples(), f"growth-{chars}", self.scale.turns
         text = 0
@@ -336,7 +336,7 @@ class Bench:
         self.table.judge(f"  bytes stored a turn, to those of its text: {stored / last:.0f}", stored / text, 2)
 
     def _bytes_of(self, name: str) -> int:
-        """Return the size of a store's file, with all that is in its log."""
+        """Return the size of a store's file, including its write-ahead log."""
         path = self.folder / f"{name}.db"
         connection = sqlite3.connect(path)
         busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -345,9 +345,9 @@ class Bench:
         return path.stat().st_size
 
     def streams(self) -> None:
-        """Measure from the call of `run` to the last token that this process receives from the session's.
+        """Measure from the call of `run` until this process has received the last token.
 
-        Gathered to events of 5 ms as they are by default, and one event each time that the engine lets the loop on.
+        Once with events that collect 5 ms, as by default, and once with an event each time that the engine yields.
         """
         engine = Chatter(self.scale.tokens)
         rates: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -374,9 +374,9 @@ class Bench:
         self.first_tokens("responses")
 
     def first_tokens(self, api: Literal["chat", "responses"]) -> None:
-        """Measure from `run` to the first token against the bare client's from request to first token, alternating.
+        """Measure from `run` to the first token, alternating with the bare client's time to the first token.
 
-        Both have a connection that is open, and send the same conversation.
+        Both have an open connection, and send the same conversation.
         """
         bare, ours, said = Samples(), Samples(), list[dict[str, str]]()
         reply = "A few words to begin with, and then a few more."
@@ -407,7 +407,7 @@ class Bench:
         self.table.judge(f"first token, {api}: a session, above that", more, 10, " ms", ours)
 
     def replays(self) -> None:
-        """Measure how fast stored events are read from a cursor on: of the store, and through a session's process."""
+        """Measure how fast stored events are read from a cursor: from the store, and through a session's process."""
         stored, replayed, count, page = Samples(), Samples(), self.scale.events, 1000
         written = asyncio.run(self._write_events("replay", count))
         with self.manager("replay", EchoEngine()) as manager:
@@ -431,7 +431,7 @@ class Bench:
         self.table.line("  the same with their blocks, of another process", replayed, result)
 
     async def _write_events(self, name: str, count: int) -> list[int]:
-        """Store the events and blocks of one run with tools over and over, and so many events; return their numbers."""
+        """Store many events and blocks, by repeating those of one run with tools; return the events' numbers."""
         store = SQLStore(self.url(name))
         await store.create(SessionRecord(session_id="sample"))
         core = SessionCore("sample", store, Agent())
@@ -471,7 +471,7 @@ class Bench:
         assert [event.seq for event in read] == written
 
     def tool_loops(self) -> None:
-        """Measure a run with many steps against runs with one, alternating in one session."""
+        """Measure a run with many steps, compared with runs with one step, alternating in one session."""
         one, many, steps = Samples(), Samples(), 20
         with self.manager("loop", Agent()) as manager:
             session = manager.open()
@@ -528,7 +528,7 @@ class Bench:
         )
 
     def hang_ups(self) -> None:
-        """Measure from the call of `cancel` to the provider's noticing that its client is gone."""
+        """Measure from the call of `cancel` until the provider notices that its client has disconnected."""
         samples = Samples()
         with LocalProvider(token_delay_s=0.01, reply=prompt_of(2000)) as provider:
             engine = OpenAIEngine("stand-in", base_url=provider.base_url, api_key="no-key")
@@ -548,7 +548,7 @@ class Bench:
         )
 
     def window(self) -> None:
-        """Measure what the context window costs."""
+        """Measure the cost of the context window."""
         scale, site = self.scale, (self.url("neighbours"), NAMESPACE)
         window.decisions(self.table, scale.decisions)
         window.countings(self.table, scale.countings)
@@ -557,16 +557,16 @@ class Bench:
             window.beside_compactions(self.table, manager, site, rounds=scale.neighbours, window_s=scale.neighbour_s)
 
     def memory(self) -> None:
-        """Measure what long-term memory costs."""
+        """Measure the cost of long-term memory."""
         remembering.turns_with_memory(self.table, self.manager, self.folder, self.scale.talks)
         remembering.recalls(self.table, NAMESPACE, self.folder, self.scale.talks)
 
     def forgetting(self) -> None:
-        """Measure what others notice while users are forgotten."""
+        """Measure the turns of other users while users are forgotten."""
         forgetting.forgets(self.table, self.manager, self.folder, self.scale.users, self.scale.forgets)
 
     def packed(self) -> None:
-        """Measure what packed hosts hold and how fast, and what comes back after a kill."""
+        """Measure the capacity and speed of packed hosts, and their recovery after a kill."""
         scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
         packing.residents(self.table, manage, scale.resident, self.bare_s)
         packing.activations(self.table, manage, self.folder, scale.stored, scale.activations)
@@ -580,7 +580,7 @@ class Bench:
             packing.kills(self.table, dedicated, packed, bare_actor, scale.kills)
 
     def openings(self) -> None:
-        """Measure opening a session in a process of its own against making an empty actor."""
+        """Measure opening a session in a dedicated process, compared with creating an empty actor."""
         floor, opened, up, loaded, answered = Samples(), Samples(), Samples(), Samples(), Samples()
         with self.manager("open", EchoEngine()) as manager:
 
@@ -619,9 +619,9 @@ class Bench:
 
 
 def first_text(client: openai.OpenAI, api: str, said: Sequence[Any]) -> tuple[Iterator[Any], str]:
-    """Ask a provider for a stream; return the rest of it and the first piece of text.
+    """Request a stream from a provider; return the stream and its first piece of text.
 
-    The conversation goes as an extra field, as the client takes longer for others: this is a floor.
+    The conversation is sent as an extra field, since the client is slower with others: this is a lower bound.
     """
     if api == "chat":
         given = {"messages": said}
@@ -633,13 +633,13 @@ def first_text(client: openai.OpenAI, api: str, said: Sequence[Any]) -> tuple[It
 
 
 def await_text(run: ExecutionHandle) -> None:
-    """Return when the run has begun to answer."""
+    """Return when the run has emitted text."""
     assert any(isinstance(event, TextDelta) for event in run.events())
 
 
 @contextmanager
 def counted_calls() -> Iterator[list[int]]:
-    """Count, in the one item of the list, the actor calls that this process submits, whichever handle they go by."""
+    """Count the actor calls that this process submits, by any handle, in the only item of the yielded list."""
     count = [0]
     submit: Callable[..., Any] = ray.actor.ActorHandle._actor_method_call
 
@@ -666,7 +666,7 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "forgetting": Bench.forgetting,
     "packed": Bench.packed,
 }
-"""In this order. `packed` compares with what a bare actor costs, which `openings` measures."""
+"""The measurements in order. `packed` compares with the cost of a bare actor, which `openings` measures."""
 
 
 def main() -> None:

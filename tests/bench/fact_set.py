@@ -1,8 +1,8 @@
-"""Facts with look-alikes, and questions whose answers are exact sets of them: a part of `recall.py`.
+"""Facts with similar ones, and questions whose answers are exact sets of facts: a part of `recall.py`.
 
-The facts of six users are in `facts.json`. Beside those that a question asks for stand others of the same words: of
-another user, another agent or another category, superseded, expired, resolved, or about somebody else. A question whose
-answer is empty is to recall nothing. Every second question of a group is held out.
+`facts.json` has the facts of six users. For each question there are wrong facts with the same words: of another user,
+agent or category, superseded, expired, resolved, or about another person. A question with an empty answer should recall
+nothing. Every second question of a group is held out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.types import MemoryType
 
 PRECISION, WHOLE = 0.90, 0.80
-"""Goals: the share of what is recalled that answers, and the share of questions with exactly the right answer."""
+"""Goals: precision, and the share of questions with exactly the right answer."""
 
 SET: Any = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
 
@@ -36,12 +36,12 @@ NOW = seconds(SET["now"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a user asks an agent."""
+    """A user's question to an agent."""
 
     user: str
     text: str
     answer: frozenset[str]
-    """The ids of exactly those facts that are to be recalled."""
+    """The ids of the facts that should be recalled, and no others."""
     group: str
     agent: str
     types: tuple[MemoryType, ...] | None
@@ -50,23 +50,23 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class FactScore:
-    """How well the questions were answered."""
+    """The quality of the answers."""
 
     n: int
     precision: float
-    """The share of answers in all that was recalled."""
+    """Precision: the share of right facts in all recalled facts."""
     recall: float
-    """The share of the answer that was recalled, the mean of the questions that have one."""
+    """Recall: the share of the answer that was recalled, averaged over the questions that have one."""
     whole: float
-    """The share of questions for which exactly the answer was recalled."""
+    """The share of questions with exactly the right answer."""
     groups: dict[str, float] = field(default_factory=dict)
     """The same for each group of questions."""
     wrong: list[tuple[Question, list[str]]] = field(default_factory=list)
-    """The questions that were answered otherwise, and how."""
+    """The questions that were answered wrongly, and their answers."""
 
 
 def facts() -> list[tuple[Scope, MemoryItem]]:
-    """Return the facts with their scopes; superseded ones say since when and by which."""
+    """Return the facts with their scopes; superseded ones have the time and the replacing fact."""
     known = {each.name for each in fields(MemoryItem)}
     made_at = {each["id"]: seconds(each["created_at"]) for each in SET["facts"]}
     made = []
@@ -84,7 +84,7 @@ def facts() -> list[tuple[Scope, MemoryItem]]:
 
 
 def questions(half: Half) -> list[Question]:
-    """Return every second question of each group, in their order."""
+    """Return every second question of each group, in order."""
     groups: dict[str, list[Question]] = defaultdict(list)
     for given in SET["questions"]:
         question = Question(
@@ -106,7 +106,7 @@ async def fill_with_facts(memory: LongTermMemory) -> None:
 
 
 async def ask_facts(memory: LongTermMemory, half: Half = "dev") -> FactScore:
-    """Ask a memory that has the facts, and whose clock says `NOW`."""
+    """Ask a memory that has the facts, with `NOW` as the time."""
     answered = []
     for question in questions(half):
         scope = Scope(user_id=question.user, agent=question.agent)

@@ -1,4 +1,4 @@
-"""What others notice while users are forgotten: the turns of those who chat in the meantime."""
+"""Measures the turns of other users while users are forgotten."""
 
 import asyncio
 import threading
@@ -15,11 +15,11 @@ from turnwise.memories import Scope
 from turnwise.memory.longterm.base import MemoryItem
 
 CHATTERS = 4
-"""How many users chat, one turn after the other."""
+"""The number of users who chat, each one turn after the other."""
 
 
 def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, users: int, rounds: int) -> None:
-    """Measure turns while users are forgotten, in alternation with as many while nobody is; each has 100 items."""
+    """Measure turns while users with 100 items each are forgotten, alternating with as many turns without that."""
     each = 100
     memory = vector_memory(folder, "crowded")
 
@@ -58,7 +58,7 @@ def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, u
 
 
 def _chat(chats: list[Session], samples: Samples, work: Callable[[], object]) -> None:
-    """Let all of them chat while some work is done."""
+    """Let all users chat until the work is done."""
     done = threading.Event()
 
     def talk(chat: Session) -> None:

@@ -1,4 +1,4 @@
-"""What measurements of the bench have in common: samples, the table, and the ends of processes."""
+"""Helpers of the bench: samples, the table, and ending processes."""
 
 import random
 import statistics
@@ -17,11 +17,11 @@ WIDTH = 50
 
 
 class Samples(list[float]):
-    """Durations in seconds."""
+    """A list of durations, in seconds."""
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Add how long the block takes."""
+        """Add the duration of the block."""
         began = time.perf_counter()
         yield
         self.append(time.perf_counter() - began)
@@ -31,12 +31,12 @@ class Samples(list[float]):
         return statistics.median(self)
 
     def percentile(self, percent: int) -> float:
-        """Return the sample that so many percent of all do not exceed: the largest one if there are few."""
+        """Return this percentile of the samples; the largest sample if there are few."""
         return sorted(self)[min(len(self) - 1, len(self) * percent // 100)]
 
 
 class Table:
-    """Prints a line for each thing measured as soon as it is, and counts the goals."""
+    """Prints a line for each measurement when it is done, and counts the goals."""
 
     def __init__(self) -> None:
         self.goals = 0
@@ -60,7 +60,7 @@ class Table:
         *,
         bound: Literal["most", "least"] = "most",
     ) -> None:
-        """Print a line with a goal: `value` is to be at `bound` that."""
+        """Print a line with a goal: `value` must be `bound` the goal."""
         met = value <= goal if bound == "most" else value >= goal
         self.goals += 1
         self.met += met
@@ -69,14 +69,14 @@ class Table:
 
 
 def prompt_of(chars: int, seed: int = 0) -> str:
-    """Return text of so many characters, in words."""
+    """Return text with this number of characters, in words."""
     rng = random.Random(seed)
     words = ("".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(chars))
     return " ".join(words)[: chars - 1] + "."
 
 
 def retire(session: Session) -> None:
-    """End a session's process, so that the next measurement has the machine to itself."""
+    """End a session's process, so that it does not disturb the next measurement."""
     end_process(session.actor, process_of(session.info()))
 
 

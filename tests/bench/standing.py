@@ -1,7 +1,7 @@
-"""What stands in every request, whatever the prompt says: a part of `recall.py`.
+"""Measures what is in every request, for any prompt: a part of `recall.py`.
 
-Who the user is and how they want to be answered are facts that no prompt has a word of: preferences, instructions, and
-what is marked as pinned. They are to be in each request, and nothing else with them.
+Facts about who the user is and how they want to be answered share no word with most prompts: preferences, instructions
+and pinned items. Each request should have all of them, and no other items.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AGENTS = {"sarah": "hr", "tom": "code", "mei": "coach", "omar": "kitchen", "ines
 
 
 class Showing:
-    """An engine that answers with what was recalled for it."""
+    """An engine that answers with the recalled text."""
 
     def build(self, session: Any) -> Showing:
         return self
@@ -37,19 +37,19 @@ class Showing:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What was in the requests of prompts that share no word with any fact."""
+    """The scores of requests for prompts that share no word with any fact."""
 
     n: int
     there: float
-    """The share of the standing facts that were there, the mean of all requests."""
+    """The share of these facts that a request had, averaged over all requests."""
     whole: float
-    """The share of requests that had all of them, and nothing else."""
+    """The share of requests that had all of them, and no other item."""
     others: float
-    """How many other facts there were, the mean of all requests."""
+    """The number of other facts in a request, averaged over all requests."""
 
 
 def standing_of(user: str, agent: str) -> set[str]:
-    """Return the ids of the facts that are to be in each request of the user to the agent."""
+    """Return the ids of the facts that should be in each request of the user to the agent."""
     return {
         each["id"]
         for each in fact_set.SET["facts"]

@@ -63,7 +63,7 @@ GRID: dict[str, Sequence[float]] = {
     "facts.tail": (0.6, 0.7, 0.8),
     "facts.least": (0.0, 2.0, 4.0),
 }
-"""What is tried. `facts.` are those in which `FACTS` differs; the others are of both."""
+"""The values that are tried. Names with `facts.` are weights that differ for facts; the others apply to both."""
 
 ABLATIONS: dict[str, dict[str, float]] = {
     "as it is": {},
@@ -89,7 +89,7 @@ class Choice:
     facts: Weights
 
     def with_(self, changes: Mapping[str, float]) -> Choice:
-        """Return the choice with other values; what is not of facts only is of both, unless facts have their own."""
+        """Return the choice with other values. One without `facts.` applies to both, unless facts have their own."""
         mine: dict[str, Any] = {name: value for name, value in changes.items() if "." not in name}
         shared = {name: value for name, value in mine.items() if name not in OF_FACTS}
         own: dict[str, Any] = {name.removeprefix("facts."): value for name, value in changes.items() if "." in name}
@@ -119,12 +119,12 @@ _GUESSED = Weights(
     similar=0.5,
 )
 START = Choice(_GUESSED, replace(_GUESSED, reach=0, tail=0.7, least=2.0))
-"""What was guessed before anything was measured so: whatever the defaults are, they are chosen again from here."""
+"""The first guesses. The choice always starts here, whatever the current defaults are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A message, what it is asked of, and what should be found."""
+    """A message, the memory that it is asked, and what should be found."""
 
     measure: str
     quarter: int
@@ -135,7 +135,7 @@ class Trial:
     is_fact: bool = False
 
     def answer(self, choice: Choice) -> tuple[float, float, float]:
-        """Return what it gives to its measure, as numerator and denominator, and whether its whole answer is right."""
+        """Return the trial's part of its measure, as numerator and denominator, and whether its answer is right."""
         weights = choice.facts if self.is_fact else choice.turns
         match = self.user_index.match(self.query, _ANYBODY, _EVER, weights=weights)
         items = self.user_index.rank(match, limit=LIMIT, near=self.near)
@@ -154,7 +154,7 @@ Values = dict[str, float]
 
 
 class Trials:
-    """All trials, and what came of them."""
+    """All trials and their results."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._trials = trials
@@ -164,7 +164,7 @@ class Trials:
         self.goals = {name: goals[kind] for name in self.values(DEFAULTS) if (kind := name.partition(",")[0]) in goals}
 
     def values(self, choice: Choice, quarters: Sequence[int] = range(QUARTERS)) -> Values:
-        """Return each measure of a choice, on the trials of these quarters."""
+        """Return each measure of a choice on the trials of these quarters."""
         found = self._found.get(choice)
         if found is None:
             found = self._found[choice] = [trial.answer(choice) for trial in self._trials]
@@ -180,13 +180,13 @@ class Trials:
         return {name: top / bottom if bottom else 0.0 for name, (top, bottom) in sums.items()}
 
     def worth(self, choice: Choice, quarters: Sequence[int] = range(QUARTERS)) -> float:
-        """Return what a choice is worth on the trials of these quarters."""
+        """Return the worth of a choice on the trials of these quarters."""
         found = self.values(choice, quarters)
         lacking = sum(max(0.0, goal - found[name]) for name, goal in self.goals.items())
         return (sum(found.values()) - SHORT * lacking) / len(found)
 
     def chosen(self, quarters: Sequence[int], tell: Callable[[str, Choice], None] | None = None) -> Choice:
-        """Return what is chosen by the trials of these quarters; tells of each choice that it tries."""
+        """Return the choice for the trials of these quarters; prints each choice that it tries."""
         stands = START
         for _ in range(ROUNDS):
             before = stands
@@ -253,7 +253,7 @@ def _changes(choice: Choice) -> str:
 def trials_of(
     conversations: Sequence[Conversation], meaning: Conversation, embedding: EmbeddingFunction | None
 ) -> list[Trial]:
-    """Return the trials by words alone, or with vectors of an embedding."""
+    """Return the trials with words alone, or also with an embedding's vectors."""
     by = ", words" if embedding is None else ", vectors"
     maker = _Maker(embedding)
     made: list[Trial] = []
@@ -274,7 +274,7 @@ def trials_of(
 
 
 def _few(conversations: Sequence[Conversation], maker: _Maker, by: str) -> list[Trial]:
-    """Return questions to users who have but twenty turns, among them one that answers."""
+    """Return questions to users who have only twenty turns, including one that answers."""
     random = Random(1)
     made = []
     for at in range(100):
@@ -302,7 +302,7 @@ async def _facts(maker: _Maker, by: str) -> list[Trial]:
 
 
 class _Maker:
-    """Makes trials, and of each text one vector."""
+    """Makes trials, and computes each text's vector once."""
 
     def __init__(self, embedding: EmbeddingFunction | None) -> None:
         self._embedding = embedding

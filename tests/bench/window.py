@@ -1,4 +1,4 @@
-"""What the context window costs: deciding, counting, a compaction elsewhere, a strategy that has nothing to do."""
+"""Measures the context window: decisions, counting, other sessions' compactions, and an idle strategy."""
 
 import functools
 import os
@@ -41,10 +41,10 @@ from turnwise.strategies.conformance_conversations import Conversation
 from turnwise.strategies.strategy import decide
 
 SHORT, LONG = 1_000, 100_000
-"""Blocks of the two histories."""
+"""The numbers of blocks of the two histories."""
 
 BUDGET = TokenBudget(2_000)
-"""Of some hundred blocks."""
+"""The token budget, for some hundred blocks."""
 
 EXCHANGE: tuple[Block, ...] = (
     User(text="What is it like?"),
@@ -54,14 +54,14 @@ EXCHANGE: tuple[Block, ...] = (
 )
 
 ANSWER_CHARS, SUMMARY_TOKENS = 50_000, 4_000
-"""What the session that compacts takes in with each turn, and what each summary may take."""
+"""The tokens of each turn of the compacting session, and the maximum of each summary."""
 
 WORD_S = 0.005
-"""Between two words of a summary: a model that is faster than most."""
+"""The pause between two words of a summary, in seconds: a model that is faster than most."""
 
 
 class Nowhere:
-    """Stands for a long-term memory: deciding only looks whether it may be written, and gives it nothing."""
+    """A fake long-term memory: a decision only checks whether it is writable."""
 
     read_only = False
 
@@ -77,7 +77,7 @@ STRATEGIES: tuple[OverflowStrategy, ...] = (
 
 
 def conversation_of(blocks: int) -> Conversation:
-    """Return a conversation of so many blocks, all of them counted."""
+    """Return a conversation with this number of blocks, all of them counted."""
     conversation = Conversation()
     conversation.add([System(text="Be brief."), *EXCHANGE * (blocks // len(EXCHANGE))])
     conversation.window()
@@ -85,10 +85,10 @@ def conversation_of(blocks: int) -> Conversation:
 
 
 def decisions(table: Table, times: int) -> None:
-    """Measure what it takes to make a window of a history that is counted, to decide on it and to check the plan.
+    """Measure making a window of a counted history, deciding on it, and checking the plan.
 
-    Of both histories the same blocks stay; of the long one, more goes. What goes is not read: that is for whoever sums
-    it up or hands it over.
+    The same blocks of both histories stay; of the long one, more is removed. Removed blocks are not read: summaries and
+    memories would read them.
     """
     short, long = conversation_of(SHORT), conversation_of(LONG)
     floors, samples = [Samples() for _ in STRATEGIES], [Samples() for _ in STRATEGIES]
@@ -115,7 +115,7 @@ def decisions(table: Table, times: int) -> None:
 
 
 def countings(table: Table, times: int) -> None:
-    """Measure what it takes to make a window of a history, all of it counted but the turn that came last."""
+    """Measure making a window of a history of which only the last turn is not yet counted."""
     short, long = conversation_of(SHORT), conversation_of(LONG)
     few, floor, many = Samples(), Samples(), Samples()
     for at in range(-20, times):
@@ -139,7 +139,7 @@ def long_text() -> str:
 
 @functools.cache
 def byte_pairs() -> tiktoken.Encoding:
-    """Return a vocabulary without a merge: each byte is a token, and finding that out takes tiktoken its time."""
+    """Return a vocabulary without merges: each byte is a token, and tiktoken takes its usual time."""
     words = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
     ranks = {bytes([byte]): byte for byte in range(256)}
     return tiktoken.Encoding("bytes", pat_str=words, mergeable_ranks=ranks, special_tokens={})
@@ -147,14 +147,14 @@ def byte_pairs() -> tiktoken.Encoding:
 
 @dataclass(frozen=True)
 class PairCounter(ByteCounter):
-    """Counts as tiktoken does, without a network."""
+    """Counts with tiktoken, without a download."""
 
     def text(self, text: str) -> int:
         return len(byte_pairs().encode_ordinary(text))
 
 
 class Talker:
-    """Answers with a long text, at once."""
+    """Answers at once with a long text."""
 
     def build(self, session: SessionView) -> "Talker":
         return self
@@ -164,10 +164,10 @@ class Talker:
 
 
 class Neighbour:
-    """Has a session compact again and again, or computes as much; in a process of its own, with the model's provider.
+    """Makes a session compact repeatedly, or computes as much, in its own process, together with the model's provider.
 
-    Each turn of the session takes its window past the trigger, so each is followed by a compaction: the answer is
-    counted, the model is shown it and the summary before, over HTTP, and the new summary is stored.
+    Each turn of the session passes the trigger, so each is followed by a compaction: the answer is counted, the model
+    gets it and the last summary over HTTP, and the new summary is stored.
     """
 
     def __init__(self, url: str, namespace: str) -> None:
@@ -193,7 +193,7 @@ class Neighbour:
         self._work: Future[None] | None = None
         self._done = 0
         self._spent = (0.0, 0.0)
-        """How long the processes were at work for the compactions, of how long."""
+        """The CPU time of the processes for the compactions, and the elapsed time."""
         for _ in range(2):
             self._compact()
         self._spent = (0.0, 0.0)  # the first ones take longer
@@ -203,7 +203,7 @@ class Neighbour:
         return os.getpid()
 
     def go(self, what: Literal["compact", "compute"]) -> None:
-        """Do that from now on; return when a compaction is under way."""
+        """Start it; return when a compaction is running."""
         self._stop.clear()
         self._going.clear()
         self._work = self._thread.submit(self._go_on, self._compact if what == "compact" else self._compute)
@@ -211,13 +211,13 @@ class Neighbour:
         self._going.wait()
 
     def rest(self) -> None:
-        """Stop; return when the compaction is over."""
+        """Stop it; return when the compaction has ended."""
         self._stop.set()
         assert self._work
         self._work.result()
 
     def outcome(self) -> tuple[int, float, float]:
-        """Return how many compactions there were, how many a second, and at how much of a core."""
+        """Return the number of compactions, their rate per second, and the share of a core that they use."""
         found = list[Event]()
         while page := self._session.events(found[-1].seq if found else 0):
             found += page
@@ -244,7 +244,7 @@ class Neighbour:
         self._spent = self._spent[0] + worked, self._spent[1] + took
 
     def _compute(self) -> None:
-        """Take as much of a core as a compaction does, in pieces of 1 ms."""
+        """Use as much of a core as a compaction does, in pieces of 1 ms."""
         self._going.set()
         until = time.thread_time() + 0.001
         while time.thread_time() < until:
@@ -253,7 +253,7 @@ class Neighbour:
         time.sleep(0.001 * max(took / worked - 1, 0))
 
     def _now(self) -> tuple[float, float]:
-        """Return how long the session's process and this one have been at work, and the time."""
+        """Return the CPU time of the session's process and this one, and the time."""
         fields = Path(f"/proc/{self._pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         session_s = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
         return session_s + time.process_time(), time.monotonic()
@@ -262,10 +262,10 @@ class Neighbour:
 def beside_compactions(
     table: Table, manager: SessionManager, site: tuple[str, str], *, rounds: int, window_s: float
 ) -> None:
-    """Measure a session's turns while another one of the same store compacts, and while it does nothing.
+    """Measure a session's turns while another session of the same store compacts, and while it is idle.
 
-    In short windows that take turns. Two in each round are idle: what differs between those is noise. In another, the
-    other process only computes, as much as a compaction does: so much is for want of a core, and not of a lock.
+    In short alternating periods. Two in each round are idle; the difference between them is noise. In another, the other
+    process only computes, as much as a compaction does, which shows the effect of a busy core without a lock.
 
     Args:
         site: the manager's store and namespace.
@@ -320,7 +320,7 @@ def beside_compactions(
 
 
 def idle_strategy(table: Table, manage: Callable[..., SessionManager], rounds: int) -> None:
-    """Measure the turns of a session whose strategy has nothing to do, alternating with those of one that has none."""
+    """Measure the turns of a session with an idle strategy, alternating with those of one without a strategy."""
     prompt, without, samples, each = prompt_of(200), Samples(), Samples(), 10
     settings: dict[str, Any] = {"token_counter": ByteCounter(), "max_context_tokens": 10**8}
     with (

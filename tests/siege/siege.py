@@ -1,8 +1,8 @@
-"""Attacks turnwise from outside: `make siege`. Writes what came of it to LAST.md beside this file.
+"""Attacks turnwise from outside: `make siege`. Writes the results to LAST.md beside this file.
 
 Callers, kills, freezes, crashes of servers, rival Rays, restores of older copies, bad calls, abandoned waits and
-damaged archives, all at once, on SQLite, PostgreSQL and Redis in turn. What holds afterwards is judged by a plain
-ledger and by what `sqlite3`, `psycopg` and `redis` read from the store: no code of `turnwise.testing` takes part.
+damaged archives, all at once, on SQLite, PostgreSQL and Redis in turn. The result is checked with a simple ledger and
+with what `sqlite3`, `psycopg` and `redis` read from the store, without any code of `turnwise.testing`.
 
     make siege ARGS="--minutes 20 --seed 0 --store sqlite redis"
 """
@@ -42,7 +42,7 @@ RIVAL_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One store under siege: who lives there."""
+    """One attacked store, with its placement, users and sessions."""
 
     name: str
     seed: int
@@ -52,7 +52,7 @@ class Stage:
 
     @property
     def sessions(self) -> list[tuple[str, str]]:
-        """Each user's chats. All users call theirs the same."""
+        """The sessions of each user. All users have the same ids."""
         return [(f"u{user}", f"chat-{chat}") for user in range(self.users) for chat in range(self.chats)]
 
 
@@ -83,7 +83,7 @@ class Siege:
         ]
 
     async def run(self) -> None:
-        """Attack for as long as the stage lasts; then let all settle, and judge."""
+        """Attack for the length of the stage, then wait until everything has ended, and check the store."""
         for user, chat in self._stage.sessions:
             await self._manager.open(chat, user_id=user)
         dedicated = self._stage.name == "sqlite"
@@ -156,7 +156,7 @@ class Siege:
         self.ledger.deeds["freeze of the store"] += 1
 
     async def _restore(self) -> None:
-        """Copy the store, wait a little, and put the copy back while everybody goes on."""
+        """Copy the store, wait a little, and restore the copy while callers continue."""
         began = time.monotonic()
         try:
             copy = await asyncio.to_thread(self._store.copy)
@@ -176,7 +176,7 @@ class Siege:
         raise AssertionError("the copy cannot be put back")
 
     async def _rival(self) -> None:
-        """Let a program with a Ray of its own open one of the sessions."""
+        """Start a program with its own Ray, which opens one of the sessions."""
         user, chat = self._dice.choice(self._stage.sessions)
         entry = self.ledger.ask(user, chat)
         command = [str(HERE / "siege_rival.py"), self._store.url, NAMESPACE, str(self._leaks), user, chat, entry.token]
@@ -207,7 +207,7 @@ class Siege:
             await misuse(caller, self._manager, self.ledger, caller.user, self._dice)
 
     async def _import(self) -> None:
-        """Import a damaged archive; if it is taken, the session can be used."""
+        """Import a damaged archive; if it is accepted, check that the session can be used."""
         user, chat = self._dice.choice(self._stage.sessions)
         number = self.ledger.deeds["damaged archive"]
         self.ledger.deeds["damaged archive"] += 1
@@ -229,7 +229,7 @@ class Siege:
     # Judgement
 
     async def _settle(self) -> None:
-        """Nobody attacks any more: every session takes a run, and every run of the ledger ends."""
+        """Check after the attack that every session accepts a run, and that every run of the ledger has ended."""
         for user, chat in self._stage.sessions:
             caller = next(one for one in self._callers if (one.user, one.chat) == (user, chat))
             last: TurnwiseError | None = None
@@ -280,7 +280,7 @@ class Siege:
                 ledger.violate(f"seen by another user: {line}")
 
     async def _check_told(self, run_id: str | None, user: str) -> None:
-        """A run that a restore took is told as one that is not there."""
+        """Check that a run that was lost by a restore is reported as not found."""
         if run_id is None:
             return
         try:
@@ -290,7 +290,7 @@ class Siege:
 
 
 def _end_tree(pid: int) -> None:
-    """Kill a process and those that it started, by their ids."""
+    """Kill a process and its descendants by their ids."""
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         for process in [*parent.children(recursive=True), parent]:
@@ -336,7 +336,7 @@ def page(ledgers: dict[str, Ledger], minutes: float, seed: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Besiege the stores in turn; return 1 if something does not hold."""
+    """Attack the stores in turn; return 1 if an invariant was violated."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Who uses the besieged system: callers that keep a ledger, and callers that behave badly."""
+"""The callers of the siege: some keep a ledger, others behave badly."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from turnwise.memory.conversation.blocks import Document, Image
 from turnwise.memory.stores.urls import open_store
 
 ANSWER_S = 60.0
-"""Within so many seconds every verb answers, whatever is going on: else what it asked is bricked."""
+"""The time limit for each call, in seconds. A call that takes longer counts as stuck, which is a violation."""
 
 Result = TypeVar("Result")
 
 
 class Caller:
-    """A well-behaved caller of one session: it asks, waits, cancels, approves, reads and forks, and notes it all."""
+    """A caller of one session: runs, waits, cancels, approves, reads and forks, and records everything."""
 
     def __init__(self, manager: AsyncSessionManager, ledger: Ledger, user: str, chat: str, seed: str) -> None:
         self._manager = manager
@@ -49,7 +49,7 @@ class Caller:
         self._dice = random.Random(seed)
 
     async def call(self, is_over: Callable[[], bool]) -> None:
-        """Ask one thing after the other until it is over."""
+        """Send requests one after the other until the stage is over."""
         ways = {
             self.say: 6,
             self.append: 2,
@@ -84,7 +84,7 @@ class Caller:
         return info.active_run_id is not None
 
     async def session(self) -> AsyncSession:
-        """Return the session, opened anew: a restore may have taken it."""
+        """Open the session again, since a restore may have removed it."""
         return await self.asked(self._manager.open(self.chat, user_id=self.user))
 
     async def say(self) -> None:
@@ -93,7 +93,7 @@ class Caller:
         await self.end(handle, entry)
 
     async def append(self) -> None:
-        """Append a prompt. One that was not acknowledged is not asked again: nobody knows whether it is stored."""
+        """Append a prompt. Without an acknowledgement it is not repeated, since it may be stored."""
         session = await self.session()
         entry = self._ledger.ask(self.user, self.chat)
         await self.asked(session.append(f"{entry.token} say"))
@@ -101,14 +101,14 @@ class Caller:
         self._ledger.deeds["append"] += 1
 
     async def cancel(self) -> None:
-        """Run a prompt that takes a while, and cancel it."""
+        """Run a slow prompt, and cancel it."""
         handle, entry = await self.run("slow")
         await asyncio.sleep(self._dice.random() * 0.5)
         await self.asked(handle.cancel("enough"))
         await self.end(handle, entry)
 
     async def approve(self) -> None:
-        """Run a prompt whose tool waits for approval; abandon waits, then decide, or leave it to the next caller."""
+        """Run a prompt whose tool waits for approval; stop some waits, then decide, or leave that to another caller."""
         handle, entry = await self.run("ask")
         for _ in range(200):
             if calls := await self.asked(handle.pending()):
@@ -136,7 +136,7 @@ class Caller:
         await self.end(handle, entry)
 
     async def follow(self) -> None:
-        """Follow a run's events: numbers grow, and the last one is its only terminal one."""
+        """Follow a run's events; check that numbers grow, and that only the last event is terminal."""
         handle, entry = await self.run("slow")
 
         async def events() -> list[Any] | None:
@@ -157,7 +157,7 @@ class Caller:
         await self.end(handle, entry)
 
     async def read(self) -> None:
-        """Read what there is."""
+        """Read the session's turns, runs and events."""
         session = await self.session()
         await self.asked(session.latest())
         await self.asked(session.turns(limit=5))
@@ -174,7 +174,7 @@ class Caller:
         self._ledger.deeds["fork"] += 1
 
     async def run(self, how: str) -> tuple[AsyncExecutionHandle, Entry]:
-        """Start a run, and ask again under the same key where nobody knows whether it was."""
+        """Start a run; repeat the request with the same key while its outcome is unknown."""
         session = await self.session()
         entry = self._ledger.ask(self.user, self.chat)
         prompt = f"{entry.token} {how}"
@@ -198,7 +198,7 @@ class Caller:
         raise AssertionError("unreachable")
 
     async def end(self, handle: AsyncExecutionHandle, entry: Entry) -> None:
-        """Wait for a run's end and note it."""
+        """Wait for a run's end, and record it."""
         try:
             await self.asked(handle.wait(ANSWER_S))
             self._ledger.end(entry, "completed")
@@ -207,7 +207,7 @@ class Caller:
             raise
 
     async def asked(self, answer: Awaitable[Result]) -> Result:
-        """Return the answer of one verb; note one that does not come, and an error that is none of turnwise's."""
+        """Return the result of one call; record a missing answer, and an error that is not turnwise's."""
         try:
             async with asyncio.timeout(ANSWER_S + 10):
                 return await answer
@@ -222,7 +222,7 @@ class Caller:
 
 
 async def abandon(handle: AsyncExecutionHandle, count: int, ledger: Ledger) -> None:
-    """Wait for a run many times at once, and leave before it answers."""
+    """Wait for a run many times concurrently, and stop waiting before it ends."""
 
     async def wait() -> None:
         try:
@@ -236,7 +236,7 @@ async def abandon(handle: AsyncExecutionHandle, count: int, ledger: Ledger) -> N
 def bad_calls(
     manager: AsyncSessionManager, session: AsyncSession, user: str
 ) -> Mapping[str, Callable[[], Awaitable[Any]]]:
-    """Return calls that no verb takes."""
+    """Return invalid calls."""
     deep: Any = {}
     for _ in range(3000):
         deep = {"in": deep}
@@ -268,7 +268,7 @@ def bad_calls(
 
 
 async def misuse(caller: Caller, manager: AsyncSessionManager, ledger: Ledger, user: str, dice: random.Random) -> None:
-    """Make one bad call: it is refused as what it is, once the store can be reached."""
+    """Make one invalid call, and check that it is refused with the right error once the store can be reached."""
     name = dice.choice(sorted(bad_calls(manager, await caller.session(), user)))
     last: TurnwiseError | None = None
     for _ in range(20):
@@ -295,9 +295,9 @@ HOSTILE: Sequence[Any] = (2**63 - 1, -1, 1e308, "", "\ud800", None, True, [], {}
 
 
 async def mutate(url: str, whose: tuple[str, str], number: int, dice: random.Random, ledger: Ledger) -> str | None:
-    """Import a session whose archive was damaged; return its id, if it was taken.
+    """Import a damaged archive of a session; return the session's id if it was accepted.
 
-    Its user stays who it was, since somebody who may write archives may say whose they are.
+    Its user is not changed, since an archive decides whose session it is.
     """
     store = open_store(url)
     try:
@@ -326,7 +326,7 @@ async def mutate(url: str, whose: tuple[str, str], number: int, dice: random.Ran
 
 
 def _damaged(value: Any, dice: random.Random) -> Any:
-    """Return the value with one thing in it put wrong."""
+    """Return the value with one damage in it."""
     if isinstance(value, dict) and value and dice.random() < 0.9:
         key = dice.choice(sorted(key for key in value if key != "user_id") or [""])
         return {**value, key: _damaged(value.get(key), dice)}

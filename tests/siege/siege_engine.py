@@ -1,7 +1,7 @@
-"""The engine of the siege: it does what the prompt says, and reports every text that its user never wrote.
+"""The engine of the siege: does what the prompt says, and reports texts of other users.
 
-Every text that a caller of the siege sends holds a token, `tok.<user>.<number>`. So a request in which another user's
-token stands is a leak, wherever it came from: the history, a cache, a memory.
+Every text that a caller sends has a token, `tok.<user>.<number>`. So a request with another user's token is a leak,
+whether from the history, a cache or a memory.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TOKEN = re.compile(r"tok\.(u\d+)\.(\d+)")
 
 @tool(approval=True)
 async def pay(euros: int) -> str:
-    """Pay, when somebody has approved of it."""
+    """Pay, after approval."""
     return f"paid {euros}"
 
 
 class SiegeEngine:
-    """Answers `say`, streams for `slow`, and has a tool wait for approval for `ask`.
+    """Answers `say`, streams slowly for `slow`, and calls a tool that waits for approval for `ask`.
 
     Args:
         leaks: a file to which each foreign token is appended, as a line.
@@ -36,7 +36,7 @@ class SiegeEngine:
         self.leaks = leaks
 
     def build(self, session: SessionView) -> ToolLoop:
-        """Return the loop around the model."""
+        """Return the tool loop around this engine."""
         return ToolLoop(_Model(self.leaks), ToolRegistry(pay))
 
 

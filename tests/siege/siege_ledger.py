@@ -1,4 +1,4 @@
-"""The plain ledger of the siege: what callers asked, what they were told, and when."""
+"""The ledger of the siege: what callers requested, what was acknowledged, and when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Entry:
-    """One prompt: asked at `asked_s`, acknowledged at `told_s` (0: never), as part of `run_id` unless it was appended.
+    """One prompt: sent at `asked_s`, acknowledged at `told_s` (0: never), as part of `run_id` unless it was appended.
 
     Times are of the monotonic clock. `chat` is the session's id as its user knows it.
     """
@@ -25,51 +25,51 @@ class Entry:
     run_id: str | None = None
     state: str | None = None
     ended_s: float = 0.0
-    """When the end of its run was told, by its `state`."""
+    """When its run's final `state` was acknowledged."""
 
 
 @dataclass(slots=True)
 class Restore:
-    """A store that was put back: the copy was made between the first two times, put back between the last two."""
+    """A restore: the copy was made between the first two times, and restored between the last two."""
 
     copied: tuple[float, float]
     put_back: tuple[float, float]
 
     def may_have_taken(self, asked_s: float, told_s: float) -> bool:
-        """Return whether what was asked and told then may be gone: stored behind the copy, and not behind it all."""
+        """Return whether this restore may have removed what was requested and acknowledged at these times."""
         return told_s > self.copied[0] and asked_s < self.put_back[1]
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What was asked and told, what was done to the system, and what does not hold."""
+    """The prompts and acknowledgements, the attacks, and the violations."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
     restores: list[Restore] = field(default_factory=list)
     deeds: Counter[str] = field(default_factory=Counter)
-    """What was done to the system, and what callers did, by name."""
+    """The numbers of attacks and calls by name."""
     refusals: Counter[str] = field(default_factory=Counter)
-    """Errors that callers got, by class."""
+    """The numbers of errors that callers got, by class."""
     violations: list[str] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def ask(self, user: str, chat: str) -> Entry:
-        """Return the entry of a prompt that is about to be asked."""
+        """Return a new entry, for a prompt that is about to be sent."""
         entry = Entry(f"tok.{user}.{next(self._numbers)}", user, chat, time.monotonic())
         self.entries[entry.token] = entry
         return entry
 
     def tell(self, entry: Entry, run_id: str | None = None) -> None:
-        """Note that the prompt was acknowledged."""
+        """Record that the prompt was acknowledged."""
         entry.told_s, entry.run_id = time.monotonic(), run_id
 
     def violate(self, what: str) -> None:
-        """Note what does not hold."""
+        """Record a violation."""
         self.violations.append(what)
 
     @contextmanager
     def putting_back(self, copied: tuple[float, float]) -> Iterator[None]:
-        """Note a restore of the copy that was made between these times."""
+        """Record a restore of the copy that was made between these times."""
         restore = Restore(copied, (time.monotonic(), float("inf")))
         self.restores.append(restore)
         yield
@@ -77,13 +77,13 @@ class Ledger:
         self.deeds["restore of an older copy"] += 1
 
     def end(self, entry: Entry, state: str) -> None:
-        """Note that the end of its run was told."""
+        """Record that the end of its run was acknowledged."""
         entry.state, entry.ended_s = state, time.monotonic()
 
     def may_be_gone(self, entry: Entry) -> bool:
-        """Return whether a restore may have taken it."""
+        """Return whether a restore may have removed it."""
         return any(restore.may_have_taken(entry.asked_s, entry.told_s) for restore in self.restores)
 
     def may_have_ended_otherwise(self, entry: Entry) -> bool:
-        """Return whether a restore may have taken the end of its run, which then has another."""
+        """Return whether a restore may have removed the end of its run, so that it ended again."""
         return any(restore.may_have_taken(entry.asked_s, entry.ended_s) for restore in self.restores)

@@ -1,8 +1,8 @@
-"""A program with a Ray of its own that opens the besieged store.
+"""A program with its own Ray, which opens the attacked store.
 
     python siege_rival.py URL NAMESPACE LEAKS USER CHAT TOKEN
 
-Prints what it did as one line of JSON: whether it was refused, and the prompts that were acknowledged to it.
+Prints one line of JSON: whether it was refused, and its acknowledged prompts.
 """
 
 from __future__ import annotations

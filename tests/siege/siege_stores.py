@@ -1,6 +1,6 @@
-"""The stores of the siege: how each is crashed, frozen, copied and put back, and what is really in it.
+"""The stores of the siege: how each is crashed, frozen, copied and restored, and what it contains.
 
-What is stored is read here with `sqlite3`, `psycopg` and `redis`, past all code of turnwise.
+The content is read with `sqlite3`, `psycopg` and `redis`, without code of turnwise.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ TABLES = ("sessions", "borrowed", "blocks", "turns", "runs", "events")
 TERMINAL = ("run_completed", "run_cancelled", "run_failed", "run_interrupted")
 
 IMPORTED = "imported"
-"""What the ids of imported sessions begin with: their blocks are copies, so nothing in them counts as doubled."""
+"""The prefix of imported sessions' ids. Their blocks are copies, so they do not count as doubled."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What is really in a store."""
+    """The content of a store."""
 
     tokens: dict[str, list[str]] = field(default_factory=dict)
-    """Of each token, the users of the sessions in whose logs a user's prompt with it stands: one, where all is well."""
+    """For each token, the users of the sessions whose logs have a prompt with it; one user if all is well."""
     runs: dict[str, str] = field(default_factory=dict)
-    """The state of each run, by its id."""
+    """The states of runs by id."""
     ends: dict[str, int] = field(default_factory=dict)
-    """How many terminal events each run has."""
+    """The number of terminal events of each run."""
     broken: list[str] = field(default_factory=list)
-    """What does not hold in the store itself."""
+    """Violations in the store itself."""
 
     def add_block(self, body: str, user: str) -> None:
         """Count the tokens of one stored block."""
@@ -54,31 +54,31 @@ class Found:
 
 
 class Store(Protocol):
-    """A store under siege."""
+    """An attacked store."""
 
     url: str
 
     def crash(self) -> None:
-        """Let its server die and start again."""
+        """Kill its server and start it again."""
 
     def freeze(self, seconds: float) -> None:
-        """Let it answer nobody for a while."""
+        """Stop its server for a while."""
 
     def copy(self) -> Any:
-        """Return a copy of all that it holds."""
+        """Return a copy of its content."""
 
     def put_back(self, copy: Any) -> None:
-        """Make it hold what it held when it was copied, in one step, while it is in use."""
+        """Restore a copy in one step, while the store is in use."""
 
     def read(self) -> Found:
-        """Return what is in it."""
+        """Return its content."""
 
     def close(self) -> None:
-        """End its server."""
+        """Stop its server."""
 
 
 class SQLiteFile:
-    """A file. Its crash is that of its users; frozen, somebody else holds its write lock."""
+    """A file. It has no crash of its own; while frozen, another connection has its write lock."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "chats.db"
@@ -117,7 +117,7 @@ class SQLiteFile:
 
 
 class Postgres:
-    """A server of the tests' own."""
+    """A server that the tests start."""
 
     def __init__(self, folder: Path) -> None:
         self._server = PostgresServer(folder)

@@ -1,4 +1,4 @@
-"""The stages of the soak: where sessions live, where they are kept, and who kills what."""
+"""The stages of the soak: placement, store and killers of each."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ RATES: dict[Kind, float] = {
 }
 
 STORE = FaultPlan(rates={"fence": 0.02, "error": 0.04, "delay": 0.04, "crash": 0.001}, points=("store.commit *",))
-"""Only sessions commit, so the process that runs the soak does not crash."""
+"""Faults of commits, which only session processes make; so the process that runs the soak does not crash."""
 
 MEMORY_S = 120.0
-"""How long a session's memory may take to catch up when all is over, in seconds."""
+"""The time limit for a session's memory to save all turns at the end, in seconds."""
 
 Killers = Callable[[AsyncSessionManager, Sequence[str]], Iterator[tuple[Killer, float]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How long a stage lasts, and where it may leave files."""
+    """The length of a stage, and its folder."""
 
     folder: Path
     seed: int
@@ -80,7 +80,7 @@ def one_node() -> Iterator[None]:
 
 
 def dedicated_on_sqlite(setting: Setting) -> Report:
-    """Run a third of the sessions, in processes of their own; kill these and the memory's, lock the file."""
+    """Run a third of the sessions in dedicated processes; kill these and the memory's process, and lock the file."""
     setting = replace(setting, sessions=max(1, setting.sessions // 3))
     database = setting.folder / "chats.db"
 
@@ -118,7 +118,7 @@ def packed_on_postgres(setting: Setting) -> Report:
 
 
 def nodes_on_postgres(setting: Setting) -> Report:
-    """Run the sessions in packed hosts over three nodes; kill a node again and again, and start another."""
+    """Run the sessions in packed hosts on three nodes; repeatedly kill a node and start another."""
     server, cluster = PostgresServer(setting.folder), Cluster()
     workers: list[Any] = []
 
@@ -179,7 +179,7 @@ def _run(setting: Setting, url: str, placement: Placement, killers: Killers, tit
 
 
 async def _audit_memory(manager: AsyncSessionManager, url: str, told: Acknowledged) -> tuple[Counter[str], list[str]]:
-    """Check that memory has each turn that completed once, and none twice; return counts and what does not hold."""
+    """Check that the memory has each completed turn exactly once; return counts and violations."""
     broken: list[str] = []
     for session_id in told.session_ids:
         try:
@@ -208,4 +208,4 @@ STAGES: tuple[tuple[Callable[[Setting], Report], float], ...] = (
     (packed_on_postgres, 0.5),
     (nodes_on_postgres, 0.25),
 )
-"""Each with its part of the time."""
+"""The stages, each with its share of the time."""

@@ -1,7 +1,7 @@
-"""Chaos at length: `make soak`. Writes what it found to LAST.md beside this file.
+"""A long chaos run: `make soak`. Writes its report to LAST.md beside this file.
 
-Cases 15, 47, 63 and 65, for SOAK_SECONDS (1200) and until SOAK_FAULTS (10000) have been injected: as long as they have
-not been, the middle stage is run again. SOAK_SEED (0) and SOAK_SESSIONS (24) say the rest.
+Cases 15, 47, 63 and 65, for SOAK_SECONDS (1200) and until SOAK_FAULTS (10000) faults have been injected: until then,
+the middle stage is repeated. SOAK_SEED (0) and SOAK_SESSIONS (24) can be set too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stages import STAGES, Setting, packed_on_postgres
 from turnwise.testing.report import Report
 
 MORE = 0.1
-"""What of the time the middle stage gets again, as often as faults are wanting."""
+"""The share of the time that each repetition of the middle stage gets."""
 
 LAST = Path(__file__).with_name("LAST.md")
 

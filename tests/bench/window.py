@@ -264,7 +264,7 @@ def beside_compactions(
 ) -> None:
     """Measure a session's turns while another session of the same store compacts, and while it is idle.
 
-    In short alternating periods. Two in each round are idle; the difference between them is noise. In another, the other
+    In short alternating periods. Two of each round are idle; their difference is noise. In another one, the other
     process only computes, as much as a compaction does, which shows the effect of a busy core without a lock.
 
     Args:

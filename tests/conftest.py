@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from lanes import may_need_ray
 
 from engines import ScriptedEngine
 from scale import share
@@ -62,27 +63,14 @@ settings.register_profile("explore", max_examples=2000, deadline=None, print_blo
 settings.load_profile("same")
 
 
-OWN_RAY = {
-    "test_agent_example",
-    "test_bench",
-    "test_cluster_on_ray",
-    "test_hr_policy_chat",
-    "test_long_conversation",
-    "test_own_ray",
-    "test_quickstart",
-    "test_readme",
-}
-"""Tests that start programs which start a Ray of their own."""
-
-
 @pytest.hookimpl(tryfirst=True)  # before it is looked which are deselected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a Ray, and run it last: some of the rest forks, which who talks to a cluster should not."""
     for item in items:
-        if item.path.stem in OWN_RAY:
-            item.add_marker("own_ray")
-        if "ray_session" in getattr(item, "fixturenames", ()) or item.path.stem in OWN_RAY:
+        if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker("ray")
+        if item.get_closest_marker("ray") and not may_need_ray(item.path):
+            raise pytest.UsageError(f"{item.nodeid} needs a Ray and is in no lane: see may_need_ray in tests/lanes.py")
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from example_program import run_example
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ from wire_rules import check_chat
 DAYS = 9
 RULES = [rule for _, rule in HANDBOOK]
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 
 class Ran(NamedTuple):

@@ -42,7 +42,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(printed, folder / "kept")
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def row(printed: str, title: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError
 from turnwise.actors.hosting import engine_overrides
 from vector_memories import free_port
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 
 MOST_S = 400
 """How long all checks may take together, in seconds; they take some 50."""

@@ -21,6 +21,8 @@ import pytest
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.errors import ConfigError
 
+pytestmark = pytest.mark.ray
+
 LONG_S = 60.0
 
 

@@ -22,6 +22,7 @@ from turnwise.cli import app
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 
+pytestmark = pytest.mark.ray
 
 BLOCKS = blocks_of(README)
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import System
@@ -120,20 +119,14 @@ def make_sections(
     return Sections(text, items, tuple({why: count for why, count in each.items() if count} for each in left_out))
 
 
-class _Found(NamedTuple):
-    """An item that a memory recalled."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """An item that a memory recalled. Compared by identity, since items need not be hashable."""
 
     memory: int
     place: int
     """The item's rank in the memory's result, from 0."""
     item: MemoryItem
-
-    # Compared by memory and rank: items of a user's own memory class need not be hashable.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Found) and self[:2] == other[:2]
-
-    def __hash__(self) -> int:
-        return hash(self[:2])
 
     @property
     def order(self) -> tuple[float, int, int]:

@@ -155,9 +155,9 @@ class Uses:
     async def _try(self) -> None:
         try:
             await self.write()
-        except Exception as error:  # noqa: BLE001 - it is logged, and what was noted is written with what comes next
+        except Exception as error:  # noqa: BLE001 - it is logged, and the uses are written with the next batch
             self.trouble = str(error) if isinstance(error, StoreError) else type(error).__name__
-            log_failure("noting which items of a memory were used", error, ", and is tried again with the next")
+            log_failure("writing the uses of a memory's items", error, "; they are written with the next batch")
 
 
 class _Noted(NamedTuple):

@@ -24,7 +24,7 @@ EVERYONE = "everyone"
 
 
 class StaticMemory:
-    """Facts that everyone sees and nobody writes: a handbook, a policy. `remember`, `update` and `forget` raise.
+    """Read-only facts for all users: a handbook, a policy. `remember`, `update` and `forget` raise.
 
     Up to `all_up_to` facts are all recalled for every query, the best first; of more facts, those that share words with
     the query. A pickle has the settings: the facts, or the settings of their store.
@@ -33,7 +33,7 @@ class StaticMemory:
         facts: texts, items, or a store that has them as facts of the user `owner`. A store is read at each recall, so
             changes in it are seen.
         owner: the user whose facts in the store are for everyone.
-        all_up_to: the most facts that are all recalled, whatever the query is.
+        all_up_to: the most facts that are all recalled for any query.
         weights: the weights of the ranking.
 
     Raises:
@@ -159,7 +159,8 @@ class StaticMemory:
 def read_facts(text: str) -> list[tuple[str | None, str]]:
     """Return the facts of a text in order, each with the heading above it."""
     lines = [line.rstrip() for line in text.splitlines()]
-    is_list = not any(_BULLET.match(line) or _HEADING.match(line) for line in lines) and "" not in _trimmed(lines)
+    has_blanks = "\n\n" in "\n".join(lines).strip("\n")
+    is_list = not has_blanks and not any(_BULLET.match(line) or _HEADING.match(line) for line in lines)
     found: list[tuple[str | None, list[str]]] = []
     heading: str | None = None
     goes_on = False
@@ -182,12 +183,6 @@ def read_facts(text: str) -> list[tuple[str | None, str]]:
 _HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*$")
 _BULLET = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])\s+(\S.*)$")
 _RULE = re.compile(r"\s*([-*_=])(\s*\1){2,}\s*$")
-
-
-def _trimmed(lines: list[str]) -> list[str]:
-    """Return the lines without blank lines at the start and at the end."""
-    filled = [at for at, line in enumerate(lines) if line]
-    return lines[filled[0] : filled[-1] + 1] if filled else []
 
 
 def _items(owner: Scope, facts: Iterable[str | MemoryItem]) -> tuple[MemoryItem, ...]:

@@ -64,7 +64,7 @@ def fetched(kind: type[MiniLM]) -> Callable[[], None]:
     return fetched
 
 
-def test_nobody_waits_for_the_files_and_one_warning_says_so(
+def test_missing_files_delay_no_call_and_give_one_warning(
     kind: type[MiniLM],
     fetched: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -81,7 +81,7 @@ def test_nobody_waits_for_the_files_and_one_warning_says_so(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_a_fetch_that_fails_is_tried_again_later_and_warned_about_once(
+def test_a_failed_download_is_retried_later_with_one_warning(
     kind: type[MiniLM],
     fetched: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -100,7 +100,7 @@ def test_a_fetch_that_fails_is_tried_again_later_and_warned_about_once(
     assert sum(record.levelno == logging.WARNING for record in caplog.records) == 1
 
 
-def test_files_that_are_there_are_used_at_once(kind: type[MiniLM], caplog: pytest.LogCaptureFixture) -> None:
+def test_present_files_are_used_at_once(kind: type[MiniLM], caplog: pytest.LogCaptureFixture) -> None:
     folder = kind.DOWNLOAD_PATH / kind.EXTRACTED_FOLDER_NAME
     folder.mkdir()
     for name in ("model.onnx", "tokenizer.json"):
@@ -152,9 +152,7 @@ def test_texts_are_not_padded_and_have_the_vectors_of_chroma(real: Any) -> None:
     np.testing.assert_allclose(vectors, padded, rtol=1e-5)
 
 
-def test_a_version_of_chroma_whose_tokenizer_cannot_stop_padding_is_used_as_it_is(
-    real: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_of_chroma_that_always_pads_is_used_unchanged(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = real.tokenizer
     monkeypatch.setitem(vars(real), "tokenizer", SimpleNamespace(encode=tokenizer.encode))
     np.testing.assert_allclose(ChromaDefault()(TEXTS), real(TEXTS), rtol=1e-5)

@@ -33,7 +33,7 @@ def test_vectors_are_golden() -> None:
     assert np.allclose(vector[places], GOLDEN[1], atol=1e-4)
 
 
-def test_another_process_with_another_hash_seed_makes_the_same() -> None:
+def test_vectors_do_not_depend_on_the_hash_seed() -> None:
     code = (
         "from turnwise.testing.embedding import HashEmbedding\n"
         f"print(HashEmbedding()([{SENTENCE!r}])[0].tobytes().hex())"
@@ -44,7 +44,7 @@ def test_another_process_with_another_hash_seed_makes_the_same() -> None:
 
 
 @given(st.lists(st.text(max_size=200), max_size=5), st.sampled_from([64, 384, 4096]))
-def test_any_text_has_a_vector_of_length_1_whatever_is_beside_it(texts: list[str], dimensions: int) -> None:
+def test_every_text_has_a_vector_of_length_1_in_any_batch(texts: list[str], dimensions: int) -> None:
     function = HashEmbedding(dimensions)
     together = function(texts)
     assert [vector.shape for vector in together] == [(dimensions,)] * len(texts)
@@ -53,7 +53,7 @@ def test_any_text_has_a_vector_of_length_1_whatever_is_beside_it(texts: list[str
         assert np.array_equal(vector, function([text])[0])
 
 
-def test_what_shares_words_forms_or_pieces_is_nearer() -> None:
+def test_texts_that_share_words_or_forms_are_more_similar() -> None:
     far = similarity("the cat sat on the mat", "quarterly revenue grew")
     assert similarity("He goes hiking", "he goes on hikes") > far + 0.3
     assert similarity("the accommodation", "an acommodation") > far + 0.2
@@ -85,7 +85,7 @@ def test_a_persisted_collection_opens_again_with_it(tmp_path: Path) -> None:
 
 
 @given(st.text())
-def test_words_of_any_text_are_short_and_hold_letters_and_digits_only(text: str) -> None:
+def test_words_are_short_and_have_only_letters_and_digits(text: str) -> None:
     for word in words(text):
         assert 0 < len(word) <= 64
         assert not set(word) & set(" \t\n\"'*()^:-_.,\0")

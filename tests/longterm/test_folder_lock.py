@@ -42,7 +42,7 @@ def is_free(folder: Path) -> bool:
     return ended.returncode == 0
 
 
-def test_one_process_has_a_folder_as_often_as_it_likes_until_it_has_left_as_often(tmp_path: Path) -> None:
+def test_one_process_may_lock_a_folder_several_times(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
     folder_lock.take(folder)
     folder_lock.take(folder / ".." / "here")
@@ -54,7 +54,7 @@ def test_one_process_has_a_folder_as_often_as_it_likes_until_it_has_left_as_ofte
     folder_lock.leave(tmp_path)
 
 
-def test_who_comes_second_is_told_which_folder_and_what_to_do_and_has_it_when_the_first_is_killed(
+def test_a_second_process_is_refused_until_the_first_is_killed(
     tmp_path: Path,
 ) -> None:
     """Case 55."""
@@ -78,7 +78,7 @@ def test_who_comes_second_is_told_which_folder_and_what_to_do_and_has_it_when_th
     assert is_free(tmp_path)
 
 
-def test_a_folder_that_cannot_be_opened_is_left_again(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_opened_is_unlocked(tmp_path: Path) -> None:
     (tmp_path / "chroma.sqlite3").write_text("no database")
     index = VectorIndex(ChromaFolder(tmp_path), HashEmbedding())
     with pytest.raises(StoreError):

@@ -71,7 +71,7 @@ async def test_items_are_found_by_forms_accents_scripts_and_days(text: SQLiteIte
     assert await ids_with(text, "ann", "What was in May?") == ["may"]
 
 
-async def test_nobody_finds_what_is_anothers(text: SQLiteItems) -> None:
+async def test_items_of_other_users_are_not_found(text: SQLiteItems) -> None:
     await text.add([(Scope(user_id=user), [item("1", f"secret {at}")]) for at, user in enumerate(LOOKALIKES)])
     for at, user in enumerate(LOOKALIKES):
         found = await text.load([user], {})
@@ -79,7 +79,7 @@ async def test_nobody_finds_what_is_anothers(text: SQLiteItems) -> None:
     assert await ids_with(text, "user", "secret") == []
 
 
-async def test_ids_of_forgotten_items_are_known_for_ninety_days_and_do_not_add_up(
+async def test_ids_of_forgotten_items_are_refused_for_ninety_days(
     text: SQLiteItems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -97,7 +97,7 @@ async def test_ids_of_forgotten_items_are_known_for_ninety_days_and_do_not_add_u
     assert await ids_with(text, "ann", "zebra") == ["1"]
 
 
-async def test_items_come_out_as_they_went_in(text: SQLiteItems) -> None:
+async def test_items_are_returned_as_they_were_saved(text: SQLiteItems) -> None:
     whole = MemoryItem(
         id="'%_",
         text="NUL \0 and 🦀",
@@ -122,7 +122,7 @@ async def test_items_come_out_as_they_went_in(text: SQLiteItems) -> None:
     assert (last.base, [row.item.id for row in last.more]) == (NOTHING, [whole.id])
 
 
-async def test_an_id_is_kept_once_and_never_comes_back(text: SQLiteItems) -> None:
+async def test_an_id_is_stored_once_and_does_not_come_back(text: SQLiteItems) -> None:
     assert len(await text.add([(ANN, [item("1"), item("1", "again"), item("2")])])) == 2
     assert await text.add([(ANN, [item("1", "again")])]) == []
     assert await text.forget(ANN, ["1", "3", "4"]) == 1
@@ -131,14 +131,14 @@ async def test_an_id_is_kept_once_and_never_comes_back(text: SQLiteItems) -> Non
     assert await text.count() == 1
 
 
-async def test_one_bad_item_keeps_all_out(text: SQLiteItems) -> None:
+async def test_one_invalid_item_refuses_the_whole_call(text: SQLiteItems) -> None:
     for bad in (" ", "\ud800"):
         with pytest.raises(InvalidMemoryError):
             await text.add([(ANN, [item("1"), item("2", bad)])])
     assert await text.count() == 0
 
 
-async def test_forgetting_a_session_or_a_user_leaves_the_rest(text: SQLiteItems) -> None:
+async def test_forgetting_a_session_or_a_user_keeps_the_others(text: SQLiteItems) -> None:
     for user in ("ann", "bob"):
         items = [item(f"{name}{at}", source=Source(session_id=name)) for name in "st" for at in range(3)]
         await text.add([(Scope(user_id=user, agent="hr"), items)])
@@ -159,7 +159,7 @@ async def test_agents_change_only_what_they_see(text: SQLiteItems) -> None:
     assert await text.forget(it, ["1"]) == 1
 
 
-async def test_what_needs_vectors_is_told_until_it_has_them(text: SQLiteItems) -> None:
+async def test_items_without_vectors_are_pending_until_they_have_them(text: SQLiteItems) -> None:
     await text.add([(ANN, [item("1"), item("2")])])
     pending = await text.pending("a", 10)
     assert [one.key for one in pending] == [key_of("ann", "1", "A fact"), key_of("ann", "2", "A fact")]
@@ -172,7 +172,7 @@ async def test_what_needs_vectors_is_told_until_it_has_them(text: SQLiteItems) -
     assert await text.dropped() == [key_of("ann", "2", "B fact")]
 
 
-async def test_words_of_what_was_forgotten_are_in_no_file_either(text: SQLiteItems, tmp_path: Path) -> None:
+async def test_words_of_forgotten_items_are_in_no_file(text: SQLiteItems, tmp_path: Path) -> None:
     await text.add(
         [(ANN, [item(str(at), f"xylophone{at} quizzical") for at in range(50)] + [item("stays", "lighthouse")])]
     )
@@ -215,7 +215,7 @@ def as_it_was(path: Path, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-async def test_a_file_of_an_earlier_version_finds_the_same(text: SQLiteItems, tmp_path: Path, version: int) -> None:
+async def test_files_of_earlier_versions_give_the_same_results(text: SQLiteItems, tmp_path: Path, version: int) -> None:
     path = tmp_path / "memory.db"
     await text.add([(ANN, [item("go", "She hiked in Žilina", created_at=1683547200.0), item("x", "A xylophone")])])
     await text.add([(Scope(user_id="bob"), [item("go", "Bob hikes")])])
@@ -232,7 +232,7 @@ async def test_a_file_of_an_earlier_version_finds_the_same(text: SQLiteItems, tm
     assert b"turnwise_vector_terms" not in held
 
 
-async def test_to_delete_one_user_of_many_writes_what_that_user_has_and_no_more(tmp_path: Path) -> None:
+async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) -> None:
     """In pages of the file that were written, and in rows: as many when others have ten times as much."""
     counts = []
     for others in (10, 100):
@@ -257,7 +257,7 @@ async def test_to_delete_one_user_of_many_writes_what_that_user_has_and_no_more(
     assert few > 0 and many < 2 * few and rows == more_rows
 
 
-async def test_many_items_are_deleted_in_transactions_between_which_others_write(
+async def test_many_items_are_deleted_in_several_transactions(
     text: SQLiteItems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("turnwise.memory.longterm.vector.sqlite_items.AT_ONCE", 3)
@@ -279,7 +279,7 @@ async def test_many_items_are_deleted_in_transactions_between_which_others_write
     assert await ids_with(text, "ann", "xylophone") == []
 
 
-async def test_a_corrupt_record_is_told(text: SQLiteItems, tmp_path: Path) -> None:
+async def test_a_corrupt_record_is_an_error(text: SQLiteItems, tmp_path: Path) -> None:
     await text.add([(ANN, [item("1")])])
     with sqlite3.connect(tmp_path / "memory.db") as database:
         database.execute("UPDATE turnwise_vector_items SET record = '{}'")

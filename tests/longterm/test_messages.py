@@ -37,7 +37,7 @@ def test_the_same_seed_gives_the_same_messages_and_another_half_gives_others(kin
         assert [message.evidence for message in made] == [*ASKED.values()]
 
 
-def test_the_halves_have_no_way_of_writing_and_no_message_in_common() -> None:
+def test_the_halves_share_no_template_and_no_message() -> None:
     for ways in (*WORDS["no_need"].values(), WORDS["short"], WORDS["long"], WORDS["telegram"], WORDS["lower"]):
         dev, held_out = half_of(ways, "dev"), half_of(ways, "held out")
         assert len(dev) >= 7 and len(held_out) >= 7
@@ -48,7 +48,7 @@ def test_the_halves_have_no_way_of_writing_and_no_message_in_common() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_newest_prompt_of_a_follow_up_leaves_out_what_the_one_before_names(seed: int) -> None:
+def test_a_follow_up_does_not_name_the_subject_of_the_previous_prompt(seed: int) -> None:
     for message, question in zip(messages_of([TALK], "follow-up", seed=seed), ASKED, strict=True):
         before, newest = message.prompts
         (name,) = {"Ada", "Bo"}.intersection(question.replace("'", " ").split())
@@ -57,7 +57,7 @@ def test_the_newest_prompt_of_a_follow_up_leaves_out_what_the_one_before_names(s
             assert all(word in before for word in question.rstrip("?").split()[-2:])
 
 
-def test_the_questions_about_meaning_share_no_content_word_with_what_answers_them() -> None:
+def test_questions_about_meaning_share_no_content_word_with_their_answers() -> None:
     pairs = json.loads((Path(__file__).parents[1] / "bench/paraphrases.json").read_text(encoding="utf-8"))
     assert len(pairs) >= 60
     for pair in pairs:
@@ -69,7 +69,7 @@ def test_the_questions_about_meaning_share_no_content_word_with_what_answers_the
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_typo_changes_one_word_by_at_most_a_letter_swapped_added_or_missing(seed: int) -> None:
+def test_a_typo_changes_one_word_by_one_letter(seed: int) -> None:
     spelt, _ = misspelt("instruments", Random(seed))
     assert spelt != "instruments" and abs(len(spelt) - len("instruments")) <= 1
     same = sum(one == other for one, other in zip(spelt, "instruments", strict=False))
@@ -77,7 +77,7 @@ def test_a_typo_changes_one_word_by_at_most_a_letter_swapped_added_or_missing(se
     assert same + same_from_behind >= len("instruments") - 2
 
 
-def test_each_answer_of_the_fact_set_is_one_that_its_asker_may_see_and_that_holds() -> None:
+def test_each_expected_fact_is_visible_and_valid() -> None:
     given = {each["id"]: each for each in fact_set.SET["facts"]}
     items = {item.id: (scope, item) for scope, item in fact_set.facts()}
     asked = [question for half in ("dev", "held out") for question in fact_set.questions(half)]
@@ -93,7 +93,7 @@ def test_each_answer_of_the_fact_set_is_one_that_its_asker_may_see_and_that_hold
             assert given[name].get("status") != "resolved", question
 
 
-def test_a_score_of_facts_counts_exact_answers_and_what_should_not_be_there() -> None:
+def test_a_score_of_facts_counts_exact_and_unwanted_answers() -> None:
     right, wrong, none = fact_set.questions("dev")[:3]
     answers = [(right, [*right.answer]), (wrong, [*wrong.answer, "another"]), (none, [])]
     found = fact_set.score_facts(answers)

@@ -59,7 +59,7 @@ BARE = "Where did Ann adopt the greyhound?"
         "Where did Ann adopt the greyhuond?",
     ],
 )
-def test_what_stands_around_a_question_does_not_hide_the_answer(message: str) -> None:
+def test_text_around_a_question_does_not_hide_the_answer(message: str) -> None:
     assert ids(items(*SAID, session="s"), message, Weights())[0] == "0"
 
 
@@ -78,11 +78,11 @@ def test_what_stands_around_a_question_does_not_hide_the_answer(message: str) ->
         "the of and",
     ],
 )
-def test_a_message_that_is_about_nothing_recalls_nothing(message: str) -> None:
+def test_a_message_without_a_subject_recalls_nothing(message: str) -> None:
     assert ids(items(*SAID, session="s"), message, Weights()) == []
 
 
-def test_what_is_said_next_to_what_was_asked_for_comes_with_it() -> None:
+def test_neighbouring_turns_are_recalled_too() -> None:
     asked = "Where was the greyhound adopted?"
     assert ids(items(*SAID, session="s"), asked, Weights())[:3] == ["0", "1", "2"]
     assert ids(items(*SAID), BARE) == ["0"], "facts have no neighbours"
@@ -96,7 +96,7 @@ def test_a_name_or_alias_in_the_query_comes_before_plain_words() -> None:
     assert ids(known, "The aurora over the project", Weights(reach=0))[:1] != ["0"]
 
 
-def test_a_misspelt_word_is_taken_for_one_of_the_users_own_only() -> None:
+def test_a_misspelt_word_matches_the_users_own_words_only() -> None:
     known = items("Ann plays the bassoon.", "Ann owns a violin.")
     assert ids(known, "Who has the basoon?") == ["0"]
     assert ids(known, "Who has a balloon?") == [], "a word that people use is not misspelt"
@@ -105,7 +105,7 @@ def test_a_misspelt_word_is_taken_for_one_of_the_users_own_only() -> None:
     assert found.words == ("basoon", "plays", "the")
 
 
-def test_look_alikes_of_a_fact_are_cut_and_turns_are_not() -> None:
+def test_similar_facts_are_cut_and_similar_turns_are_not() -> None:
     known = items("The user is allergic to peanuts.", "The user is allergic to nothing else.", "Peanuts are cheap.")
     assert ids(known, "Am I allergic to peanuts?") == ["0"]
     assert len(ids(known, "Am I allergic to peanuts?", Weights())) == 3
@@ -115,7 +115,7 @@ def test_look_alikes_of_a_fact_are_cut_and_turns_are_not() -> None:
     assert set(ids(mixed, "Am I allergic to peanuts?")) == {"0", "3"}, "of both, facts only"
 
 
-def test_a_sentence_of_common_words_finds_a_fact_that_has_nearly_all_of_them() -> None:
+def test_a_sentence_of_common_words_finds_a_fact_with_nearly_all_of_them() -> None:
     known = items(*(f"The user owns a {word}." for word in OWNED), "The user lives in Paris.")
     home = str(len(OWNED))
     assert ids(known, "Where do I live?") == [home]
@@ -125,7 +125,7 @@ def test_a_sentence_of_common_words_finds_a_fact_that_has_nearly_all_of_them() -
     assert ids(known, "Do I own things?") == [], "what is in every fact tells nothing"
 
 
-def test_a_word_in_a_sentence_about_much_else_finds_nothing() -> None:
+def test_one_word_of_a_long_sentence_finds_nothing() -> None:
     assert ids(items(*SAID), "The greyhound and a zeppelin.") == ["0"]
     assert ids(items(*SAID), "The greyhound, a zeppelin, quokkas, vuvuzelas, isotopes and xylophones.") == []
 
@@ -138,15 +138,13 @@ def test_a_word_in_a_sentence_about_much_else_finds_nothing() -> None:
         ("Hi! How are you?", 0.9, []),
     ],
 )
-def test_a_vector_finds_what_is_similar_for_a_message_that_asks_something(
-    message: str, similarity: float, found: list[str]
-) -> None:
+def test_vectors_find_similar_items_for_questions(message: str, similarity: float, found: list[str]) -> None:
     near = np.array([similarity, *[0.1] * (len(SAID) - 1)])
     user_index = index_of(items(*SAID))
     assert [item.id for item in find(user_index, message, limit=10, weights=FACTS, near=near)] == found
 
 
-def test_what_all_items_are_near_to_counts_for_none() -> None:
+def test_a_vector_that_is_similar_to_all_items_does_not_count() -> None:
     known = items(*(f"The user owns a {word}." for word in OWNED))
     near = np.full(len(OWNED), 0.6)
     near[-1] = 0.8
@@ -154,12 +152,12 @@ def test_what_all_items_are_near_to_counts_for_none() -> None:
     assert [item.id for item in found] == [str(len(OWNED) - 1)]
 
 
-def test_a_question_behind_a_colon_is_asked_by_itself() -> None:
+def test_a_question_after_a_colon_is_a_query_of_its_own() -> None:
     known = items("The user is allergic to peanuts.", "The user ordered a desk.")
     assert ids(known, "Quick check before I bring the cake: what am I allergic to?") == ["0"]
 
 
-def test_a_day_of_the_week_finds_what_is_said_of_it_and_not_what_was_kept_on_it() -> None:
+def test_a_weekday_finds_items_that_name_it_and_not_items_saved_on_it() -> None:
     monday = 1_700_477_000.0
     known = [
         replace(item, created_at=monday) for item in items("The user sings in a choir.", "The bin goes out on Monday.")
@@ -182,7 +180,7 @@ def test_irregular_forms_of_a_word_find_each_other(said: str, asked: str) -> Non
     assert ids(items("The user owns a violin.", said, "Rain is wet."), asked) == ["1"]
 
 
-def test_each_irregular_form_has_a_base_that_the_stemmer_does_not_find() -> None:
+def test_the_stemmer_finds_no_base_of_an_irregular_form() -> None:
     assert len(BASES) > 150
     for form, base in BASES.items():
         assert base not in BASES and stem(form) != stem(base), (form, base)
@@ -201,7 +199,7 @@ def test_each_irregular_form_has_a_base_that_the_stemmer_does_not_find() -> None
         ("When exactly?", "", False),
     ],
 )
-def test_a_follow_up_is_asked_with_what_it_refers_to(prompt: str, before: str, asked: bool) -> None:
+def test_a_follow_up_includes_the_prompt_that_it_refers_to(prompt: str, before: str, asked: bool) -> None:
     query = question_of(prompt, before)
     assert query.startswith(prompt) and (query != prompt) == asked
     if asked:
@@ -216,7 +214,7 @@ def test_any_text_is_a_query_of_bounded_size(text: str) -> None:
         assert all(0 <= at < len(query.terms) for part in query.parts for at in part)
 
 
-def test_of_ten_megabytes_the_beginning_and_the_end_are_asked() -> None:
+def test_the_query_of_a_long_message_is_its_beginning_and_its_end() -> None:
     known = items(*SAID)
     filler = "Nothing of it matters here. " * 400_000
     assert ids(known, f"{BARE} {filler}") == ids(known, f"{filler} {BARE}") == ["0"]
@@ -229,7 +227,7 @@ def test_common_words_are_frequent_and_names_are_not() -> None:
     assert log_frequency("frage", "german") > log_frequency("geige", "german")
 
 
-def test_a_long_turn_is_found_by_any_of_its_passages_and_shows_those() -> None:
+def test_a_long_turn_is_found_by_any_passage_and_shows_it() -> None:
     chatter = "We talked about the weather and the food for a while. " * 40
     text = f"user: {chatter}\nassistant: {chatter}The lighthouse keeper is called Ingrid. {chatter}"
     long = MemoryItem(id="long", text=text, source=Source(session_id="s", turn_index=9))
@@ -253,7 +251,7 @@ def test_passages_cover_their_text_in_order(text: str, more: int) -> None:
     assert not text.strip() or shown(text, passages).strip()
 
 
-def test_items_that_say_nothing_and_huge_ones_can_be_kept_and_asked_for() -> None:
+def test_blank_and_huge_items_can_be_saved_and_recalled() -> None:
     known = items("...", "🦀🦀", "x" * 1_000_000, "word " * 200_000, *SAID)
     assert ids(known, BARE) == ["4"]
     assert ids(known, "🦀") == []
@@ -277,6 +275,6 @@ def test_items_that_say_nothing_and_huge_ones_can_be_kept_and_asked_for() -> Non
         ("common", 11.0, "below Weights.rare, which is 11.0"),
     ],
 )
-def test_a_weight_out_of_its_range_is_refused_by_name(name: str, value: Any, why: str) -> None:
+def test_a_weight_out_of_range_is_refused_by_name(name: str, value: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"Weights\.{name}={re.escape(repr(value))}: must be .*{why}"):
         replace(FACTS, **{name: value})

@@ -65,7 +65,7 @@ def test_embedding_functions_have_collections_of_their_own(tmp_path: Path) -> No
     assert (one.count(), other.count(), stranger.count()) == (0, 1, 1)
 
 
-def test_another_dimension_under_the_same_name_is_a_typed_error(tmp_path: Path) -> None:
+def test_another_dimension_under_the_same_name_is_a_config_error(tmp_path: Path) -> None:
     VectorIndex(ChromaFolder(tmp_path), constant(4)).add(["1"], ["ann"], np.eye(1, 4, dtype=np.float32))
     index = VectorIndex(ChromaFolder(tmp_path), constant(5))
     with pytest.raises(ConfigError, match=r"5 dimensions.* 4"):
@@ -75,7 +75,7 @@ def test_another_dimension_under_the_same_name_is_a_typed_error(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("result", [None, [], [[1.0]], [1.0, 2.0], [["a"], ["b"]], [[float("nan")], [1.0]]])
-def test_what_is_no_vector_for_each_text_is_refused(result: Any) -> None:
+def test_a_wrong_number_of_vectors_is_refused(result: Any) -> None:
     index = VectorIndex(ChromaInMemory(), lambda _: result)
     with pytest.raises(StoreError):
         index.embed(["one", "two"])
@@ -91,7 +91,7 @@ def test_a_server_that_is_down_is_used_once_it_is_up(server: ChromaServer) -> No
     index.close()
 
 
-def test_a_scrub_blanks_the_room_for_vectors_to_come(tmp_path: Path) -> None:
+def test_a_scrub_blanks_free_space_for_vectors(tmp_path: Path) -> None:
     """Chroma fills it with what was in its memory."""
     index = VectorIndex(ChromaFolder(tmp_path), HashEmbedding())
     vectors = index.embed(["a", "b"])

@@ -53,7 +53,7 @@ def make(tmp_path: Path) -> MakeMemory:
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_the_memory_holds_to_the_law_that(law: Law, make: MakeMemory) -> None:
+def test_memories_obey_the_law_that(law: Law, make: MakeMemory) -> None:
     """Cases 50, 51, 52 and 54, as each law says."""
     asyncio.run(check_law(law, lambda: make(place=ChromaInMemory())))
 
@@ -62,7 +62,7 @@ async def ids(memory: VectorMemory, query: str, scope: Scope = ANN, **asked: Any
     return [found.id for found in await memory.recall(scope, query, **asked)]
 
 
-async def test_everything_that_was_saved_can_be_recalled_by_default(make: MakeMemory) -> None:
+async def test_all_types_are_recalled_by_default(make: MakeMemory) -> None:
     memory = make()
     saved = [item(f"{kind}", f"The {kind} of the walrus", type=kind) for kind in MemoryType]
     assert set(await memory.remember(ANN, saved)) == {one.id for one in saved}
@@ -76,7 +76,7 @@ async def test_everything_that_was_saved_can_be_recalled_by_default(make: MakeMe
     await memory.close()
 
 
-async def test_an_item_whose_text_stays_keeps_its_vector(make: MakeMemory) -> None:
+async def test_an_item_with_the_same_text_keeps_its_vector(make: MakeMemory) -> None:
     memory = make(keep_s=0)
     await memory.remember(ANN, [item("dog", "My dog is called Max")])
     embedding = memory._index.embedding
@@ -89,7 +89,7 @@ async def test_an_item_whose_text_stays_keeps_its_vector(make: MakeMemory) -> No
     await memory.close()
 
 
-async def test_one_item_is_enough_and_what_is_not_about_it_is_not_found(make: MakeMemory) -> None:
+async def test_a_single_item_is_found_by_related_queries_only(make: MakeMemory) -> None:
     memory = make()
     assert await ids(memory, "anything") == []
     await memory.remember(ANN, [item("dog", "My dog is called Max")])
@@ -109,7 +109,7 @@ async def test_a_named_speaker_comes_first(make: MakeMemory) -> None:
     await memory.close()
 
 
-async def test_100_interleaved_users_never_see_each_other(make: MakeMemory) -> None:
+async def test_a_hundred_users_are_separate(make: MakeMemory) -> None:
     memory = make()
     users = [*USERS, *(f"user-{number}" for number in range(100, 188))]
     await memory.remember_many([(Scope(user_id=user), [item("1", f"{user} has a walrus")]) for user in users])
@@ -122,7 +122,7 @@ async def test_100_interleaved_users_never_see_each_other(make: MakeMemory) -> N
     await memory.close()
 
 
-async def test_what_others_have_changes_no_score(make: MakeMemory) -> None:
+async def test_items_of_others_do_not_change_scores(make: MakeMemory) -> None:
     memory = make()
     await memory.remember(ANN, [item("1", "a walrus and a lighthouse"), item("2", "a walrus")])
     before = await memory.recall(ANN, "walrus lighthouse")
@@ -132,7 +132,7 @@ async def test_what_others_have_changes_no_score(make: MakeMemory) -> None:
     await memory.close()
 
 
-async def test_an_agents_own_is_seen_by_it_alone_and_by_times(make: MakeMemory) -> None:
+async def test_items_of_an_agent_are_recalled_by_that_agent_and_by_time(make: MakeMemory) -> None:
     memory = make()
     hr = Scope(user_id="ann", agent="hr")
     items = [
@@ -193,7 +193,7 @@ async def test_the_same_id_is_embedded_and_kept_once(make: MakeMemory) -> None:
     await memory.close()
 
 
-async def test_while_embeddings_are_down_items_are_kept_and_found_by_words(make: MakeMemory) -> None:
+async def test_while_embeddings_fail_items_are_saved_and_found_by_words(make: MakeMemory) -> None:
     embedding = FlakyEmbedding()
     memory = make(embedding, pause_s=0.0)
     await memory.remember(ANN, [item("1", "a walrus")])
@@ -212,7 +212,7 @@ async def test_while_embeddings_are_down_items_are_kept_and_found_by_words(make:
     await memory.close()
 
 
-async def test_while_embeddings_hang_items_are_kept_and_found_by_words(make: MakeMemory) -> None:
+async def test_while_embeddings_hang_items_are_saved_and_found_by_words(make: MakeMemory) -> None:
     """Case 55."""
     embedding = FlakyEmbedding()
     memory = make(embedding, embed_s=0.2, query_s=0.1, pause_s=0.0)
@@ -230,7 +230,7 @@ async def test_while_embeddings_hang_items_are_kept_and_found_by_words(make: Mak
     await memory.close()
 
 
-async def test_only_who_lacks_vectors_while_chroma_is_away_is_told_so(make: MakeMemory) -> None:
+async def test_only_users_without_cached_vectors_are_affected_by_an_outage_of_chroma(make: MakeMemory) -> None:
     memory = make(pause_s=0.0)
     await memory.remember(ANN, [item("1", "a walrus")])
     bob = Scope(user_id="bob")
@@ -248,7 +248,7 @@ async def test_only_who_lacks_vectors_while_chroma_is_away_is_told_so(make: Make
     await memory.close()
 
 
-async def test_after_a_failure_nobody_waits_for_vectors_for_a_while(make: MakeMemory) -> None:
+async def test_after_a_failure_recalls_do_not_wait_for_vectors_for_a_while(make: MakeMemory) -> None:
     embedding = FlakyEmbedding()
     memory = make(embedding, pause_s=60.0)
     embedding.down = True
@@ -259,7 +259,7 @@ async def test_after_a_failure_nobody_waits_for_vectors_for_a_while(make: MakeMe
     await memory.close()
 
 
-async def test_while_chroma_is_down_items_are_kept_and_found_by_words(make: MakeMemory, tmp_path: Path) -> None:
+async def test_while_chroma_is_down_items_are_saved_and_found_by_words(make: MakeMemory, tmp_path: Path) -> None:
     memory = make(place=ChromaServer(host="127.0.0.1", port=free_port()), pause_s=0.0)
     await memory.remember(ANN, [item("1", "a walrus")])
     await memory.flush()
@@ -269,7 +269,7 @@ async def test_while_chroma_is_down_items_are_kept_and_found_by_words(make: Make
     await memory.close()
 
 
-async def test_another_embedding_function_or_dimension_is_a_rebuild_away(make: MakeMemory) -> None:
+async def test_another_embedding_function_or_dimension_needs_a_rebuild(make: MakeMemory) -> None:
     memory = make(constant(4))
     await memory.remember(ANN, [item(str(at), f"walrus {at}") for at in range(600)])
     await memory.close()
@@ -289,7 +289,7 @@ async def test_another_embedding_function_or_dimension_is_a_rebuild_away(make: M
     await memory.close()
 
 
-async def test_a_scrub_leaves_nothing_of_the_forgotten_in_any_file(
+async def test_a_scrub_leaves_no_forgotten_text_in_any_file(
     make: MakeMemory, tmp_path: Path, small_batches: int
 ) -> None:
     many = 2500 // small_batches
@@ -314,7 +314,7 @@ async def test_a_scrub_leaves_nothing_of_the_forgotten_in_any_file(
     assert key not in held()
 
 
-async def test_many_at_once_take_one_call_of_the_embedding_function_and_give_the_same(make: MakeMemory) -> None:
+async def test_concurrent_recalls_share_one_call_of_the_embedding_function(make: MakeMemory) -> None:
     embedding = FlakyEmbedding()
     memory = make(embedding)
     scopes = [Scope(user_id=f"user-{at}") for at in range(20)]
@@ -331,7 +331,7 @@ async def test_many_at_once_take_one_call_of_the_embedding_function_and_give_the
     await memory.close()
 
 
-async def test_few_are_held_in_memory_and_all_are_found(make: MakeMemory) -> None:
+async def test_a_small_cache_finds_all_items(make: MakeMemory) -> None:
     memory = make(cache_bytes=1)
     scopes = [Scope(user_id=f"user-{at}") for at in range(5)]
     for _ in range(2):
@@ -342,7 +342,7 @@ async def test_few_are_held_in_memory_and_all_are_found(make: MakeMemory) -> Non
     await memory.close()
 
 
-async def test_readers_and_writers_at_once_agree_in_the_end(make: MakeMemory) -> None:
+async def test_concurrent_readers_and_writers_agree_in_the_end(make: MakeMemory) -> None:
     memory = make()
     chance = random.Random(5)
 
@@ -365,7 +365,9 @@ async def test_readers_and_writers_at_once_agree_in_the_end(make: MakeMemory) ->
 
 @settings(max_examples=share(100, 4))
 @given(query=st.text(max_size=100), texts=st.lists(st.text(max_size=60), min_size=1, max_size=4))
-def test_no_text_and_no_query_breaks_it(tmp_path_factory: pytest.TempPathFactory, query: str, texts: list[str]) -> None:
+def test_any_text_and_any_query_is_accepted(
+    tmp_path_factory: pytest.TempPathFactory, query: str, texts: list[str]
+) -> None:
     folder = tmp_path_factory.mktemp("any")
 
     async def check() -> None:
@@ -382,7 +384,7 @@ def test_no_text_and_no_query_breaks_it(tmp_path_factory: pytest.TempPathFactory
     asyncio.run(check())
 
 
-async def test_what_is_forgotten_is_deleted_from_the_vectors_of_other_embedding_functions_too(
+async def test_forgotten_items_lose_their_vectors_of_all_embedding_functions(
     make: MakeMemory,
 ) -> None:
     memory = make(FlakyEmbedding(64, "before"))
@@ -401,7 +403,7 @@ async def test_what_is_forgotten_is_deleted_from_the_vectors_of_other_embedding_
     await before.close()
 
 
-async def test_new_vectors_are_found_at_once_and_go_to_chroma_together(make: MakeMemory) -> None:
+async def test_new_vectors_are_used_at_once_and_written_to_chroma_in_batches(make: MakeMemory) -> None:
     memory = make(constant(4))
     given: list[int] = []
     add = memory._index.add
@@ -423,7 +425,7 @@ async def test_new_vectors_are_found_at_once_and_go_to_chroma_together(make: Mak
     await memory.close()
 
 
-async def test_vectors_that_a_kill_takes_along_are_made_anew(make: MakeMemory) -> None:
+async def test_vectors_lost_by_a_kill_are_made_again(make: MakeMemory) -> None:
     killed = make(constant(4))
     await killed.remember(ANN, [item("1", "a walrus")])
     killed._fresh.clear()  # as when its process is lost before Chroma is given them
@@ -446,7 +448,7 @@ class Spotting:
         return [[1.0, 0.0] if "crab" in text or "crustacean" in text else [0.0, 1.0] for text in input]
 
 
-async def test_meaning_deep_in_a_long_item_is_found_and_forgotten_with_it(make: MakeMemory) -> None:
+async def test_a_passage_deep_in_a_long_item_is_found_and_forgotten_with_it(make: MakeMemory) -> None:
     memory = make(Spotting())
     deep = STORY + " Somewhere there was a crab." + STORY
     assert len(deep) > MAX_EMBEDDED
@@ -465,7 +467,7 @@ async def test_meaning_deep_in_a_long_item_is_found_and_forgotten_with_it(make: 
     await memory.close()
 
 
-async def test_a_long_item_with_one_vector_of_an_earlier_version_has_it_until_its_passages_have_their_own(
+async def test_a_long_item_keeps_its_old_vector_until_its_passages_have_vectors(
     make: MakeMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = make(Spotting())
@@ -507,7 +509,7 @@ HUGE = {
 }
 
 
-async def test_items_of_any_size_and_of_no_words_are_kept_and_hide_no_others(
+async def test_items_of_any_size_and_without_words_hide_no_others(
     make: MakeMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (passages, user_index):
@@ -543,7 +545,7 @@ async def test_a_question_of_ten_megabytes_has_a_bounded_answer(make: MakeMemory
     await memory.close()
 
 
-async def test_who_changes_the_embedding_functions_dimension_loses_nothing(make: MakeMemory) -> None:
+async def test_a_change_of_the_dimension_loses_no_item(make: MakeMemory) -> None:
     memory = make(constant(4), keep_s=0)
     await memory.remember(ANN, [item("1", "a walrus")])
     await memory.close()
@@ -559,7 +561,7 @@ async def test_who_changes_the_embedding_functions_dimension_loses_nothing(make:
 
 
 @pytest.mark.soak
-async def test_a_user_with_100_000_items_is_answered_and_items_that_come_cost_no_more_than_themselves(
+async def test_new_items_of_a_user_with_100_000_items_cost_only_themselves(
     make: MakeMemory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made = 0
@@ -589,7 +591,7 @@ async def test_a_user_with_100_000_items_is_answered_and_items_that_come_cost_no
 NOUNS = [f"{one}{two}" for one in ("stone", "water", "iron", "summer", "night") for two in ("bridge", "mill", "road")]
 
 
-async def test_a_recall_of_what_is_in_memory_waits_for_no_write(make: MakeMemory) -> None:
+async def test_a_recall_of_cached_items_does_not_wait_for_writes(make: MakeMemory) -> None:
     memory, other = make(), make()
     await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
     assert await ids(memory, "What is the walrus called?") == ["1"]
@@ -605,7 +607,7 @@ async def test_a_recall_of_what_is_in_memory_waits_for_no_write(make: MakeMemory
     await other.close()
 
 
-async def test_what_is_found_beside_a_profile_is_as_much_as_was_asked_for(make: MakeMemory) -> None:
+async def test_items_beside_a_profile_are_as_many_as_requested(make: MakeMemory) -> None:
     memory = make()
     await memory.remember(ANN, [item(str(number), f"Her walrus number {number} eats fish") for number in range(12)])
     for number in range(6):

@@ -126,10 +126,10 @@ def _verdict(
     stop = start + len(flat(candidate.evidence))
     first = bisect_right(said.clauses, start, key=lambda clause: clause.stop)
     last = bisect_left(said.clauses, stop, key=lambda clause: clause.start)
-    told = [clause for clause in said.clauses[first:last] if clause.may_support(kind)]
-    own = frozenset[str]().union(*(clause.about for clause in told))
+    stating = [clause for clause in said.clauses[first:last] if clause.may_support(kind)]
+    own = frozenset[str]().union(*(clause.about for clause in stating))
     claim = flat(candidate.text)
-    if not own or any(other in claim for clause in told for other in clause.others):
+    if not own or any(other in claim for clause in stating for other in clause.others):
         return Refusal.NOT_ABOUT_THE_USER
     asked = said.asked if first == 0 else frozenset[str]()
     agrees = bool(asked and said.clauses[0].may_support(kind) and said.clauses[0].about & YES)

@@ -172,15 +172,15 @@ class ExtractiveMemory:
             ExtractionError: the model's answer was invalid; nothing was stored.
         """
         given = {item.id: item for item in reversed(items)}
-        told = [item for item in reversed(given.values()) if item.blocks]
-        for item in told:
+        messages = [item for item in reversed(given.values()) if item.blocks]
+        for item in messages:
             kept(scope, replace(item, text="a message"))  # raises before the model is called
         if ready := [item for item in reversed(given.values()) if not item.blocks]:
             await self._found.remember(scope, ready)
-        if told:
+        if messages:
             lock = self._locks.setdefault(scope.user_id, asyncio.Lock())
             async with lock:
-                await self._extract(scope, told)
+                await self._extract(scope, messages)
         return [*dict.fromkeys(item.id for item in items)]
 
     async def recall(

@@ -12,7 +12,7 @@ from vector_memories import item
 
 
 @given(st.data())
-def test_a_shelf_that_grew_is_one_that_was_made_at_once(data: st.DataObject) -> None:
+def test_an_extended_index_equals_one_made_at_once(data: st.DataObject) -> None:
     sessions = data.draw(st.lists(st.sampled_from(["a", "b", None]), max_size=12))
     rows = []
     for at, session in enumerate(sessions):
@@ -41,7 +41,7 @@ def long(id: str, texts: int, key: str) -> Row:
     return Row(row=int(id), agent=None, item=item(id, text), key=key)
 
 
-def test_passages_of_a_long_item_have_vectors_of_their_own_and_that_of_the_item_until_then() -> None:
+def test_passages_have_the_vector_of_the_item_until_they_have_their_own() -> None:
     row = long("0", 60, "key")
     keys = [key for key, _ in vectors_of(row.key, row.item.text)]
     assert len(keys) > 2
@@ -64,7 +64,7 @@ def test_a_text_of_any_length_has_a_bounded_number_of_vectors() -> None:
     assert len(user_index.rows) > MOST_VECTORS
 
 
-def test_of_two_shelves_that_grew_from_one_each_has_the_vectors_of_what_is_in_it() -> None:
+def test_two_extensions_of_one_index_have_their_own_vectors() -> None:
     first = UserIndex().grown(Revision(1, 0, 1), [Row(row=0, agent=None, item=item("0", "a walrus"), key="0")])
     first.take({"0": np.array([1.0, 0.0], np.float32)})
     grown = []

@@ -151,6 +151,14 @@ def database(postgres_server: "PostgresServer") -> Iterator[str]:
     postgres_server.drop_database(name)
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty SQL database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    return str(request.getfixturevalue("database"))
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator["PostgresServer"]:
     """A PostgreSQL that tests may stop: they leave it up."""

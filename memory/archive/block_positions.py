@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.blocks import Summary, decode, encode
-from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, subtract, union
@@ -130,10 +130,7 @@ def move_summary(summary: Summary, move: Move) -> Summary:
 
 
 def _summary(text: str) -> Summary | None:
-    try:
-        block = decode(text) if "summary" in text else None
-    except ValueError as error:
-        raise CorruptRecordError("block", why_unreadable(error)) from None
+    block = decoded("block", lambda: decode(text)) if "summary" in text else None
     return block if isinstance(block, Summary) else None
 
 

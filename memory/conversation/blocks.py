@@ -127,7 +127,7 @@ class _Payload(Block):
         if self.url and (found := _DATA_URL.fullmatch(self.url)):
             flaw = self._flaw_of_type(found[1])
             return flaw or (None if _is_base64(found[2]) else "its data is not base64")
-        return f"its url is none: {self.url[:99]!r}" if self.url and not _is_url(self.url) else None
+        return f"its url is not valid: {self.url[:99]!r}" if self.url and not _is_url(self.url) else None
 
     def _flaw_of_type(self, media_type: str) -> str | None:
         return None if _MEDIA_TYPE.fullmatch(media_type) else f"{media_type[:99]!r} is no media type"

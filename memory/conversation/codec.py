@@ -171,7 +171,7 @@ def _plain(kinds: tuple[type, ...], value: Any) -> Any:
 
 def _one_of(values: tuple[Any, ...], value: Any) -> Any:
     if value not in values:
-        raise UnfitError(f"a value is none of {', '.join(map(str, values))}")
+        raise UnfitError(f"a value is not one of {', '.join(map(str, values))}")
     return value
 
 

@@ -383,5 +383,5 @@ def decode_event(kind: str, body: str, **columns: Any) -> AnyEvent:
         return UnknownEvent(stored_kind=kind, payload=freeze(own), **columns)
     values = columns | own
     if len(values) < len(columns) + len(own):
-        raise ValueError("the body names what has a column of its own")
+        raise ValueError("the body has a field that is stored beside it")
     return cast(AnyEvent, cls.model_validate(values))

@@ -12,7 +12,7 @@ from turnwise.memory.stores.in_memory import without_blocks
 
 
 class InMemoryHistory:
-    """Keeps events while the process lives. No method awaits anything, so each is atomic on its event loop."""
+    """Stores events in memory while the process lives. No method awaits, so each is atomic on its event loop."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, dict[int, AnyEvent]] = {}

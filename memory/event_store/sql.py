@@ -51,7 +51,7 @@ _CHECKED = 1000
 
 
 class SQLHistory(SecureDeleteDatabase):
-    """Keeps events in its own table through SQLAlchemy Core.
+    """Stores events in its own table through SQLAlchemy Core.
 
     An append is one transaction: one INSERT, and a SELECT if some of the events were stored already. Deleted text is
     overwritten: see `SecureDeleteDatabase`.

@@ -77,7 +77,7 @@ class GroupCommit(Generic[Work]):
         is_alone = True
         while is_alone:
             with self._lock:
-                group = self._take()
+                group = self._next_group()
                 try:
                     self._call_threads()
                     is_alone = False
@@ -91,7 +91,7 @@ class GroupCommit(Generic[Work]):
                 outcomes = [error] * len(group)
             _set_outcomes(group, outcomes)
 
-    def _take(self) -> list[_Waiting[Work]]:
+    def _next_group(self) -> list[_Waiting[Work]]:
         group: dict[Hashable, _Waiting[Work]] = {}
         left: deque[_Waiting[Work]] = deque()
         while self._waiting and len(group) < MAX_GROUP:
@@ -111,12 +111,12 @@ def _set_outcomes(group: Iterable[_Waiting[Any]], outcomes: Iterable[Outcome]) -
     waiting: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Outcome], Outcome]]] = {}
     for asked, outcome in zip(group, outcomes, strict=True):
         waiting.setdefault(asked.loop, []).append((asked.done, outcome))
-    for loop, told in waiting.items():
+    for loop, outcomes_of_loop in waiting.items():
         with suppress(RuntimeError):  # the loop was closed, so no caller waits on it
-            loop.call_soon_threadsafe(_set_results, told)
+            loop.call_soon_threadsafe(_set_results, outcomes_of_loop)
 
 
-def _set_results(told: Iterable[tuple[asyncio.Future[Outcome], Outcome]]) -> None:
-    for done, outcome in told:
+def _set_results(outcomes: Iterable[tuple[asyncio.Future[Outcome], Outcome]]) -> None:
+    for done, outcome in outcomes:
         if not done.done():
             done.set_result(outcome)

@@ -50,7 +50,7 @@ class _Row:
 
 
 class InMemoryStore:
-    """Keeps sessions while the process lives. No method awaits anything, so each is atomic on its event loop.
+    """Stores sessions in memory while the process lives. No method awaits, so each is atomic on its event loop.
 
     Args:
         clock: returns the time, in seconds since the epoch.

@@ -31,7 +31,9 @@ def open_registered(url: str) -> SessionStore:
     found = list({entry.value: entry for entry in named}.values())  # a package that is installed twice counts once
     whose = " and ".join(map(_named, found))
     if len(found) != 1:
-        raise StoreURLError(redact(url), f"its scheme must be of one installed package, and is of {whose or 'none'}")
+        raise StoreURLError(
+            redact(url), f"one installed package must have its scheme, and it belongs to {whose or 'none'}"
+        )
     try:
         make = found[0].load()
     except Exception as error:
@@ -44,7 +46,7 @@ def open_registered(url: str) -> SessionStore:
         raise StoreURLError(redact(url), f"{whose} raised {type(error).__name__}") from error
     if not isinstance(store, SessionStore):
         missing = sorted(name for name in _VERBS if not hasattr(store, name))
-        why = f"{whose} returned a {type(store).__name__}, which is no SessionStore: it has no {', '.join(missing)}"
+        why = f"{whose} returned a {type(store).__name__}, which is not a SessionStore: it lacks {', '.join(missing)}"
         raise StoreURLError(redact(url), why)
     return store
 

@@ -40,7 +40,7 @@ class Shared(ABC):
 
     @abstractmethod
     async def rivals(self) -> Sequence[str]:
-        """Return the addresses of the other Ray clusters that have the store open now; none if the store cannot tell.
+        """Return the addresses of the other Ray clusters that have the store open now; none if the store does not know.
 
         Raises:
             StoreError: the store cannot be reached.
@@ -48,7 +48,7 @@ class Shared(ABC):
 
 
 async def rivals(store: object) -> Sequence[str]:
-    """Return the addresses of the other Ray clusters that have a store open; none if the store cannot tell."""
+    """Return the addresses of the other Ray clusters that have a store open; none if the store does not know."""
     return await store.rivals() if isinstance(store, Shared) else ()
 
 

@@ -49,7 +49,7 @@ def decode_note(scope: Scope, stored: bytes | str | None) -> str | None:
 
 
 class InMemoryNotes:
-    """Keeps notes in memory while the process lives."""
+    """Stores notes in memory while the process lives."""
 
     def __init__(self) -> None:
         self._notes: dict[tuple[str, str | None], str] = {}

@@ -32,7 +32,7 @@ return count
 
 
 class RedisNotes(RedisDatabase):
-    """Keeps notes in Redis, 6.2 or later. See `RedisDatabase` for their durability.
+    """Stores notes in Redis, 6.2 or later. See `RedisDatabase` for their durability.
 
     A user's notes are one hash, under a digest of the user's id. If another change was stored after a change had read
     the note, the change reads and runs again. So concurrent changes take effect one after the other.

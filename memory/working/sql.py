@@ -27,7 +27,7 @@ notes = Table(
 
 
 class SQLNotes(SecureDeleteDatabase):
-    """Keeps notes in its own table through SQLAlchemy Core.
+    """Stores notes in its own table through SQLAlchemy Core.
 
     Deleted text is overwritten, and a pickle has the settings: see `SecureDeleteDatabase`.
 

@@ -179,13 +179,6 @@ async def write_fork(store: SessionStore, seed: int) -> None:
         await store.delete(name)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
-    return str(request.getfixturevalue("database"))
-
-
 async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Path, database: str) -> None:
     """Random forks with summaries, gaps and open runs, from SQLite to PostgreSQL to memory."""
 
@@ -399,7 +392,7 @@ def nested(depth: int) -> dict[str, Any]:
             "turn .* follows turn 3, and new turns begin at 4",
         ),
         ("turnwise_archive", lambda line: line["session"].update(seq=4), "the session's last event is 4"),
-        ("turnwise_archive", lambda line: line["session"].update(status="x"), "none of active, ended"),
+        ("turnwise_archive", lambda line: line["session"].update(status="x"), "not one of active, ended"),
         ("turnwise_archive", lambda line: line["session"].update(created_at=math.inf), "no number that stores"),
         ("turnwise_archive", lambda line: line["session"].update(updated_at=math.nan), "no number that stores"),
         ("turnwise_archive", lambda line: line["session"].update(ttl_s=math.inf), "no number that stores"),

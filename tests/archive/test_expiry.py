@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from open_stores import closing, own
 from turnwise.actors.client.expiry import sweep as sweep_live
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.requests import Consult, Request, carry_out_async
@@ -49,8 +50,7 @@ def play(story: Awaitable[Any]) -> Any:
 
 async def put(store: Any, session_id: str, ttl_s: float | None = 10.0, **values: Any) -> SessionRecord:
     """Create a session that was last used at 100 and owned once; return its row."""
-    await store.create(SessionRecord(session_id=session_id, ttl_s=ttl_s, updated_at=100.0, **values))
-    return (await store.activate(session_id)).session  # type: ignore[no-any-return]
+    return await own(store, session_id, ttl_s=ttl_s, updated_at=100.0, **values)
 
 
 def files(folder: Path) -> list[Path]:
@@ -343,11 +343,8 @@ def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: 
         await store.close()
 
     async def read(url: str) -> dict[str, SessionRecord]:
-        store = SQLStore(url)
-        try:
+        async with closing(SQLStore(url)) as store:
             return {session.session_id: session for session in await store.query()}
-        finally:
-            await store.close()
 
     def turnwise(*arguments: str, **settings: Any) -> Any:
         return CliRunner().invoke(app, ["sessions", *arguments], **settings)

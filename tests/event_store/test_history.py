@@ -54,14 +54,6 @@ def events_of(session_id: str, count: int) -> list[Event]:
     return [*started, RunCompleted(seq=count, at=0.5, key="end", usage=Usage(calls=1), span=(1, 2), **about)]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a database, empty at first."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/history.db"
-    return str(request.getfixturevalue("database"))
-
-
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def make_history(request: pytest.FixtureRequest, tmp_path: Path) -> MakeHistory:
     """Opens histories on the same data, empty at first."""

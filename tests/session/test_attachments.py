@@ -53,14 +53,14 @@ FLAWED: list[tuple[Block, str]] = [
     (Image(data="aGk=", media_type="image/"), "'image/' is no media type"),
     (Image(data="aGk=", media_type="image/png,x"), "'image/png,x' is no media type"),
     (Document(name="a", data="aGk=", media_type="pdf"), "'pdf' is no media type"),
-    (Image(url="cat.png"), "its url is none"),
-    (Image(url="https://"), "its url is none"),
-    (Image(url="https://[::1/cat.png"), "its url is none"),
-    (Image(url="https://example.org/a cat.png"), "its url is none"),
-    (Image(url="javascript:alert(1)"), "its url is none"),
+    (Image(url="cat.png"), "its url is not valid"),
+    (Image(url="https://"), "its url is not valid"),
+    (Image(url="https://[::1/cat.png"), "its url is not valid"),
+    (Image(url="https://example.org/a cat.png"), "its url is not valid"),
+    (Image(url="javascript:alert(1)"), "its url is not valid"),
     (Image(url="data:image/png;base64,%%%"), "its data is not base64"),
     (Image(url="data:text/html;base64,aGk="), "an image is of a media type such as image/png, not 'text/html'"),
-    (Document(name="a", url="data:,hello"), "its url is none"),
+    (Document(name="a", url="data:,hello"), "its url is not valid"),
 ]
 
 FINE: list[Block] = [

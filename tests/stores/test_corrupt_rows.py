@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from engines import ScriptedEngine
+from open_stores import closing
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.core import SessionCore
@@ -137,11 +138,8 @@ def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else
             which = f"{owner} = ?{' AND event_key IS NOT NULL' if column == 'event_key' else ''}"
             connection.execute(f"UPDATE {table} SET {column} = {new} WHERE {which}", (key,))
         connection.close()
-        store = SQLStore(url)
-        try:
+        async with closing(SQLStore(url)) as store:
             return await check_damage(store, key, is_found=column not in IDS)
-        finally:
-            await store.close()
 
     noticed = {}
     for table, column in TABLES:

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from open_stores import closing
+from open_stores import closing, own, run_with
 from test_sql_store import stored_turns, using, whole_turn
 from turnwise.errors import (
     DuplicateKeyError,
@@ -38,18 +38,9 @@ from turnwise.memory.stores.group_commit import MAX_GROUP
 from turnwise.memory.stores.sql.store import SQLStore
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
-    return str(request.getfixturevalue("database"))
-
-
-async def own(store: SQLStore, count: int) -> list[SessionRecord]:
-    """Return new sessions under their first epoch."""
-    for at in range(count):
-        await store.create(SessionRecord(session_id=f"s{at}"))
-    return [(await store.activate(f"s{at}")).session for at in range(count)]
+async def owned(store: SQLStore, count: int) -> list[SessionRecord]:
+    """Create and activate sessions; return their rows."""
+    return [await own(store, f"s{at}") for at in range(count)]
 
 
 @contextmanager
@@ -106,19 +97,12 @@ def commit(store: SQLStore, asked: Commit, epoch: int = 1) -> Awaitable[None]:
 
 
 def with_store(url: str, use: Callable[[SQLStore], Awaitable[Any]]) -> None:
-    async def call() -> None:
-        store = SQLStore(url, connections=1)
-        try:
-            await use(store)
-        finally:
-            await store.close()
-
-    asyncio.run(call())
+    run_with(SQLStore(url, connections=1), use)
 
 
 async def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str) -> None:
     async with closing(SQLStore(url, connections=1)) as store:
-        sessions = await own(store, 100)
+        sessions = await owned(store, 100)
         sizes = transactions_of(store)
         assert await together(store, [commit(store, whole_turn(session, 0)) for session in sessions]) == [None] * 100
         assert sizes == [MAX_GROUP, 100 - MAX_GROUP]
@@ -131,7 +115,7 @@ async def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url
 async def test_a_commit_with_a_locked_session_row_does_not_delay_its_group(database: str) -> None:
     """Also where its commit is alone, and there is but one connection. SQLite has no such rows: it has one writer."""
     async with closing(SQLStore(database, connections=1)) as store:
-        sessions = await own(store, 8)
+        sessions = await owned(store, 8)
         with psycopg.connect(database) as other:
             other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's3' FOR UPDATE")
             with busy(store):
@@ -152,17 +136,14 @@ async def test_a_commit_with_a_locked_session_row_does_not_delay_its_group(datab
 
 
 async def test_a_commit_fails_if_its_session_row_stays_locked(database: str) -> None:
-    store = SQLStore(database, connections=1, lock_timeout_s=0.5)
-    try:
-        (session,) = await own(store, 1)
+    async with closing(SQLStore(database, connections=1, lock_timeout_s=0.5)) as store:
+        (session,) = await owned(store, 1)
         with psycopg.connect(database) as other:
             other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's0' FOR UPDATE")
-            with pytest.raises(StoreError, match="others hold its locks"):
+            with pytest.raises(StoreError, match="another transaction holds its locks"):
                 await commit(store, whole_turn(session, 0))
         await commit(store, whole_turn(session, 0))
         assert await stored_turns(store, "s0") == 1
-    finally:
-        await store.close()
 
 
 async def awaited(work: Awaitable[None]) -> None:
@@ -171,7 +152,7 @@ async def awaited(work: Awaitable[None]) -> None:
 
 async def test_commits_of_one_session_do_not_share_and_keep_their_order(url: str) -> None:
     async with closing(SQLStore(url, connections=1)) as store:
-        first, second = await own(store, 2)
+        first, second = await owned(store, 2)
         commits = [whole_turn(first, 0)]
         commits += [whole_turn(commits[0].session, 1), whole_turn(second, 0)]
         sizes = transactions_of(store)
@@ -202,7 +183,7 @@ def bad_commits(sessions: list[SessionRecord]) -> dict[int, tuple[Commit, int, t
 async def test_a_commit_that_is_refused_fails_alone(url: str, chosen: list[int]) -> None:
     """Cases 29 and 47, in one transaction with commits that are not refused: before, between and behind them."""
     async with closing(SQLStore(url, connections=1)) as store:
-        sessions = await own(store, 10)
+        sessions = await owned(store, 10)
         for session in sessions:
             await commit(store, whole_turn(session, 0))
         bad = {at: each for at, each in bad_commits(sessions).items() if at in chosen}
@@ -222,7 +203,7 @@ async def test_a_commit_that_is_refused_fails_alone(url: str, chosen: list[int])
 
 async def test_one_of_two_commits_of_a_group_with_the_same_run_is_stored(url: str) -> None:
     async with closing(SQLStore(url, connections=1)) as store:
-        first, second, third = await own(store, 3)
+        first, second, third = await owned(store, 3)
         same = whole_turn(second, 0)
         assert same.new_run
         same = replace(same, new_run=replace(same.new_run, run_id="s0-0"))
@@ -235,7 +216,7 @@ async def test_one_of_two_commits_of_a_group_with_the_same_run_is_stored(url: st
 async def test_a_failed_commit_of_a_group_fails_all_its_calls(url: str) -> None:
     """Case 65: acknowledged only when the COMMIT has returned. What was not stored may be tried again."""
     async with closing(SQLStore(url, connections=1)) as store:
-        sessions = await own(store, 5)
+        sessions = await owned(store, 5)
         sessions[0] = sessions[0].committed()
         await commit(store, Commit(session=sessions[0]))  # so that there is a connection to change
         made = [whole_turn(session, 0) for session in sessions]
@@ -270,7 +251,7 @@ async def test_a_failed_commit_of_a_group_fails_all_its_calls(url: str) -> None:
 async def test_a_cancelled_commit_does_not_affect_its_group(url: str) -> None:
     """Cancelled before a thread takes it up it is not made, cancelled later it is; the others are, either way."""
     async with closing(SQLStore(url, connections=1)) as store:
-        sessions = await own(store, 3)
+        sessions = await owned(store, 3)
         with busy(store):
             tasks = [asyncio.ensure_future(commit(store, whole_turn(session, 0))) for session in sessions]
             await asyncio.sleep(0)
@@ -306,7 +287,7 @@ def test_closing_waits_for_what_is_queued(url: str) -> None:
 
     async def use() -> None:
         store = SQLStore(url, connections=1)
-        sessions = await own(store, MAX_GROUP + 6)
+        sessions = await owned(store, MAX_GROUP + 6)
         made = [whole_turn(session, 0) for session in sessions]
         made += [whole_turn(made[0].session, 1), whole_turn(whole_turn(made[0].session, 1).session, 2)]
         with busy(store):
@@ -327,7 +308,7 @@ def test_closing_waits_for_what_is_queued(url: str) -> None:
 
 def test_callers_on_several_event_loops_get_their_outcomes(url: str) -> None:
     store = SQLStore(url, connections=1)
-    sessions = asyncio.run(own(store, 12))
+    sessions = asyncio.run(owned(store, 12))
 
     async def write(mine: list[SessionRecord]) -> None:
         for index in range(10):
@@ -349,7 +330,7 @@ async def test_groups_of_two_processes_never_deadlock(database: str) -> None:
     """Two connections commit to the same sessions at once, one in the order opposite to the other's."""
 
     stores = [SQLStore(database, connections=1) for _ in range(2)]
-    sessions = await own(stores[0], 40)
+    sessions = await owned(stores[0], 40)
     await stores[1].count()
     for number in range(25):
         sessions = [session.committed(updated_at=float(number)) for session in sessions]
@@ -406,7 +387,7 @@ async def refused(call: Awaitable[None], kind: type[Exception]) -> None:
 async def live_at_once(url: str, seed: str) -> None:
     store = SQLStore(url)
     async with asyncio.TaskGroup() as tasks:
-        for session in await own(store, SESSIONS):
+        for session in await owned(store, SESSIONS):
             tasks.create_task(live(store, session, random.Random(f"{seed} {session.session_id}")))
 
 
@@ -452,7 +433,7 @@ async def test_sessions_created_at_once_share_a_transaction_and_are_refused_one_
 ) -> None:
     """In a file of SQLite. Those that a database refuses are told by themselves, too."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
-        await own(store, 10)
+        await owned(store, 10)
         begun = count_begins(store)
         made = [SessionRecord(session_id=f"s{at}") for at in range(5, 40)]
         found = await together(store, [*map(store.create, made), store.activate("s1"), store.activate("none")])
@@ -477,7 +458,7 @@ async def test_all_commits_that_wait_for_a_locked_file_fail_after_one_timeout(tm
     """Case 65."""
 
     store = SQLStore(f"sqlite:///{tmp_path}/store.db", lock_timeout_s=0.3)
-    await own(store, 1)
+    await owned(store, 1)
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     made = [SessionRecord(session_id=f"new{at}") for at in range(40)]
@@ -492,7 +473,7 @@ async def test_all_commits_that_wait_for_a_locked_file_fail_after_one_timeout(tm
 async def test_a_statement_inserts_many_rows_of_a_group(tmp_path: Path) -> None:
     """With each statement a busy event loop may take Python's lock, and all who write to the file wait."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
-        sessions = await own(store, 41)
+        sessions = await owned(store, 41)
         await commit(store, whole_turn(sessions.pop(), 0))
         traced: list[str] = []
         store._writer.set_trace_callback(traced.append)

@@ -22,6 +22,7 @@ import pytest
 import sqlalchemy as sa
 
 from engines import ScriptedEngine
+from open_stores import own
 from packed_hosts import OpenResources
 from postgres_server import PostgresServer
 from test_sql_store import stored_turns, using, whole_turn
@@ -43,12 +44,6 @@ BOUND_S = 60.0
 """A test that takes longer hangs."""
 
 pytestmark = pytest.mark.timeout(2 * BOUND_S, func_only=True)
-
-
-async def own(store: SQLStore, name: str = "s") -> SessionRecord:
-    """Return a new session under its first epoch."""
-    await store.create(SessionRecord(session_id=name))
-    return (await store.activate(name)).session
 
 
 # PostgreSQL
@@ -116,7 +111,7 @@ async def test_calls_to_a_frozen_server_fail_and_succeed_when_it_continues(postg
     assert all(isinstance(outcome, StoreError) for outcome in outcomes)
     assert "timeout expired; is it reachable" in str(outcomes[0])
     assert {str(outcome) for outcome in outcomes[-2:]} == {str(outcomes[-1])}
-    assert "it was not begun within 0.5 s" in str(outcomes[-1])
+    assert "did not begin within 0.5 s" in str(outcomes[-1])
     await store.commit("s", 1, whole_turn(session, 0))
     assert await stored_turns(store, "s") == 1
     await store.close()
@@ -149,7 +144,9 @@ async def test_calls_that_wait_for_a_lock_fail_in_time(lock: str, postgres_serve
     other = psycopg.connect(url)
     other.execute(lock.encode())
     for verb in (store.activate("s"), store.commit("s", 1, whole_turn(session, 0))):
-        with pytest.raises(StoreError, match=r"canceling statement due to .* timeout; others hold its locks"):
+        with pytest.raises(
+            StoreError, match=r"canceling statement due to .* timeout; another transaction holds its locks"
+        ):
             await verb
     other.close()
     await store.commit("s", 1, whole_turn(session, 0))
@@ -257,7 +254,7 @@ async def test_sessions_on_a_full_disk_can_be_read_and_continue_when_there_is_sp
     first = await core.start(["hello"], run_id="first")
     await core.reads.wait(first.run_id)
     limit_pages(store, 1)
-    with pytest.raises(StoreError, match=r"store\.db: database or disk is full; make room on its disk") as error:
+    with pytest.raises(StoreError, match=r"store\.db: database or disk is full; free space on its disk") as error:
         await core.start(["long " * 20_000], run_id="long")
     assert "nothing was written" in str(error.value)
     assert [turn.text for turn in await core.reads.turns()] == ["hello"]
@@ -311,8 +308,8 @@ async def test_calls_that_wait_for_a_locked_file_fail_in_time_and_later_ones_suc
     verbs = (store.delete(f"s{at}") for at in range(50))
     outcomes = await asyncio.gather(*verbs, return_exceptions=True)
     assert all(isinstance(outcome, StoreError) for outcome in outcomes)
-    assert "database is locked; others hold its locks" in str(outcomes[0])
-    assert sum("it was not begun within 0.2 s" in str(outcome) for outcome in outcomes) >= 45
+    assert "database is locked; another transaction holds its locks" in str(outcomes[0])
+    assert sum("did not begin within 0.2 s" in str(outcome) for outcome in outcomes) >= 45
     other.close()
     assert {(await store.activate(f"s{at}")).session.epoch for at in range(50)} == {1}
     await store.close()
@@ -334,19 +331,19 @@ def filled(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("what", ["gone", "another than the one that was opened"])
+@pytest.mark.parametrize("what", ["deleted", "replaced"])
 async def test_a_deleted_or_replaced_file_is_refused_until_it_is_restored(what: str, filled: Path) -> None:
     """What is written to a file that nobody will find again is lost; none is made in its place."""
     kept, other = filled.with_name("kept.db"), filled.with_name("other.db")
 
     def take_away() -> None:
         filled.rename(kept)
-        if what != "gone":
+        if what == "replaced":
             shutil.copy(kept, other)
             shutil.copy(kept, filled)
 
     def put_back() -> None:
-        if what == "gone":
+        if what == "deleted":
             assert not filled.exists()
         else:
             assert filled.read_bytes() == other.read_bytes()
@@ -356,7 +353,7 @@ async def test_a_deleted_or_replaced_file_is_refused_until_it_is_restored(what: 
     session = await store.get("s")
     take_away()
     for verb in (store.count(), store.activate("s"), store.commit("s", 1, whole_turn(session, 40))):
-        with pytest.raises(StoreError, match=f"{name}: its file is {what}: put that back, or end all processes"):
+        with pytest.raises(StoreError, match=f"{name}: the database file was {what} while it was open: restore it"):
             await verb
     put_back()
     await store.commit("s", 1, whole_turn(session, 40))
@@ -374,7 +371,7 @@ async def test_a_commit_to_a_file_that_is_deleted_meanwhile_is_not_acknowledged(
         return write(cursor, group)
 
     store._commits.write = unlink  # type: ignore[method-assign]
-    with pytest.raises(StoreError, match="its file is gone"):
+    with pytest.raises(StoreError, match="database file was deleted"):
         await store.commit("s", 1, whole_turn(session, 40))
     await store.close()
 

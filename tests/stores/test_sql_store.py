@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from open_stores import closing, run_with
+from open_stores import closing, own, run_with
 from scale import share
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
@@ -82,8 +82,7 @@ def whole_turn(session: SessionRecord, index: int) -> Commit:
 async def write(url: str, session_id: str, count: int) -> None:
     """Commit whole turns, ten for each line that comes in; print the index of each after its commit has returned."""
     store = SQLStore(url)
-    await store.create(SessionRecord(session_id=session_id))
-    session = (await store.activate(session_id)).session
+    session = await own(store, session_id)
     print("ready", flush=True)
     for index in range(count):
         if index % 10 == 0:
@@ -153,8 +152,7 @@ def filled(url: str, tmp_path: Path) -> Path:
     """A database with three turns in one session `s`."""
 
     async def fill(store: SQLStore) -> None:
-        await store.create(SessionRecord(session_id="s", metadata=freeze({"a": 1})))
-        session = (await store.activate("s")).session
+        session = await own(store, metadata=freeze({"a": 1}))
         for index in range(3):
             commit = whole_turn(session, index)
             await store.commit("s", 1, commit)
@@ -532,8 +530,7 @@ def test_the_files_have_nothing_of_a_deleted_session(tmp_path: Path) -> None:
     async def use() -> None:
         store, other = SQLStore(f"sqlite:///{tmp_path}/store.db"), SQLStore(f"sqlite:///{tmp_path}/store.db")
         for name in ("gone", "stays"):
-            session = await store.create(SessionRecord(session_id=name, user_id=f"user of {name}"))
-            session = (await store.activate(name)).session
+            session = await own(store, name, user_id=f"user of {name}")
             for at in range(40):
                 text = f"the secret {at} of {name} {'x' * 5000 * (at % 2)}"
                 session = session.committed(log_size=at + 1, next_index=at + 1, metadata=freeze({"note": text}))

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from open_stores import closing
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
@@ -279,11 +280,8 @@ async def test_all_that_open_an_old_store_at_once_find_it_migrated(old_url: str)
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(old_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def count() -> int:
-        store = SQLStore(old_url)
-        try:
+        async with closing(SQLStore(old_url)) as store:
             return await store.count()
-        finally:
-            await store.close()
 
     with monkeypatch.context() as patch:
         last = max(MIGRATIONS)

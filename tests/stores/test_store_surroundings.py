@@ -10,6 +10,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+from open_stores import own
 from redis_server import RedisServer
 from test_sql_store import stored_turns, whole_turn
 from turnwise.errors import SessionFencedError, SessionNotFoundError, StoreError
@@ -22,12 +23,6 @@ WITHIN_S = 5.0
 """The most time until an error is raised, in seconds."""
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
-
-
-async def own(store: SQLStore) -> SessionRecord:
-    """Return a new session under its first epoch."""
-    await store.create(SessionRecord(session_id="s"))
-    return (await store.activate("s")).session
 
 
 def execute(url: str, *statements: str) -> None:

@@ -124,7 +124,7 @@ def test_turnwise_s_own_schemes_cannot_be_overridden(install: Install, tmp_path:
         ("turnwise_broken:rude", r"raised RuntimeError"),
         (
             "turnwise_broken:less",
-            r"returned a object, which is no SessionStore: it has no activate, blocks, close, com",
+            r"returned a object, which is not a SessionStore: it lacks activate, blocks, close, com",
         ),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_turnwise_error_of_another_package_is_raised_unchanged(install: Instal
 def test_a_scheme_that_two_packages_register_is_refused(install: Install) -> None:
     for name in ("one", "two"):
         install(f"turnwise-{name}", f"both = turnwise_{name}:MongoStore")
-    with pytest.raises(StoreURLError, match="must be of one installed package") as error:
+    with pytest.raises(StoreURLError, match="one installed package must have its scheme") as error:
         open_store("both://h")
     assert "turnwise-one 1.2" in str(error.value) and "turnwise-two 1.2" in str(error.value)
 
@@ -179,7 +179,7 @@ async def test_a_read_only_store_is_not_created_migrated_or_written(
         lambda connection: connection.exec_driver_sql("UPDATE turnwise_meta SET value = '1'")
     )
     await writer.close()
-    with pytest.raises(StoreError, match=r"are of version 1: open it once without read_only=True"):
+    with pytest.raises(StoreError, match=r"have version 1: open it once without read_only=True"):
         await (late := open_store(read_only(url))).count()
     await late.close()
 

@@ -1,11 +1,14 @@
-"""Stores that are closed when a test is done with them."""
+"""Stores that are closed after use, and sessions in them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.base import SessionStore
 
 
 class Closeable(Protocol):
@@ -36,3 +39,9 @@ def run_with(store: Store, use: Callable[[Store], Awaitable[Result]]) -> Result:
             return await use(store)
 
     return asyncio.run(call())
+
+
+async def own(store: SessionStore, session_id: str = "s", **values: Any) -> SessionRecord:
+    """Create and activate a session; return its row."""
+    await store.create(SessionRecord(session_id=session_id, **values))
+    return (await store.activate(session_id)).session

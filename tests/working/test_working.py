@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from open_stores import closing
 from turnwise.errors import ConfigError, CorruptRecordError, InvalidInputError, StoreClosedError, WorkingMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.sql import SQLFacts
@@ -277,11 +278,8 @@ def test_a_corrupt_note_is_named(tmp_path: Path) -> None:
     import sqlite3
 
     async def use(call: str) -> Any:
-        memory = WorkingMemory(SQLNotes(f"sqlite:///{tmp_path}/n.db"))
-        try:
+        async with closing(WorkingMemory(SQLNotes(f"sqlite:///{tmp_path}/n.db"))) as memory:
             return await (memory.replace(SESSION, "x") if call == "replace" else getattr(memory, call)(SESSION))
-        finally:
-            await memory.close()
 
     asyncio.run(use("replace"))
     with sqlite3.connect(tmp_path / "n.db") as connection:

@@ -35,7 +35,7 @@ PREFIX = "tw1:"
 _DIGEST = 8
 _NONCE = 12
 
-_HELD = 10_000
+_MAX_CACHED = 10_000
 """The most keys that are cached."""
 
 
@@ -111,8 +111,8 @@ class KeyRing:
             why = "the package cryptography is missing: pip install turnwise[encryption]"
             raise ConfigError("encryption", encryption, why) from error
         self._encryption = encryption
-        self._held: dict[str, tuple[float, UserKey]] = {}
-        """Until when, by the monotonic clock; oldest first."""
+        self._cached: dict[str, tuple[float, UserKey]] = {}
+        """By user id: the end of its use, by the monotonic clock, and the key. Oldest first."""
 
     async def of(self, user_id: str) -> UserKey:
         """Return the user's key, fetched at most `cache_s` seconds ago.
@@ -122,11 +122,11 @@ class KeyRing:
             StoreError: the key could not be fetched.
             ConfigError: the fetched value is not a key.
         """
-        asked_s = time.monotonic()
-        until_s, held = self._held.get(user_id, (0.0, None))
-        if held and asked_s < until_s:
-            return held
-        self._held.pop(user_id, None)
+        now_s = time.monotonic()
+        until_s, cached = self._cached.get(user_id, (0.0, None))
+        if cached and now_s < until_s:
+            return cached
+        self._cached.pop(user_id, None)
         try:
             key = await asyncio.to_thread(self._encryption.key, user_id)
         except KeyError:
@@ -140,12 +140,12 @@ class KeyRing:
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:
             what = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
             raise ConfigError(f"the key of user {user_id!r}", what, f"must be {KEY_BYTES} bytes")
-        held = UserKey(user_id, key)
+        user_key = UserKey(user_id, key)
         if self._encryption.cache_s:
-            self._held[user_id] = (asked_s + self._encryption.cache_s, held)
-            if len(self._held) > _HELD:
-                del self._held[next(iter(self._held))]
-        return held
+            self._cached[user_id] = (now_s + self._encryption.cache_s, user_key)
+            if len(self._cached) > _MAX_CACHED:
+                del self._cached[next(iter(self._cached))]
+        return user_key
 
 
 class Unsealing:

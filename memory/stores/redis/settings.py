@@ -26,7 +26,7 @@ class SettingsCheck:
         try:
             settings = await client.config_get("append*") | await client.config_get("maxmemory*")
         except ResponseError as error:  # the user may lack the right, and some hosts disable the command
-            _log.debug("store %s does not tell its settings: %s", self._name, error)
+            _log.debug("store %s does not return its settings: %s", self._name, error)
             settings = {}
         if self.is_done:  # a concurrent call was first
             return

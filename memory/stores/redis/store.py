@@ -54,7 +54,7 @@ Item = TypeVar("Item")
 
 
 class RedisStore(RedisDatabase):
-    """Keeps sessions in Redis, 6.2 or later. Each method is one atomic script and one round trip.
+    """Stores sessions in Redis, 6.2 or later. Each method is one atomic script and one round trip.
 
     Many processes may use one Redis at once. All keys of a prefix share a hash tag, since forks share blocks and run
     ids are global. So on a cluster, a store is on one node, and all of it must fit in that node's memory.

@@ -203,7 +203,7 @@ class SQLDatabase(Shared):
         waited_s = time.monotonic() - asked
         if waited_s <= self._lock_timeout_s:
             return None
-        why = f"it was not begun within {self._lock_timeout_s:g} s, since what came before took as long"
+        why = f"the call did not begin within {self._lock_timeout_s:g} s, because earlier calls took that long"
         return StoreError(f"store {self._name}: {why}; is it reachable, and not overloaded?")
 
     def _checked(self, work: Callable[[], Result]) -> Result:
@@ -322,8 +322,8 @@ class SQLDatabase(Shared):
             found = self._version(connection) if exists else None
         if found is None or found in map(str, self._schema.migrations):
             if self._is_read_only:
-                what = "are not there" if found is None else f"are of version {found}"
-                why = f"its tables {what}: open it once without read_only=True, which makes or migrates them"
+                what = "do not exist" if found is None else f"have version {found}"
+                why = f"its tables {what}: open it once without read_only=True, which creates or migrates them"
                 raise StoreError(f"store {self._name}: {why}")
             with self._engine.begin() as connection:
                 self._lock(connection)

@@ -55,9 +55,9 @@ class PostgresConnection(psycopg.Connection[Any]):
         """Return a new connection.
 
         Args:
-            timeout_s: how long a statement, the wait for a lock and a transaction without a statement may take, and
-                half of what a transaction may take in all (from PostgreSQL 17 on), where nobody has set that for the
-                server, its database or role, or by the URL.
+            timeout_s: the most time for a statement, for the wait for a lock, and for a transaction without a
+                statement; half of the most time for a transaction (from PostgreSQL 17 on). Settings of the URL, the
+                role, the database and the server take precedence.
             args, settings: as `psycopg.connect` takes them.
 
         Raises:
@@ -112,5 +112,5 @@ class PostgresConnection(psycopg.Connection[Any]):
 def _check_encoding(info: psycopg.ConnectionInfo) -> None:
     encoding = info.parameter_status("server_encoding")
     if encoding != "UTF8":
-        why = f"PostgreSQL database {info.dbname!r} has the encoding {encoding}, which cannot keep all text"
-        raise StoreError(f"{why}: make one with CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0")
+        why = f"PostgreSQL database {info.dbname!r} has the encoding {encoding}, which cannot store all text"
+        raise StoreError(f"{why}: create one with CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0")

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 
-_ROOM = "make room on its disk, then it goes on: nothing was written, and what is stored can be read"
-_AGAIN = "others hold its locks, or it is overloaded: try again"
+_ROOM = "free space on its disk, then try again: nothing was written, and stored data can be read"
+_AGAIN = "another transaction holds its locks, or it is overloaded: try again"
 _OF_SQLITE = {
     sqlite3.SQLITE_FULL: _ROOM,
     sqlite3.SQLITE_BUSY: _AGAIN,
     sqlite3.SQLITE_CORRUPT: "it is damaged: restore it from a backup",
     sqlite3.SQLITE_IOERR: "is its disk full or broken?",
 }
-_READ_ONLY = (
-    "it takes no writes, as a standby or by default_transaction_read_only: it can be read; write to the primary"
-)
+_READ_ONLY = "it is read-only: it is a standby, or default_transaction_read_only is set: write to the primary"
 _OF_POSTGRES = {
     "53100": _ROOM,
     "55P03": _AGAIN,
     "57014": _AGAIN,
     "25006": _READ_ONLY,
     "3F000": "none of the schemas of its search_path exists: CREATE SCHEMA, or name another one in the URL",
-    "42P01": "its tables were dropped: they are made anew at the next use, or restore it from a backup",
+    "42P01": "its tables were dropped: restore them from a backup, or they are created at the next use",
 }
 """By SQLSTATE: disk full; lock not available; statement timeout; read-only; no such schema; no such table."""
 

@@ -112,7 +112,9 @@ class SecureDeleteDatabase(SQLDatabase):
             cursor.execute("VACUUM")
             (is_busy, *_) = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if is_busy:
-            raise StoreError(f"store {self._name}: others read it, so its log has what was deleted still; try again")
+            raise StoreError(
+                f"store {self._name}: another process reads it, so its log still has deleted text; try again"
+            )
 
     def _empty_log(self) -> None:
         """Move SQLite's log, which may still hold deleted text, into its file, and empty the log."""

@@ -48,8 +48,9 @@ class SQLiteFile:
         """
         if self._inode is None or (found := _inode(self._path)) == self._inode:
             return
-        what = "is gone" if found is None else "is another than the one that was opened"
-        raise StoreError(f"store {self._name}: its file {what}: put that back, or end all processes that have it open")
+        what = "deleted" if found is None else "replaced"
+        why = f"the database file was {what} while it was open: restore it, or stop the processes that use it"
+        raise StoreError(f"store {self._name}: {why}")
 
 
 def path_of(url: sa.URL) -> Path:

@@ -68,7 +68,7 @@ class SQLiteOwner:
                 connection.close()
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
                 return RayId("", "")
-            why = f"{self._path} cannot be written, which says which Ray has the store ({error})"
+            why = f"the lock file {self._path} cannot be written ({error})"
             raise StoreError(f"store {self._name}: {why}; make it writable, or open it with read_only=True") from error
         if holder == self._ray:
             self._connection = connection
@@ -109,12 +109,8 @@ def _is_reached(ray: RayId) -> bool:
 
 
 def _why(holder: RayId) -> str:
-    who = (
-        f"another Ray has it open, at {holder.address}"
-        if holder.address
-        else "its lock is held, and nobody says by whom"
-    )
+    who = f"the Ray cluster at {holder.address} has it open" if holder.address else "an unknown process holds its lock"
     return (
-        f"{who}, and two would interrupt each other's runs: let all processes share one, by `ray start --head` and"
-        " RAY_ADDRESS; or open it with read_only=True, or use PostgreSQL"
+        f"{who}, and two clusters would interrupt each other's runs: let all processes use one cluster, with"
+        " `ray start --head` and RAY_ADDRESS; or open it with read_only=True, or use PostgreSQL"
     )

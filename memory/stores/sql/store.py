@@ -93,7 +93,7 @@ def _time(of_server: float | None) -> float:
 
 
 class SQLStore(SecureDeleteDatabase):
-    """Keeps sessions in an SQL database through SQLAlchemy Core.
+    """Stores sessions in an SQL database through SQLAlchemy Core.
 
     Commits of several sessions that arrive during a transaction share the next one; a refused commit does not affect
     the others. Many processes may use one database at once; a SQLite file belongs to one machine. The tables are

@@ -1,4 +1,4 @@
-"""The search of files for the bytes of texts."""
+"""Searches of files for the bytes of deleted texts."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""What a message bears out, on probes that were written before the rules; half of them were not looked at meanwhile."""
+"""Which claims a message supports, on probes written before the rules. Half of the probes are held out."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Erasing: what is forgotten is in no file any more, and a search of all bytes says so; case 54."""
+"""Verified deletion: forgotten text is in no file, and a search of all files confirms it; case 54."""
 
 import asyncio
 import json
@@ -133,7 +133,7 @@ async def test_forgotten_text_is_in_no_file(make: Make, tmp_path: Path, way: str
 
 
 async def test_texts_that_other_items_contain_may_stay(make: Make) -> None:
-    """Word for word, or as a part of something longer; what is of tables and not of people, too."""
+    """Whole or as a part of a longer text; names of tables and columns do not count either."""
 
     memory = make()
     mine = [
@@ -199,7 +199,7 @@ async def test_remaining_text_in_a_folder_of_vectors_is_found(tmp_path: Path) ->
 
 
 async def test_extracted_facts_are_searched_for(tmp_path: Path) -> None:
-    """By the turn or the item that they were made of; what is asked about tells nothing of what was read."""
+    """By the turn or the item that they come from; records of read items have no texts."""
 
     facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
     memory = ExtractiveMemory(Model(), facts)
@@ -342,7 +342,7 @@ async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, mon
 async def test_a_killed_search_of_all_files_continues(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it writes down of it says nothing of what was forgotten, and its end is told again."""
+    """The state file does not reveal the text, and the final report is returned again."""
     memory = make()
     await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.", topic="kerfuffle"), item("4", LONG)])
     await memory.remember(BOB, [item(str(at), f"A lighthouse {at}. {'x' * at}") for at in range(300)])

@@ -1,4 +1,4 @@
-"""What a model is shown of what a user said, and which of its facts are taken."""
+"""The request for facts, and which facts of the answer are accepted."""
 
 import json
 import time
@@ -155,7 +155,7 @@ def test_statements_about_the_user_are_accepted(said: str, text: str, evidence: 
 def test_unsupported_claims_are_stored_as_quotations(
     said: str, text: str, evidence: str | None, quote: str | None
 ) -> None:
-    """With what around it says how it is meant, and as the user wrote it."""
+    """With the neighbouring text that shows its meaning, and as the user wrote it."""
     assert verdict(said, text, evidence) == f"said: {quote or unicodedata.normalize('NFKC', said)}"
 
 

@@ -1,4 +1,4 @@
-"""The memory that makes facts of what a user said: the laws of long-term memories, and those of its own."""
+"""`ExtractiveMemory`: the laws of long-term memories, and how facts are extracted from messages."""
 
 import asyncio
 import hashlib
@@ -62,7 +62,7 @@ def test_items_without_blocks_obey_the_laws_of_memories(law: Law, make_facts: Ca
 
 
 class AsSaid(ExtractiveMemory):
-    """Is given items as what a user says, and names each fact as the item that it was made of."""
+    """Extracts each item from a message with its text, and gives the fact the id of the item."""
 
     def __init__(self, facts: FactStore) -> None:
         self.given: dict[str, MemoryItem] = {}
@@ -143,7 +143,7 @@ async def test_a_fact_is_found_by_an_alias_that_the_user_gave(facts: FactStore) 
 
 
 async def test_an_item_is_read_once(facts: FactStore) -> None:
-    """However the model would word it now, whoever asks, and together with what is new."""
+    """Even if the model would answer differently, for any agent, and together with new items."""
 
     words = iter(("Lives in Graz", "Graz is where the user lives", "Has a home in Graz", "Likes figs"))
     model = Model(lambda lines: [fact(next(words), lines[-1]["user"])])
@@ -511,7 +511,7 @@ async def test_recalled_text_never_becomes_a_fact() -> None:
 
 
 def builder() -> None:
-    """Stands for what an engine is built by."""
+    """A stand-in for the builder of an engine."""
 
 
 async def test_a_pickled_memory_is_bound_to_a_model_where_it_is_opened(tmp_path: Path) -> None:

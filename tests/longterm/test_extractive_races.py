@@ -209,7 +209,7 @@ async def interleave(facts: Gated, first: Awaitable[Any], second: Awaitable[Any]
 @pytest.mark.parametrize("how", ["item", "turn", "session", "user", "old"])
 @pytest.mark.parametrize("older", [False, True], ids=["newer", "older"])
 def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: bool) -> None:
-    """At each verb of the one, with any number of verbs of the other there; what it would have superseded holds."""
+    """At each call of one task with any number of calls of the other; the fact to be superseded stays valid."""
 
     async def story(start: int, count: int) -> bool:
         facts = Gated()
@@ -251,7 +251,7 @@ def test_no_fact_of_a_forgotten_item_stays_in_any_interleaving(how: str, older: 
 
 
 async def test_facts_left_by_a_crash_after_a_deletion_are_deleted_later() -> None:
-    """Whoever is given a forgotten item again takes back what was made of it."""
+    """The next call with the forgotten item deletes the facts extracted from it."""
 
     facts = Breaking()
     model = Model()

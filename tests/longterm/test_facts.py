@@ -1,4 +1,4 @@
-"""The laws of `FactStore` on every store of facts that turnwise has, and what is the databases' own."""
+"""The laws of `FactStore` in memory and in SQL, and the schema and files of `SQLFacts`."""
 
 import asyncio
 import pickle
@@ -53,7 +53,7 @@ def make_facts(request: pytest.FixtureRequest, tmp_path: Path) -> MakeFacts:
 
 
 def using(url: str, use: Callable[[SQLFacts], Awaitable[Any]]) -> Any:
-    """Return what `use` returns of a store that is open for it."""
+    """Return the result of `use` with an open store."""
     return run_with(SQLFacts(url), use)
 
 

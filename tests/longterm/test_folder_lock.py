@@ -1,4 +1,4 @@
-"""A folder that one process at a time has open, and Chroma's, which is one."""
+"""Locks on folders, such as Chroma's, that one process at a time may open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How facts are found: by words and vectors together, or by a model that chooses."""
+"""Recall by words and vectors together, or by a model that chooses."""
 
 import json
 import pickle
@@ -24,7 +24,7 @@ FACTS = ("Ann is allergic to peanuts", "Ann plays the cello", "Ann lives in Ghen
 
 
 class Meaning:
-    """An embedding function for which food is food, and all else has nothing in common."""
+    """An embedding function for which only texts about food are similar."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -40,7 +40,7 @@ class Meaning:
 
 
 class Chooser:
-    """A model that answers as it is told to; keeps what it was asked."""
+    """A model with scripted answers that records the requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)

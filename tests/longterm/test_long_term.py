@@ -1,4 +1,4 @@
-"""The laws of `LongTermMemory` on the memory that finds by words, on each store of facts."""
+"""The laws of `LongTermMemory` on `LexicalMemory`, with each fact store."""
 
 import asyncio
 from collections.abc import Callable, Collection

@@ -1,4 +1,4 @@
-"""The messages and facts that long-term memory is measured with."""
+"""The messages and facts of the benchmark of long-term memory."""
 
 import json
 import re

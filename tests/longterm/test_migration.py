@@ -1,4 +1,4 @@
-"""Memories of a flat namespace become items: each in its category, once, with the source left as it is."""
+"""Migration: each memory of a flat namespace becomes one item of its category."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def make_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Ite
 
 
 def value_of(value: Any, tmp_path: Path) -> MemoryItem | SkipReason:
-    """Return what a value becomes."""
+    """Return the item of a value, or why it is skipped."""
     facts = InMemoryFacts()
     report = run(lines_of(tmp_path / "one.jsonl", [record("u.memories", "k", value)]), facts)
     if report.written:

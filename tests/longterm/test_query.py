@@ -1,4 +1,4 @@
-"""What a message asks of memory, and what it finds: sentences, misspelt words, names, follow-ups, passages."""
+"""Queries from messages, and what they find: sentences, misspelt words, names, follow-ups, passages."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The laws of `FactStore` on a Redis, and what is Redis's own."""
+"""The laws of `FactStore` on Redis, and the keys, faults and URLs of `RedisFacts` and `RedisNotes`."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ def items(count: int, **values: Any) -> list[MemoryItem]:
 
 
 def using(url: str, use: Callable[[RedisFacts], Awaitable[Any]], **settings: Any) -> Any:
-    """Return what `use` returns of a store that is open for it."""
+    """Return the result of `use` with an open store."""
     return run_with(RedisFacts(url, **settings), use)
 
 

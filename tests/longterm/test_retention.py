@@ -1,4 +1,4 @@
-"""Retention: what nobody uses expires, is refreshed by use, and is swept; case 48."""
+"""Retention: unused items expire and are swept, and uses refresh them; case 48."""
 
 import asyncio
 import pickle
@@ -53,7 +53,7 @@ def clock() -> Clock:
 
 @pytest.fixture(params=["lexical", "sqlite", "extractive", "vector"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
-    """Makes memories on the same data, which keep what nobody uses for 100 s."""
+    """Makes memories on the same data, in which unused items expire after 100 s."""
     facts = InMemoryFacts()
     index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
 
@@ -191,7 +191,7 @@ async def test_items_of_other_types_never_expire(make: Make, clock: Clock) -> No
 
 
 async def test_a_sweep_deletes_all_expired_items(make: Make, clock: Clock, small_batches: int) -> None:
-    """However much that is; what it stood in the place of holds again."""
+    """In any number; the predecessors of the deleted items are valid again."""
     many = 1200 // small_batches
 
     memory = make(refresh=False)

@@ -1,4 +1,4 @@
-"""What was recalled becomes sections of a prompt: by day, once, within a budget, and quoted so that it stays data."""
+"""Recalled items as sections of a prompt: by day, without duplicates, within a budget, and quoted as data."""
 
 import json
 import re
@@ -203,7 +203,7 @@ def test_equal_texts_appear_once() -> None:
 
 
 def size_of(recalled: Sequence[RetrievalResult], some: Collection[MemoryItem]) -> int:
-    """Return what the sections of these items take."""
+    """Return the tokens of the sections of these items."""
     alone = [
         RetrievalResult(items=[each for each in memory.items if each in some], section=memory.section)
         for memory in recalled

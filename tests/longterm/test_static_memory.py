@@ -1,4 +1,4 @@
-"""Static memory: facts from a list, a file or a store, for everyone; nobody writes."""
+"""`StaticMemory`: read-only facts for all users from a list, a file or a store."""
 
 import asyncio
 import pickle

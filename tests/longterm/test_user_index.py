@@ -1,4 +1,4 @@
-"""`UserIndex`: one user's items, laid out to be ranked."""
+"""`UserIndex`: the index by which one user's items are ranked."""
 
 import numpy as np
 from hypothesis import given, strategies as st

@@ -1,4 +1,4 @@
-"""`VectorIndex` on every place where Chroma keeps data."""
+"""`VectorIndex` in memory, in a folder and on a server of Chroma."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What many ask within a moment is done together."""
+"""`Batcher`: concurrent calls are processed together."""
 
 from __future__ import annotations
 

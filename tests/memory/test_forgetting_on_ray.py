@@ -41,7 +41,7 @@ def notes(house: House) -> WorkingMemory:
 
 @pytest.fixture(scope="module")
 def manager(house: House) -> SessionManager:
-    """A manager whose user Bo has said something that is to be found whatever the others have forgotten."""
+    """A manager whose user Bo has an item that must be found after all deletions of others."""
     manager = house.manager(house.extractive(), house.vector(), working_memory=notes(house))
     bo = manager.open("of bo", user_id="bo")
     say(bo, "My lighthouse is painted red.")

@@ -1,4 +1,4 @@
-"""Long-term memories that fail, end to end: dead processes, embeddings and a Chroma that are away, busy folders."""
+"""Failing long-term memories, end to end: killed processes, unavailable embeddings and Chroma, folders in use."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def chroma(tmp_path: Path) -> Iterator[Chroma]:
 
 
 def turns_in(chat: Session) -> list[int]:
-    """Return of which turns its user's memories have what was said, in order."""
+    """Return the turns whose prompts the user's memories have, in order."""
     found = chat.memory.recall("walrus", limit=1000, types=[MemoryType.INTERACTION])
     return sorted(item.source.turn_index or 0 for item in found if item.source.session_id == chat.id)
 
@@ -73,7 +73,7 @@ def vectors_in(place: Any, embedding: SteeredEmbedding) -> int:
 
 
 def told_of(chat: Session, prompt: str, kind: type[Any]) -> list[Any]:
-    """Run a turn; return what it told of this kind. What memories tell of a run is live, and soon gone."""
+    """Run a turn; return its events of this kind. Events of memories are live only."""
     run = chat.run(prompt)
     run.wait(WAIT_S)
     return [event for event in run.events() if isinstance(event, kind)]

@@ -1,4 +1,4 @@
-"""The body of a memory's actor, without Ray."""
+"""The code of a memory's actor, without Ray."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADA, BOB = Scope(user_id="ada"), Scope(user_id="bob")
 
 
 class Waiting:
-    """Keeps Ada waiting for as long as it is told to, as a model may that is asked."""
+    """Delays Ada's calls as long as requested, as a slow model would."""
 
     def __init__(self) -> None:
         self.goes_on = asyncio.Event()
@@ -78,7 +78,7 @@ async def test_calls_of_users_do_not_wait_for_each_other_and_deletions_stay() ->
 
 
 class Slow(LexicalMemory):
-    """Forgets when it is told to."""
+    """Forgets only when it is allowed to."""
 
     def __init__(self, facts: InMemoryFacts) -> None:
         super().__init__(facts)
@@ -92,7 +92,7 @@ class Slow(LexicalMemory):
 
 
 async def test_repeated_erasures_share_one_answer() -> None:
-    """So a caller whose time is up does not begin anew."""
+    """So a caller that timed out does not start from the beginning."""
 
     memory, host = Slow(InMemoryFacts()), MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))
@@ -117,7 +117,7 @@ async def test_a_failed_save_is_reported_to_its_caller_only(tmp_path: Path) -> N
 
 
 def test_a_search_of_all_files_continues_in_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself; and who asks again is told how far it is."""
+    """In the background; repeated calls return the progress."""
     monkeypatch.setattr("turnwise.memory.longterm.file_search.STEP_BYTES", 100_000)
     monkeypatch.setattr("turnwise.memory.longterm.file_search.FileSearch.step", _stuck)
 

@@ -1,4 +1,4 @@
-"""Long-term memories in their actors, drawn on by sessions, on Ray."""
+"""Long-term memories in their actors, as sessions use them, on Ray."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ async def test_slow_and_failing_memories_time_out_and_then_rest(
 
 
 class Tenant:
-    """A memory that shares its data with other tenants, whose users are others."""
+    """A memory with prefixed user ids, for data shared with other tenants."""
 
     def __init__(self, memory: RemoteMemory, name: str) -> None:
         self._memory = memory

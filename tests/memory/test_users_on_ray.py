@@ -247,7 +247,7 @@ def test_concurrent_duplicates_are_merged_and_contradictions_replace(house: Hous
 
 
 def _facts(house: House, user: str) -> list[MemoryItem]:
-    """Return what the file has of a user's facts, records of what was read aside."""
+    """Return a user's facts in the file, without the records of read items."""
 
     async def read() -> list[MemoryItem]:
         facts = house.facts()

@@ -55,7 +55,7 @@ def messages_of(*blocks: Block) -> list[dict[str, Any]]:
 
 
 def said_of(*said: Block) -> list[dict[str, Any]]:
-    """Return the content of the assistant's message in which these are said, and whose calls are answered."""
+    """Return the content of the assistant's message with these blocks, after adding results for its calls."""
     results = [ToolResult(call_id=block.call_id, text="seen") for block in said if isinstance(block, ToolUse)]
     messages = messages_of(User(text="Hello"), *said, *results, User(text="Well?"))
     check_anthropic(messages, thinking=False)

@@ -128,7 +128,7 @@ def test_interrupted_texts_and_error_results_are_marked() -> None:
     ids=repr,
 )
 def test_an_empty_block_makes_no_item(silent: Block) -> None:
-    """Acceptance 19: a reasoning item without what follows from it is refused."""
+    """Acceptance 19: a reasoning item without a following item is refused."""
     items = items_of(User(text="Hello"), silent, User(text="Hello"))
     assert {item["role"] for item in items} == {"user"}
     assert "\n\n".join(part["text"] for item in items for part in item["content"]) == "Hello\n\nHello"

@@ -341,7 +341,7 @@ def history_of(runs: list[tuple[list[Block], list[Block], bool]]) -> list[Block]
 
 
 def may_think(history: list[Block]) -> bool:
-    """Return whether a request may ask for thinking: not in the middle of what the model began without."""
+    """Return whether a request may enable thinking: not within a turn that began without it."""
     messages = messages_of(filter(ANTHROPIC.sends, history))
     return not isinstance(messages[-1].blocks[0], ToolResult) or any(
         isinstance(block, Thinking) and (block.text or block.signature or block.redacted)
@@ -387,7 +387,7 @@ MESSAGES = st.lists(
 
 @given(MESSAGES)
 def test_requests_that_pass_the_rules_are_valid_on_the_wire(messages: list[Message]) -> None:
-    """Acceptance 25: a list that somebody has made, in any order."""
+    """Acceptance 25: a list of blocks in any order."""
     blocks = [block for message in messages for block in message.blocks]
     encoders: list[tuple[Rules, Callable[[], None]]] = [
         (CHAT, lambda: check_chat(chat.encode(blocks))),

@@ -39,7 +39,7 @@ from window_conversations import (
 
 @dataclass(frozen=True)
 class Custom:
-    """A strategy that somebody has written."""
+    """A strategy written by a user."""
 
     keeps: Callable[[Window], Sequence[tuple[int, int]]]
     more: Callable[[Window], dict[str, Any]] = lambda window: {}
@@ -115,7 +115,7 @@ def test_a_plan_that_breaks_a_law_is_refused_by_the_name_of_the_law(law: str, st
 
 
 def test_a_plan_that_obeys_the_laws_passes() -> None:
-    """However odd it is: what goes need not be the oldest."""
+    """Even if it does not remove the oldest blocks."""
     window = talk(*FULL).window()
     budget = TokenBudget(window.total - 10)
     check_case(Custom(lambda w: [(1, 6), (9, 13)]), Case(talk(*FULL), budget))

@@ -1,6 +1,6 @@
-"""Overflow strategies: what goes when a conversation outgrows its window, and what never does.
+"""Overflow strategies: what they remove when a conversation outgrows its window, and what always stays.
 
-The laws are tried on 20,000 random conversations; a failing one prints its seed, and
+The laws are checked on 20,000 random conversations; a failure prints its seed, and
 `TURNWISE_SEED=<seed> pytest tests/strategies/test_strategies.py -k laws` replays it.
 """
 
@@ -219,7 +219,7 @@ def test_an_oversized_system_prompt_or_tools_are_an_error() -> None:
 
 
 def test_a_prompt_that_does_not_fit_beside_the_summary_is_an_error() -> None:
-    """The summary is all that is left of what was before: it does not go in silence."""
+    """The summary is all that is left of the removed blocks, so it is not removed silently."""
     window = talk(Summary(text="x" * 200), *exchanges(1), User(text="y" * 200)).window()
     with pytest.raises(WindowOverflowError) as caught:
         decide(Trim(), window, TokenBudget(300))

@@ -141,7 +141,7 @@ def test_each_summary_includes_the_previous_one() -> None:
 def check_case_of(
     strategy: Summarize, conversation: Conversation, budget: TokenBudget, texts: list[str], summed_up: list[str]
 ) -> Plan | None:
-    """Do as a session does: decide, ask, put the summary in the place of what it stands for."""
+    """Act like a session: decide, request the summary, and replace the summarized blocks."""
     window = conversation.window()
     plan = decide(strategy, window, budget)
     if plan is None:
@@ -227,7 +227,7 @@ def test_without_room_for_a_summary_the_other_strategy_decides() -> None:
 
 
 def test_a_window_full_of_its_newest_turn_is_not_changed_while_it_fits() -> None:
-    """No endless loop over what cannot be made smaller."""
+    """There is no endless loop over a window that cannot shrink."""
     window = talk(Summary(text="They met. " * 20), User(text="x" * 500)).window()
     budget = TokenBudget(800)
     assert decide(rolling(), window, budget) is None

@@ -1,4 +1,4 @@
-"""What the context window promises, end to end: real actors, real SQLite files, real kills, the real openai client."""
+"""The context window, end to end: real actors, real SQLite files, real kills, the real openai client."""
 
 from __future__ import annotations
 
@@ -410,7 +410,7 @@ def test_a_run_that_waits_for_a_compaction_resumes_after_a_kill(bench: Bench, tm
 
 
 def flushed(chat: Session, notebook: Notebook, manager: SessionManager) -> list[dict[str, Any]]:
-    """Return what a memory has, checked against the blocks that each item says it comes from."""
+    """Return a memory's items, after comparing each with the blocks of its source."""
     kept = notebook.kept()
 
     async def texts() -> list[str]:
@@ -650,7 +650,7 @@ def test_an_oversized_turn_fails_with_token_counts(bench: Bench) -> None:
 
 
 def test_the_next_run_has_the_strategy_of_a_later_manager(bench: Bench) -> None:
-    """Of one's own, none, and the first one again: what a summary stands for is never lost on the way."""
+    """A custom strategy, none, and the first one again: no summarized block is lost."""
     first = bench.manager(bench.summarize())
     chat = first.open("chat")
     number = talk_until_due(chat)

@@ -1,4 +1,4 @@
-"""A scripted model for tests of `ExtractiveMemory`, and what a user said to it."""
+"""A scripted model and messages of a user, for tests of `ExtractiveMemory`."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the tests of vector memory share."""
+"""Items, embedding functions and servers for tests of vector memories."""
 
 import socket
 import subprocess

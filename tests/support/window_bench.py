@@ -1,4 +1,4 @@
-"""A provider that answers and summarizes, and checks of what was sent, for tests of the window on Ray."""
+"""A provider that answers and summarizes, and checks of the sent requests, for tests of the window on Ray."""
 
 from __future__ import annotations
 

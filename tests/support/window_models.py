@@ -1,4 +1,4 @@
-"""What sessions in processes of their own compact with: models that can be held up, memories in SQLite files.
+"""Models that can be delayed and memories in SQLite files, for compactions in other processes.
 
 A test steers them by files, so that an order of events is an order and not a matter of time: what is `held` stands
 still until the test lets it go.

@@ -1,4 +1,4 @@
-"""Token counts: by a vocabulary, by bytes, and kept by log and position."""
+"""Token counts: by a vocabulary, by bytes, and cached by log and position."""
 
 import base64
 import hashlib

@@ -33,8 +33,8 @@ class EngineModel:
         structured = schema is not None and isinstance(self._builder, Structured)
         builder = self._builder.answering(schema) if structured else self._builder  # type: ignore[attr-defined]
         session = SessionView(session_id="memory", user_id="memory", agent=None, metadata={})
-        asked = partial(ask, builder, request, CompletionContext(session, self._bill), asyncio.to_thread, GRACE_S)
-        return answer_text(await within(asked, self._timeout_s, GRACE_S))
+        completion = partial(ask, builder, request, CompletionContext(session, self._bill), asyncio.to_thread, GRACE_S)
+        return answer_text(await within(completion, self._timeout_s, GRACE_S))
 
     def _bill(self, usage: Usage, model: str | None) -> None:
         self.usage += usage

@@ -60,10 +60,10 @@ class ChatAPI:
         fields = settings.fields(own, self._limit_field, map(self._declared, settings.tools))
         for name, value in settings.params.items():
             if name == "max_output_tokens":
-                given = [limit for limit in LIMITS if limit in (engine.extra or ())]
+                names_in_extra = [limit for limit in LIMITS if limit in (engine.extra or ())]
                 for limit in LIMITS:
                     fields.pop(limit, None)
-                fields[(*given, self._limit_field)[0]] = value
+                fields[(*names_in_extra, self._limit_field)[0]] = value
             else:
                 fields[settings.profile.seed_field if name == "seed" else name] = value
         return settings.of_step(fields)

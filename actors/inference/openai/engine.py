@@ -171,8 +171,8 @@ class OpenAIEngine:
         given = self.output_type
         is_read = given is None or OutputType.is_record({**given, "retries": given.get("retries") or 0})
         _check("output_type", given, is_read, "must be set by answering(), with 0 to 100 retries")
-        taken = sorted(_RESERVED[self.api].intersection(self.extra or ()))
-        _check("extra", taken, not taken, "the engine sets these fields itself")
+        reserved = sorted(_RESERVED[self.api].intersection(self.extra or ()))
+        _check("extra", reserved, not reserved, "the engine sets these fields itself")
         for name, why in _NO_FIELDS.items():
             _check("extra", name, name not in (self.extra or ()), why)
         try:

@@ -116,19 +116,19 @@ def _without(unknown: Collection[str], schema: Any) -> Any:
         return [_without(unknown, each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    kept: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in unknown:
             continue
         if keyword in _NAMING and isinstance(value, Mapping):
-            kept[keyword] = {name: _without(unknown, each) for name, each in value.items()}
+            result[keyword] = {name: _without(unknown, each) for name, each in value.items()}
         else:
-            kept[keyword] = value if keyword in _VALUES else _without(unknown, value)
+            result[keyword] = value if keyword in _VALUES else _without(unknown, value)
     if "const" in schema and "const" in unknown:
-        kept.setdefault("enum", [schema["const"]])
+        result.setdefault("enum", [schema["const"]])
     if "prefixItems" in schema and "prefixItems" in unknown:
-        kept["items"] = {"anyOf": _without(unknown, schema["prefixItems"])}
-    return kept
+        result["items"] = {"anyOf": _without(unknown, schema["prefixItems"])}
+    return result
 
 
 _NAMING = ("properties", "patternProperties", "$defs", "definitions")

@@ -68,8 +68,8 @@ class ResponsesAPI:
         check(messages_of(blocks), self.rules)
         has_long_ids = self.settings.profile.has_long_ids
         rules = replace(self.rules, id_limit=sys.maxsize) if has_long_ids else self.rules
-        instructions, given = encode(blocks, self.settings.model, rules)
-        fields: dict[str, Any] = {"input": given, **self.fields, **self._formed(form)}
+        instructions, items_sent = encode(blocks, self.settings.model, rules)
+        fields: dict[str, Any] = {"input": items_sent, **self.fields, **self._formed(form)}
         if instructions:
             fields["instructions"] = instructions
         return fields
@@ -105,8 +105,8 @@ class ResponsesAPI:
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
         if "encrypted" not in refused:
             return None
-        kept = [item for item in request["input"] if item["type"] != "reasoning"]
-        return None if len(kept) == len(request["input"]) else {**request, "input": kept}
+        remaining = [item for item in request["input"] if item["type"] != "reasoning"]
+        return None if len(remaining) == len(request["input"]) else {**request, "input": remaining}
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
         # `extra_body` is sent as it is; the client would take up to half a millisecond to inspect each item.
@@ -158,7 +158,7 @@ class ResponsesAnswer:
         """Whether arguments of the answer tool were emitted."""
         self._items: list[_Item] = []
         self._texts: list[str] = []
-        self._spoke: _Item | None = None
+        self._text_item: _Item | None = None
         """The last item with text."""
 
     @property
@@ -169,13 +169,13 @@ class ResponsesAnswer:
         kind = string(event, "type")
         if kind in _TEXT and (text := string(event, "delta")):
             self.refusal += text * (kind == _REFUSAL)
-            return [self._speak(self._item(event, "message"), text)]
+            return [self._add_text(self._item(event, "message"), text)]
         if kind in _THOUGHT and (text := string(event, "delta")):
-            return [Thinking(text=self._item(event, "reasoning").think(text, event.get("summary_index")))]
+            return [Thinking(text=self._item(event, "reasoning").add_thought(text, event.get("summary_index")))]
         if kind == "response.function_call_arguments.delta":
-            return list(self._argue(self._item(event, "function_call"), string(event, "delta")))
+            return list(self._add_arguments(self._item(event, "function_call"), string(event, "delta")))
         if kind in ("response.output_item.added", "response.output_item.done"):
-            self._learn(part(event, "item"), event.get("output_index"), is_done=kind.endswith("done"))
+            self._update(part(event, "item"), event.get("output_index"), is_done=kind.endswith("done"))
         elif kind in _END:
             return list(self._end(kind, part(event, "response")))
         elif kind == "error":
@@ -202,15 +202,15 @@ class ResponsesAnswer:
         texts = [Text(text="".join(self._texts))] if self._texts else []
         return [*thoughts, *texts, *calls]
 
-    def _argue(self, item: _Item, arguments: str) -> Iterator[str]:
+    def _add_arguments(self, item: _Item, arguments: str) -> Iterator[str]:
         item.arguments += arguments
         if arguments and item.name == self._answer_tool:
             self._has_answered = True
             yield arguments
 
-    def _speak(self, item: _Item, text: str) -> str:
-        text = _BETWEEN * (self._spoke not in (None, item)) + text
-        self._spoke = item
+    def _add_text(self, item: _Item, text: str) -> str:
+        text = _BETWEEN * (self._text_item not in (None, item)) + text
+        self._text_item = item
         self._texts.append(text)
         return text
 
@@ -229,29 +229,29 @@ class ResponsesAnswer:
         self._items.append(_Item(kind, item_id, place))
         return self._items[-1]
 
-    def _learn(self, given: Mapping[str, Any], place: Any, *, is_done: bool) -> _Item:
+    def _update(self, given: Mapping[str, Any], place: Any, *, is_done: bool) -> _Item:
         kind, item_id, call_id = string(given, "type"), string(given, "id"), string(given, "call_id")
         same = [item for item in self._items if call_id and item.call_id == call_id]
         item = same[0] if same else self._find(item_id, place, kind)
-        item.learn(given, is_done=is_done)
+        item.update(given, is_done=is_done)
         return item
 
     def _end(self, kind: str, response: Mapping[str, Any]) -> Iterator[str | Block]:
         """Process the final state of the response; yield its text, if none was streamed."""
         if counted := response.get("usage"):
             self.usage = usage_of(counted, "input", "output")
-        has_spoken = bool(self._texts)
+        has_text = bool(self._texts)
         for place, given in enumerate(items(response, "output")):
-            item = self._learn(given, place, is_done=True)
+            item = self._update(given, place, is_done=True)
             if item.kind == "function_call" and item.name == self._answer_tool and not self._has_answered:
                 self._has_answered = True
                 yield item.arguments
-            if item.kind == "message" and not has_spoken:
+            if item.kind == "message" and not has_text:
                 for content in items(given, "content"):
                     refusal = string(content, "refusal")
                     self.refusal += refusal
                     if text := string(content, "text") or refusal:
-                        yield self._speak(item, text)
+                        yield self._add_text(item, text)
         if kind == "response.completed":
             called = any(item.kind == "function_call" for item in self._items)
             self.stop_reason = "tool_calls" if called else "stop"
@@ -277,7 +277,7 @@ class _Item:
     part: Any = None
     """The index of the part of the reasoning that is being streamed."""
 
-    def think(self, text: str, at: Any) -> str:
+    def add_thought(self, text: str, at: Any) -> str:
         """Add text to the reasoning; return it, with a separator if it begins a new part."""
         if not self.thoughts:
             self.thoughts.append(text)
@@ -289,7 +289,7 @@ class _Item:
         self.part = at
         return text
 
-    def learn(self, item: Mapping[str, Any], *, is_done: bool) -> None:
+    def update(self, item: Mapping[str, Any], *, is_done: bool) -> None:
         if self.kind == "function_call":
             self.call_id, self.name = string(item, "call_id") or self.call_id, string(item, "name") or self.name
             self.arguments = arguments_of(item) or self.arguments

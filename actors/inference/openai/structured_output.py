@@ -104,8 +104,9 @@ class Form:
         others = [block for block in blocks if block not in finals]
         if any(isinstance(block, ToolUse) for block in others):
             return others
-        given = finals[0].input
-        text = given[UNPARSED] if given.keys() == {UNPARSED} else json.dumps(given, ensure_ascii=False)
+        arguments = finals[0].input
+        is_unparsed = arguments.keys() == {UNPARSED}
+        text = arguments[UNPARSED] if is_unparsed else json.dumps(arguments, ensure_ascii=False)
         return [*(block for block in others if not isinstance(block, Text)), Text(text=text)]
 
 
@@ -117,8 +118,8 @@ def choose(output: OutputType, profile: Profile, tools: Collection[str], refused
         refused: what the server has refused before; see `Form.refused_as`.
     """
     mode = profile.json_mode if profile.schema_with_tools or not tools else "tool"
-    held = strict(output.schema)
-    schemas = {way: held if way == "strict" else output.schema for way in _WAYS[mode]}
+    strict_schema = strict(output.schema)
+    schemas = {way: strict_schema if way == "strict" else output.schema for way in _WAYS[mode]}
     way, schema = next(
         ((way, schema) for way, schema in schemas.items() if schema and not {way, _key(way, schema)} & set(refused)),
         ("instruction", output.schema),
@@ -138,10 +139,10 @@ def choose_tool(fields: Mapping[str, Any], form: Form) -> dict[str, Any]:
     Args:
         fields: the request's fields; if they choose another tool, that choice stays.
     """
-    given = fields.get("tool_choice", "auto")
-    if form.tool is None or given not in ("auto", "none"):
+    choice = fields.get("tool_choice", "auto")
+    if form.tool is None or choice not in ("auto", "none"):
         return {}
-    if given == "auto":
+    if choice == "auto":
         return {"tool_choice": "required"} if form.is_forced else {}
     named = {"type": "function", "function": {"name": form.tool}}
     return {"tool_choice": named if form.is_forced else "auto"}
@@ -180,26 +181,26 @@ def strict(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 def _strict(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, Mapping) or schema.keys() - _STRICT_KEYWORDS or not _says_type(schema):
         raise _LooseError
-    held = dict(schema)
-    if "$defs" in held:
-        held["$defs"] = {name: _strict(each) for name, each in held["$defs"].items()}
-    if held.get("type") == "object":
-        properties = held.setdefault("properties", {})
-        if set(held.setdefault("required", [])) != set(properties) or held.get("additionalProperties"):
+    result = dict(schema)
+    if "$defs" in result:
+        result["$defs"] = {name: _strict(each) for name, each in result["$defs"].items()}
+    if result.get("type") == "object":
+        properties = result.setdefault("properties", {})
+        if set(result.setdefault("required", [])) != set(properties) or result.get("additionalProperties"):
             raise _LooseError
-        held["properties"] = {name: _strict(each) for name, each in properties.items()}
-        held["additionalProperties"] = False
-    if held.get("type") == "array" and "items" not in held:
+        result["properties"] = {name: _strict(each) for name, each in properties.items()}
+        result["additionalProperties"] = False
+    if result.get("type") == "array" and "items" not in result:
         raise _LooseError
-    if "items" in held:
-        held["items"] = _strict(held["items"])
-    if "anyOf" in held:
-        held["anyOf"] = [_strict(each) for each in held["anyOf"]]
-    if held.get("format", "date") not in _STRICT_FORMATS:
+    if "items" in result:
+        result["items"] = _strict(result["items"])
+    if "anyOf" in result:
+        result["anyOf"] = [_strict(each) for each in result["anyOf"]]
+    if result.get("format", "date") not in _STRICT_FORMATS:
         raise _LooseError
-    if "$ref" in held and len(held) > 1:  # strict mode allows no other keyword beside a reference
-        held = {"anyOf": [{"$ref": held.pop("$ref")}], **held}
-    return held
+    if "$ref" in result and len(result) > 1:  # strict mode allows no other keyword beside a reference
+        result = {"anyOf": [{"$ref": result.pop("$ref")}], **result}
+    return result
 
 
 def _says_type(schema: Mapping[str, Any]) -> bool:

@@ -204,8 +204,8 @@ class _Calls:
         elif tool and not state and (wants := self._wants(tool, use)):
             self._is_waiting = True
             self._states[use.call_id] = CallState(name=use.name, wants=wants)
-            asked = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
-            self._events.append((ApprovalRequested, asked))
+            requested = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
+            self._events.append((ApprovalRequested, requested))
         else:
             self._ready.append(use)
 
@@ -310,13 +310,13 @@ async def _send_back(
 
 def _with_own_ids(answer: Sequence[AnyBlock], output: Iterable[Block]) -> list[AnyBlock]:
     """Return the answer with call ids that are unique in the run's output."""
-    taken = {block.call_id for block in output if isinstance(block, ToolUse)}
+    used = {block.call_id for block in output if isinstance(block, ToolUse)}
     own: list[AnyBlock] = []
     for block in answer:
         if isinstance(block, ToolUse) and block.call_id:
             names = (f"{block.call_id}_{number}" for number in itertools.count(2))
-            call_id = block.call_id if block.call_id not in taken else next(name for name in names if name not in taken)
-            taken.add(call_id)
+            call_id = block.call_id if block.call_id not in used else next(name for name in names if name not in used)
+            used.add(call_id)
             block = block if call_id == block.call_id else block.model_copy(update={"call_id": call_id})  # noqa: PLW2901
         own.append(block)
     return own

@@ -192,9 +192,9 @@ class ToolRegistry:
         """Call the tool once; abandon the call if it times out or this coroutine is cancelled."""
         signal = CancelSignal()
         context.cancelled.listen(signal.set)
-        told = replace(context, call_id=use.call_id, try_number=number, cancelled=signal)
+        own_context = replace(context, call_id=use.call_id, try_number=number, cancelled=signal)
         timeout_s = tool.timeout_s if tool.timeout_s is not None else self.timeout_s
-        work = asyncio.create_task(_carry_out(tool, use, told))
+        work = asyncio.create_task(_carry_out(tool, use, own_context))
         try:
             await asyncio.wait({work}, timeout=timeout_s)
             if not work.done():

@@ -71,7 +71,7 @@ def parameters_of(
     scope = getattr(plain_function(source), "__globals__", {})
     # The model cannot pass arguments that a partial function binds, or the parameter that Ray adds to actor methods.
     hidden = {"_ray_trace_ctx", *(source.keywords if isinstance(source, functools.partial) else ())}
-    taken, contexts = [], []
+    from_model, contexts = [], []
     for each in parameters:
         if each.name in hidden:
             continue
@@ -79,8 +79,8 @@ def parameters_of(
         if _is_context(hint):
             contexts.append(each.name)
         else:
-            taken.append((each.name, hint, ... if each.default is each.empty else each.default))
-    return tuple(taken), tuple(contexts)
+            from_model.append((each.name, hint, ... if each.default is each.empty else each.default))
+    return tuple(from_model), tuple(contexts)
 
 
 def _hint(name: str, parameter: inspect.Parameter, scope: dict[str, Any]) -> Any:

@@ -231,19 +231,19 @@ def tool(
     if name is None:
         name = str(getattr(bare, "__name__", type(bare).__name__))
     doc = inspect.getdoc(bare) or inspect.getdoc(plain_function(bare)) or ""
-    taken, contexts = parameters_of(name, source, is_method=is_remote and like is not None)
+    parameters, contexts = parameters_of(name, source, is_method=is_remote and like is not None)
     try:
-        model = Arguments(taken, contexts)
+        model = Arguments(parameters, contexts)
         schema = schema_of(model.model, described(doc))
     except Exception as error:
-        for each in taken:  # find the parameter that fails
+        for each in parameters:  # find the parameter that fails
             try:
                 schema_of(Arguments((each,)).model, {})
             except Exception as reason:
                 message = str(reason).partition("\n")[0]
                 why = f"tool {name!r}: {each[1]!r} has no JSON schema ({type(reason).__name__}: {message})"
                 raise ConfigError("parameter", each[0], why) from reason
-        raise ConfigError("parameters", [each[0] for each in taken], f"tool {name!r}: {error}") from error
+        raise ConfigError("parameters", [each[0] for each in parameters], f"tool {name!r}: {error}") from error
     return Tool(
         name=name,
         description=doc if description is None else inspect.cleandoc(description),

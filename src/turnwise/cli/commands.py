@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from turnwise.memory.longterm.migration.migrate import MigrationReport
 
 _SHOWN = 20
-"""How many users, and how many skipped memories, the report shows."""
+"""The number of users, and of skipped memories, that the report lists."""
 
 app = typer.Typer(
     help="Sessions with language models, and what they remember.",
@@ -38,7 +38,7 @@ app.add_typer(memory, name="memory")
 app.add_typer(sessions, name="sessions")
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"turnwise {version('turnwise')}")
         raise typer.Exit
@@ -47,7 +47,7 @@ def _tell_version(wanted: bool) -> None:
 @app.callback()
 def main(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Sessions with language models, and what they remember."""
@@ -84,9 +84,9 @@ def migrate(
     from rich.console import Console
 
     # The printed text comes from the source, so it must not be read as markup.
-    told = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    progress_console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     try:
-        with told.status("0 memories read") as status:
+        with progress_console.status("0 memories read") as status:
 
             def progress(read: int) -> None:
                 status.update(f"{read} memories read")
@@ -120,13 +120,15 @@ def _open(target: str, dry_run: bool) -> FactStore:
 
     scheme = target.partition("://")[0]
     if scheme == "memory":
-        raise ConfigError("target", target, "would be gone with this command: pass a file, a database or a Redis")
-    if dry_run and scheme in SQL_SCHEMES and not _is_made(resolve_url(target)):
+        raise ConfigError(
+            "target", target, "a store in memory ends with this command: pass a file, a database or a Redis"
+        )
+    if dry_run and scheme in SQL_SCHEMES and not _has_tables(resolve_url(target)):
         return InMemoryFacts()
     return open_facts(target)
 
 
-def _is_made(url: str) -> bool:
+def _has_tables(url: str) -> bool:
     """Return whether the database has the fact tables; True if that is unknown, so that opening it raises the error."""
     from pathlib import Path
 
@@ -158,7 +160,7 @@ def _show(report: MigrationReport, console: Console) -> None:
     counts = {
         "read": report.read,
         written: report.written,
-        "there already, or forgotten": report.known,
+        "already there, or forgotten": report.known,
         "skipped": sum(report.skipped.values()),
     }
     _table(console, "memories", counts)
@@ -173,11 +175,11 @@ def _show(report: MigrationReport, console: Console) -> None:
     for skip in report.skips[:_SHOWN]:
         console.print(f"{skip.where!r} {skip.key!r}: {skip.reason} {skip.why!r}", soft_wrap=True)
     if (more := counts["skipped"] - len(report.skips[:_SHOWN])) > 0:
-        console.print(f"and {more} more were skipped; --json lists {len(report.skips)}")
+        console.print(f"{more} more were skipped; --json lists {len(report.skips)}")
     if report.unknown_types:
-        console.print(f"{report.unknown_types} of an unknown type became general")
+        console.print(f"{report.unknown_types} memories of an unknown type became general")
     if report.without_expiry:
-        console.print(f"{report.without_expiry} were to expire, and do not any more")
+        console.print(f"{report.without_expiry} memories lost their expiry date")
 
 
 def _table(console: Console, head: str, rows: Mapping[str, int]) -> None:

@@ -26,7 +26,7 @@ _Store = Annotated[
     typer.Argument(help="The store of the sessions: sqlite:///file.db, postgresql://user@host/name or redis://host."),
 ]
 _History = Annotated[
-    str | None, typer.Option(help="The store of their events, if another: sqlite:///file.db or postgresql://...")
+    str | None, typer.Option(help="The store of events, if they have their own: sqlite:///file.db or postgresql://...")
 ]
 _STREAM = "-"
 
@@ -42,12 +42,12 @@ def export(
     ] = None,
     history: _History = None,
 ) -> None:
-    """Write all that the store has of a session as JSON Lines."""
+    """Export all records of a session as JSON Lines."""
     if file == _STREAM:
         _run(_export(store, session, sys.stdout.write, user, history))
         return
     part = Path(f"{file}.part")
-    with _telling(), part.open("w", encoding="ascii", newline="\n") as out:
+    with _file_errors(), part.open("w", encoding="ascii", newline="\n") as out:
         try:
             _run(_export(store, session, out.write, user, history))
             out.flush()
@@ -66,7 +66,7 @@ def import_(
     ] = None,
 ) -> None:
     """Import a session from a file, completely or not at all. Its time to live starts now."""
-    with _telling(), ExitStack() as stack:
+    with _file_errors(), ExitStack() as stack:
         # Bytes that are not ASCII are escaped rather than raising here, so that the importer can name their line.
         lines = sys.stdin
         if file != _STREAM:
@@ -96,8 +96,8 @@ def sweep(
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
-    """Print an OSError of a file as one line, and exit with 1."""
+def _file_errors() -> Iterator[None]:
+    """Print an OSError as one line, and exit with 1."""
     try:
         yield
     except OSError as error:
@@ -146,7 +146,7 @@ def _open(stack: AsyncExitStack, url: str, history_url: str | None) -> tuple[Ses
     from turnwise.memory.stores.urls import open_store
 
     if url.startswith("memory:"):
-        raise ConfigError("store", url, "is gone with its process: pass a file, a database or a Redis")
+        raise ConfigError("store", url, "a store in memory ends with its process: pass a file, a database or a Redis")
     store = open_store(url)
     stack.push_async_callback(store.close)
     history = open_history(history_url) if history_url else None

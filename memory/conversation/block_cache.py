@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, decode, encode
-from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.spans import Span, Spans, overlap, subtract, union
 
 BLOCK_BYTES = 600
@@ -94,10 +95,7 @@ class BlockCache:
     def _block(self, log: str, at: int) -> AnyBlock:
         entry = self._entry(log, at)
         if not isinstance(entry, Block):  # a damaged database may hold values that are not text either
-            try:
-                entry = self._logs[log][at] = decode(entry)
-            except (ValueError, TypeError, RecursionError) as error:
-                raise CorruptRecordError(f"block {log}:{at}", why_unreadable(error)) from None
+            entry = self._logs[log][at] = decoded(f"block {log}:{at}", partial(decode, entry))
         return entry
 
 

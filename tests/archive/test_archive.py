@@ -215,7 +215,7 @@ async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Pat
 
 
 def test_an_import_has_everything_that_was_exported() -> None:
-    """Compared with the records of the original, whose spans lead to other logs."""
+    """It is compared with the records of the original, which has spans in other logs."""
 
     async def story(seed: int) -> None:
         store, other = InMemoryStore(), InMemoryStore()

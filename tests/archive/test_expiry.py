@@ -162,7 +162,7 @@ async def test_an_archive_is_in_its_folder_before_its_session_is_deleted(tmp_pat
 
 
 class Asked:
-    """The realm of a store whose sessions all have a process, which answers with an error."""
+    """A cluster client for sessions that all have a process, which answers with an error."""
 
     def __init__(self, store: InMemoryStore, error: TurnwiseError, *, deletes: bool) -> None:
         self._store, self._error, self._deletes = store, error, deletes

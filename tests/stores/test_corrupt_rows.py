@@ -35,7 +35,7 @@ from turnwise.memory.working.sql import SQLNotes
 SECRET = "canary-4711"
 
 IDS = {"session_id", "user_id"}
-"""Columns by which rows are found: without them nobody has the row."""
+"""Columns by which rows are found. Without them the row cannot be read."""
 
 
 def check_quiet(error: BaseException | None, log: str = "") -> None:
@@ -48,7 +48,7 @@ def check_quiet(error: BaseException | None, log: str = "") -> None:
 
 
 async def talk(store: SessionStore, session_id: str, user_id: str = "ada") -> None:
-    """Store a session in whose every table the secret stands."""
+    """Store a session that has the secret in every table."""
     record = SessionRecord(session_id=session_id, user_id=user_id, metadata=freeze({SECRET: SECRET}), ttl_s=0.0)
     await store.create(record)
     core = SessionCore(session_id, store, ScriptedEngine())

@@ -402,7 +402,7 @@ def edit(path: Path, sql: str) -> None:
 
 
 def taken_from(table: str, log: int, at: int, other: str = "") -> str:
-    """Return SQL that puts what stands elsewhere, in the session of a number from 1, into the first session's row."""
+    """Return SQL that copies a value from another session, numbered from 1, into the first session's row."""
     column, here = COLUMNS[table], PLACES[table].format(1, 0)
     other = other or table
     value = COLUMNS[other]

@@ -8,9 +8,10 @@ import random
 import sqlite3
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -19,7 +20,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from open_stores import closing, own, run_with
+from open_stores import closing, own
 from test_sql_store import stored_turns, using, whole_turn
 from turnwise.errors import (
     DuplicateKeyError,
@@ -94,10 +95,6 @@ def count_tries(store: SQLStore, tried: list[int]) -> None:
 
 def commit(store: SQLStore, asked: Commit, epoch: int = 1) -> Awaitable[None]:
     return store.commit(asked.session.session_id, epoch, asked)
-
-
-def with_store(url: str, use: Callable[[SQLStore], Awaitable[Any]]) -> None:
-    run_with(SQLStore(url, connections=1), use)
 
 
 async def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str) -> None:
@@ -303,7 +300,7 @@ def test_closing_waits_for_what_is_queued(url: str) -> None:
 
     asyncio.run(use())
     for at, turns in ((0, 3), (1, 1), (MAX_GROUP + 5, 1)):
-        assert using(url, lambda store, name=f"s{at}": stored_turns(store, name)) == turns  # type: ignore[misc]
+        assert using(url, partial(stored_turns, session_id=f"s{at}")) == turns
 
 
 def test_callers_on_several_event_loops_get_their_outcomes(url: str) -> None:
@@ -323,7 +320,7 @@ def test_callers_on_several_event_loops_get_their_outcomes(url: str) -> None:
         thread.join(60)
     asyncio.run(store.close())
     for session in sessions:
-        assert using(url, lambda other, name=session.session_id: stored_turns(other, name)) == 10  # type: ignore[misc]
+        assert using(url, partial(stored_turns, session_id=session.session_id)) == 10
 
 
 async def test_groups_of_two_processes_never_deadlock(database: str) -> None:
@@ -354,7 +351,7 @@ SESSIONS = 30
 
 
 async def live(store: SQLStore, session: SessionRecord, words: random.Random) -> None:
-    """Commit whole turns for ever, and in between what must be refused; print each turn whose commit has returned."""
+    """Commit turns and, in between, commits that must be refused. Print each turn that was committed. Never returns."""
     name, index = session.session_id, 0
     while True:
         made = whole_turn(session, index)
@@ -471,7 +468,7 @@ async def test_all_commits_that_wait_for_a_locked_file_fail_after_one_timeout(tm
 
 
 async def test_a_statement_inserts_many_rows_of_a_group(tmp_path: Path) -> None:
-    """With each statement a busy event loop may take Python's lock, and all who write to the file wait."""
+    """A busy event loop may take Python's lock at each statement, and then all writers of the file wait."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
         sessions = await owned(store, 41)
         await commit(store, whole_turn(sessions.pop(), 0))

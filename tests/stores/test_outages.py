@@ -333,7 +333,7 @@ def filled(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("what", ["deleted", "replaced"])
 async def test_a_deleted_or_replaced_file_is_refused_until_it_is_restored(what: str, filled: Path) -> None:
-    """What is written to a file that nobody will find again is lost; none is made in its place."""
+    """Writes to a deleted file would be lost. No new file is created in its place."""
     kept, other = filled.with_name("kept.db"), filled.with_name("other.db")
 
     def take_away() -> None:
@@ -427,7 +427,7 @@ def test_a_damaged_file_gives_errors_and_never_wrong_answers(filled: Path) -> No
 
 
 def test_tables_without_a_version_are_refused(filled: Path) -> None:
-    """Where there are tables, somebody has made them, and nobody knows of which version."""
+    """The version of existing tables is not guessed."""
     with sqlite3.connect(filled) as connection:
         connection.execute("DELETE FROM turnwise_meta")
     connection.close()

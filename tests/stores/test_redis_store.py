@@ -356,7 +356,7 @@ def test_after_a_kill_of_the_server_each_acknowledged_commit_is_stored_once_and_
 async def test_a_lost_answer_is_an_error_and_the_commit_is_not_repeated(
     redis_url: str, redis_server: RedisServer
 ) -> None:
-    """Cases 64 and 65: nobody knows, until the session is activated anew."""
+    """Cases 64 and 65: the outcome is unknown until the next activation."""
 
     async with Line(redis_server.port) as line:
         store = RedisStore(line.url, connections=1)
@@ -419,7 +419,7 @@ async def test_calls_to_an_absent_server_fail_and_succeed_when_it_is_back(own_se
 
 
 async def test_a_server_that_does_not_answer_is_an_error_within_the_timeout(own_server: OwnServer) -> None:
-    """Case 65. What it had been sent it may still do, so the session is activated anew."""
+    """Case 65. The server may still carry out what it was sent, so the session is activated again."""
     server = own_server()
     async with closing(RedisStore(server.url, timeout_s=0.3)) as store:
         with server.frozen(), pytest.raises(StoreError, match="Timeout"):

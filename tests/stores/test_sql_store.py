@@ -251,7 +251,7 @@ def test_a_turn_takes_at_most_twice_its_text_and_a_constant_number_of_rows(url: 
 async def test_reads_do_not_wait_for_another_process_that_writes_and_commits_wait_at_most_the_timeout(
     filled: Path,
 ) -> None:
-    """Case 65: a slow store gives a typed error, and afterwards all goes on."""
+    """Case 65: calls to a slow store raise a typed error, and later calls succeed."""
 
     store, hasty = SQLStore(f"sqlite:///{filled}"), SQLStore(f"sqlite:///{filled}", lock_timeout_s=0.5)
     session = await hasty.get("s")
@@ -268,7 +268,7 @@ async def test_reads_do_not_wait_for_another_process_that_writes_and_commits_wai
 
 
 def test_usage_is_stored_as_short_text_without_zeros(filled: Path) -> None:
-    """Since it stands in every turn and run."""
+    """Because every turn and run has it."""
     usage = Usage(input_tokens=12, calls=1, tool_calls=3, seconds=1.23456789, cost=0.1 + 0.2)
 
     async def spend(store: SQLStore) -> tuple[object, ...]:

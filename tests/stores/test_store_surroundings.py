@@ -33,7 +33,7 @@ def execute(url: str, *statements: str) -> None:
 
 @pytest.mark.parametrize("what", ["database", "tables"])
 async def test_a_postgres_database_that_is_dropped_and_created_again_can_be_used(what: str, postgres: str) -> None:
-    """What was in it is gone, and who had a session there is told so."""
+    """Its data is lost, and owners of sessions get an error."""
 
     execute(postgres.format("postgres"), 'CREATE DATABASE "made_again"')
     try:

@@ -189,8 +189,8 @@ def use_every_verb(chat: Session, secret: str) -> None:
     assert where.wait(60).text == "chat#1 of chat" and where.wait().id == "chat#1"
     events = list(run.events())
     assert {event.session_id for event in (*events, *chat.events())} == {"chat"} == {run.info().session_id}
-    for told in (chat, run, turn.id, turn.session_id, chat.latest(), chat.turns(), chat.runs(), chat.events(), events):
-        shown(told)
+    for value in (chat, run, turn.id, turn.session_id, chat.latest(), chat.turns(), chat.runs(), chat.events(), events):
+        shown(value)
     assert [turn.session_id for turn in chat.turns()] == ["chat"] * 2 and chat.info().session.session_id == "chat"
     shown((chat.info(), run.info(), chat.execution(run.run_id), run.steps()))
     refused: list[tuple[type[TurnwiseError], Callable[[], object]]] = [

@@ -73,22 +73,19 @@ async def approve(hosting: Hosting, session_id: str, run_id: str) -> None:
     assert (await hosting.ask(session_id, "wait", run_id, None, ())).state == "completed"
 
 
-def test_each_of_two_managers_that_alternate_has_its_engine_at_one_call_for_each_start() -> None:
-    async def life(seed: int) -> None:
-        store = InMemoryStore()
-        hosting = Hosting(store, Named("first"))
-        await hosting.create("a")
-        managers = [Manager(hosting, "first", Named("first")), Manager(hosting, "second", Named("second"))]
-        for number in range(20):
-            manager = managers[number % 2]
-            await manager.start("a", f"{manager.engine_id}-{number}")
-            await hosting.ask("a", "wait", f"{manager.engine_id}-{number}", None, ())
-        found = await said(store, "a")
-        assert len(found) == 20
-        assert all(run_id.startswith(answer) for run_id, answer in found.items())
-        assert [manager.calls for manager in managers] == [10, 11], "an engine is sent once"
-
-    assert explore(1, life)
+async def test_each_of_two_managers_that_alternate_has_its_engine_at_one_call_for_each_start() -> None:
+    store = InMemoryStore()
+    hosting = Hosting(store, Named("first"))
+    await hosting.create("a")
+    managers = [Manager(hosting, "first", Named("first")), Manager(hosting, "second", Named("second"))]
+    for number in range(20):
+        manager = managers[number % 2]
+        await manager.start("a", f"{manager.engine_id}-{number}")
+        await hosting.ask("a", "wait", f"{manager.engine_id}-{number}", None, ())
+    found = await said(store, "a")
+    assert len(found) == 20
+    assert all(run_id.startswith(answer) for run_id, answer in found.items())
+    assert [manager.calls for manager in managers] == [10, 11], "an engine is sent once"
 
 
 def test_managers_that_start_runs_at_once_have_their_engines_for_them() -> None:
@@ -117,95 +114,81 @@ def test_managers_that_start_runs_at_once_have_their_engines_for_them() -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_run_that_waits_and_one_behind_it_have_the_engines_of_their_managers(lost: bool) -> None:
+async def test_a_run_that_waits_and_one_behind_it_have_the_engines_of_their_managers(lost: bool) -> None:
     """Also if the process was lost meanwhile."""
 
-    async def life(seed: int) -> None:
-        store = InMemoryStore()
-        hosting = Hosting(store, Asking("first"))
-        await hosting.create("a")
-        for engine_id in ("second", "third", "first"):
-            await Manager(hosting, engine_id, Asking(engine_id)).start("a", engine_id, if_busy="enqueue")
-        if lost:
-            others = {name: Asking(name) for name in ("second", "third")}
-            hosting = Hosting(store, Asking("first"), others=others, overrides=hosting.overrides)
-            await hosting.ask("a", "warm")
-            await Manager(hosting, "fourth", Named("fourth")).start("a", "fourth", if_busy="enqueue")
-        for engine_id in ("second", "third", "first"):
-            await approve(hosting, "a", engine_id)
-        if lost:
-            await hosting.ask("a", "wait", "fourth", None, ())
-        found = await said(store, "a")
-        assert [found[name] for name in ("second", "third", "first")] == ["second", "third", "first"]
-
-    assert explore(1, life)
+    store = InMemoryStore()
+    hosting = Hosting(store, Asking("first"))
+    await hosting.create("a")
+    for engine_id in ("second", "third", "first"):
+        await Manager(hosting, engine_id, Asking(engine_id)).start("a", engine_id, if_busy="enqueue")
+    if lost:
+        others = {name: Asking(name) for name in ("second", "third")}
+        hosting = Hosting(store, Asking("first"), others=others, overrides=hosting.overrides)
+        await hosting.ask("a", "warm")
+        await Manager(hosting, "fourth", Named("fourth")).start("a", "fourth", if_busy="enqueue")
+    for engine_id in ("second", "third", "first"):
+        await approve(hosting, "a", engine_id)
+    if lost:
+        await hosting.ask("a", "wait", "fourth", None, ())
+    found = await said(store, "a")
+    assert [found[name] for name in ("second", "third", "first")] == ["second", "third", "first"]
 
 
-def test_a_session_that_is_admitted_anew_gives_its_waiting_runs_their_engines_before_it_takes_another_over() -> None:
-    async def life(seed: int) -> None:
-        store = InMemoryStore()
-        hosting = Hosting(store, Asking("first"), Packed(hosts=1, max_resident=1))
-        await hosting.create("a", "b")
-        await Manager(hosting, "first", Asking("first")).start("a", "first")
+async def test_a_session_that_is_loaded_again_keeps_the_engines_of_its_waiting_runs() -> None:
+    store = InMemoryStore()
+    hosting = Hosting(store, Asking("first"), Packed(hosts=1, max_resident=1))
+    await hosting.create("a", "b")
+    await Manager(hosting, "first", Asking("first")).start("a", "first")
+    await asyncio.sleep(1)
+    await hosting.ask("b", "info")
+    assert hosting.host.resident_ids == ["b"]
+    await Manager(hosting, "second", Asking("second")).start("a", "second", if_busy="enqueue")
+    for name in ("first", "second"):
+        await approve(hosting, "a", name)
+    assert await said(store, "a") == {"first": "first", "second": "second"}
+    assert hosting.overrides == {"a": EngineOverride("second", {"first": "first"})}
+    await hosting.ask("b", "info")
+    assert not hosting.overrides, "nothing waits any more"
+
+
+async def test_engines_of_open_runs_are_held_and_one_more_than_a_process_holds_is_refused_with_the_limit() -> None:
+    store = InMemoryStore()
+    hosting = Hosting(store, Asking("own"), Packed(hosts=1, max_resident=3))
+    names = [f"session {number}" for number in range(MAX_CACHED)]
+    await hosting.create(*names, "last")
+    managers = [Manager(hosting, f"engine {number}", Asking(f"engine {number}")) for number in range(MAX_CACHED)]
+    for name, manager in zip(names[1:], managers[1:], strict=True):
+        await manager.start(name, f"run of {name}")
         await asyncio.sleep(1)
-        await hosting.ask("b", "info")
-        assert hosting.host.resident_ids == ["b"]
-        await Manager(hosting, "second", Asking("second")).start("a", "second", if_busy="enqueue")
-        for name in ("first", "second"):
-            await approve(hosting, "a", name)
-        assert await said(store, "a") == {"first": "first", "second": "second"}
-        assert hosting.overrides == {"a": EngineOverride("second", {"first": "first"})}
-        await hosting.ask("b", "info")
-        assert not hosting.overrides, "nothing waits any more"
-
-    assert explore(1, life)
-
-
-def test_engines_of_open_runs_are_held_and_one_more_than_a_process_holds_is_refused_with_the_limit() -> None:
-    async def life(seed: int) -> None:
-        store = InMemoryStore()
-        hosting = Hosting(store, Asking("own"), Packed(hosts=1, max_resident=3))
-        names = [f"session {number}" for number in range(MAX_CACHED)]
-        await hosting.create(*names, "last")
-        managers = [Manager(hosting, f"engine {number}", Asking(f"engine {number}")) for number in range(MAX_CACHED)]
-        for name, manager in zip(names[1:], managers[1:], strict=True):
-            await manager.start(name, f"run of {name}")
-            await asyncio.sleep(1)
-        late = Manager(hosting, "late", Asking("late"))
-        error = await refused(EngineLimitError, late.start("last", "late"))
-        assert (
-            "'last'" in str(error) and f"{MAX_CACHED} different engines" in str(error) and "engine_name" in str(error)
-        )
-        assert not await store.turns("last"), "nothing was done"
-        await Manager(hosting, "first", Asking("own")).start("last", "own")
-        await approve(hosting, "last", "own")
-        await approve(hosting, names[1], f"run of {names[1]}")
-        await late.start("last", "late")
-        await approve(hosting, "last", "late")
-        for name, manager in zip(names[2:], managers[2:], strict=True):
-            await approve(hosting, name, f"run of {name}")
-            assert await said(store, name) == {f"run of {name}": manager.engine_id}
-
-    assert explore(1, life)
+    late = Manager(hosting, "late", Asking("late"))
+    error = await refused(EngineLimitError, late.start("last", "late"))
+    assert "'last'" in str(error) and f"{MAX_CACHED} different engines" in str(error) and "engine_name" in str(error)
+    assert not await store.turns("last"), "nothing was done"
+    await Manager(hosting, "first", Asking("own")).start("last", "own")
+    await approve(hosting, "last", "own")
+    await approve(hosting, names[1], f"run of {names[1]}")
+    await late.start("last", "late")
+    await approve(hosting, "last", "late")
+    for name, manager in zip(names[2:], managers[2:], strict=True):
+        await approve(hosting, name, f"run of {name}")
+        assert await said(store, name) == {f"run of {name}": manager.engine_id}
 
 
-def test_an_engine_that_made_room_for_others_is_held_again_when_its_session_goes_on() -> None:
-    async def life(seed: int) -> None:
-        store = InMemoryStore()
-        hosting = Hosting(store, Named("own"), Packed(hosts=1, max_resident=1))
-        await hosting.create("a", "b")
-        asking = Manager(hosting, "asking", Asking("asking"))
-        await asking.start("a", "first")
-        await approve(hosting, "a", "first")
-        for number in range(2 * MAX_CACHED):
-            hosting.bring(f"newer {number}", Named("newer"))
-        await hosting.start("a", "hello", "second")
-        await asyncio.sleep(1)
-        await hosting.ask("b", "info")
-        await approve(hosting, "a", "second")
-        assert await said(store, "a") == {"first": "asking", "second": "asking"}
-
-    assert explore(1, life)
+async def test_an_engine_that_made_room_for_others_is_held_again_when_its_session_goes_on() -> None:
+    store = InMemoryStore()
+    hosting = Hosting(store, Named("own"), Packed(hosts=1, max_resident=1))
+    await hosting.create("a", "b")
+    asking = Manager(hosting, "asking", Asking("asking"))
+    await asking.start("a", "first")
+    await approve(hosting, "a", "first")
+    for number in range(2 * MAX_CACHED):
+        hosting.bring(f"newer {number}", Named("newer"))
+    await hosting.start("a", "hello", "second")
+    await asyncio.sleep(1)
+    await hosting.ask("b", "info")
+    await approve(hosting, "a", "second")
+    assert await said(store, "a") == {"first": "asking", "second": "asking"}
 
 
 async def test_what_is_noted_holds_each_engine_while_a_session_or_a_run_has_it() -> None:

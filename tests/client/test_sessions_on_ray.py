@@ -259,7 +259,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(make_manager: MakeManag
     """Cases 15 and 63: a caller that appends and runs while its session's process is killed five times."""
     manager = make_manager()
     chat = manager.open("chat")
-    told: list[str] = []
+    acknowledged: list[str] = []
     done = threading.Event()
 
     def killer() -> None:
@@ -274,13 +274,13 @@ def test_kills_at_random_moments_lose_and_double_nothing(make_manager: MakeManag
     while not done.is_set():
         number += 1
         chat.append(f"a{number}")
-        told.append(f"a{number}")
+        acknowledged.append(f"a{number}")
         with suppress(RunInterruptedError):
             chat.run(f"r{number}").wait(timeout_s=120)
-        told.append(f"r{number}")
+        acknowledged.append(f"r{number}")
     thread.join()
     latest = chat.latest()
-    assert latest and texts(latest.blocks) == told
+    assert latest and texts(latest.blocks) == acknowledged
     audit(manager, "chat")
 
 

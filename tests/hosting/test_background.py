@@ -152,11 +152,11 @@ def test_a_corrupt_turn_above_the_mark_is_told_and_the_next_ones_are_saved(
         await stage.core.activate()
         assert not await stage.core.wait_for_memory(), "one is not saved"
         assert book.turns == another.turns == [0, 1, 3, 4]
-        told = await stage.told(TurnNotSaved)
-        assert [(event.turn_index, event.memory) for event in told] == [(2, "memory 0"), (2, "memory 1")]
+        reported = await stage.events_of(TurnNotSaved)
+        assert [(event.turn_index, event.memory) for event in reported] == [(2, "memory 0"), (2, "memory 1")]
         await stage.say("later")
         await stage.core.wait_for_memory()
-        assert book.turns == [0, 1, 3, 4, 5] and len(await stage.told(TurnNotSaved)) == 2, "it is told once"
+        assert book.turns == [0, 1, 3, 4, 5] and len(await stage.events_of(TurnNotSaved)) == 2, "it is told once"
 
     play(story())
     logged(caplog, "session 'session'", "turn 2")

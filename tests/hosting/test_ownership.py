@@ -204,7 +204,7 @@ async def drive(address: str, folder: Path, number: str) -> None:
 
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     workload.IF_BUSY = get_args(IfBusy)
-    told, ids = told_in(folder), dict[str, str]()
+    acknowledged, ids = told_in(folder), dict[str, str]()
 
     async def ask(name: str) -> None:
         async with AsyncSessionManager(
@@ -215,17 +215,17 @@ async def drive(address: str, folder: Path, number: str) -> None:
         ) as manager:
             sizes = Workload(appends=0.2, cancels=0.2, follows=0.2, forks=0.0, run_timeout_s=BOUND_S)
             left = iter(range(ASKED))
-            caller = Caller(manager, name, name=number, workload=sizes, told=told, seed=f"{name} {number}")
+            caller = Caller(manager, name, name=number, workload=sizes, told=acknowledged, seed=f"{name} {number}")
             calling = asyncio.create_task(caller.call(lambda: next(left, None) is None))
             session = await manager.open(name)
             for at in range(SHARED):
-                prompt, run, asked = f"{name} shared {at}", None, told.clock()
+                prompt, run, asked = f"{name} shared {at}", None, acknowledged.clock()
                 while run is None:
                     try:
                         run = await session.run(prompt, if_busy="enqueue", idempotency_key=prompt)
                     except (SessionBusyError, QueueFullError, SessionLostError, StoreError, OverloadedError):
                         await asyncio.sleep(0.05)
-                told.stored(name, [], asked, run_id=run.run_id)
+                acknowledged.stored(name, [], asked, run_id=run.run_id)
                 ids[prompt] = run.run_id
             await calling
 
@@ -255,8 +255,8 @@ def test_many_drivers_that_ask_one_session_for_everything_at_once_agree(
     async def check() -> None:
         for name in PLACEMENTS:
             store = open_store(f"sqlite:///{tmp_path}/{name}.db")
-            told: Any = [note for note in told_in(tmp_path) if note.session_id == name]
-            found = await audit(store, [name], told, discards=True)
+            acknowledged: Any = [note for note in told_in(tmp_path) if note.session_id == name]
+            found = await audit(store, [name], acknowledged, discards=True)
             found.check()
             assert (
                 found.counts["acknowledged run"] >= DRIVERS * SHARED and found.counts["acknowledged prompt"] > DRIVERS

@@ -164,7 +164,7 @@ def test_many_sessions_share_few_places_and_nobody_can_tell() -> None:
         hosting = Hosting(store, engine, Packed(hosts=1, max_resident=3), config=SessionConfig(idle_s=0.4))
         names = [f"chat{number}" for number in range(8)]
         await hosting.create(*names)
-        told, most = Acknowledged(clock=asyncio.get_running_loop().time), 0
+        acknowledged, most = Acknowledged(clock=asyncio.get_running_loop().time), 0
         refusals: Counter[str] = Counter()
 
         async def caller(number: int) -> None:
@@ -172,7 +172,7 @@ def test_many_sessions_share_few_places_and_nobody_can_tell() -> None:
             name = names[number % len(names)]
             for at in range(3):
                 run_id, prompt = f"run{number}-{at}", f"prompt {number}-{at}"
-                asked = told.clock()
+                asked = acknowledged.clock()
                 outcome = None
                 while outcome is None:
                     try:
@@ -183,97 +183,89 @@ def test_many_sessions_share_few_places_and_nobody_can_tell() -> None:
                 most = max(most, len(hosting.host.resident_ids))
                 assert outcome.state == "completed"
                 assert outcome.turn.record.run_id == run_id
-                told.stored(name, [prompt], asked, run_id=run_id, turn_index=outcome.turn.record.index)
-                told.ended(name, run_id, "completed")
+                acknowledged.stored(name, [prompt], asked, run_id=run_id, turn_index=outcome.turn.record.index)
+                acknowledged.ended(name, run_id, "completed")
                 await asyncio.sleep(dice.random())
 
         await asyncio.gather(*map(caller, range(10)))
         assert most <= 3
-        (await audit(store.inner, names, told)).check()
+        (await audit(store.inner, names, acknowledged)).check()
         await asyncio.sleep(2)
         assert hosting.host.resident_ids == [], "all have been idle for long enough"
 
     assert explore(60, life)
 
 
-def test_one_that_runs_or_is_waited_for_keeps_its_place_and_one_more_is_refused_with_the_limit() -> None:
+@pytest.mark.virtual_time
+async def test_a_session_that_runs_or_is_waited_for_keeps_its_place_and_one_more_is_refused_with_the_limit() -> None:
     """Case 62."""
 
-    async def life(seed: int) -> None:
-        engine = Patient()
-        hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=2))
-        await hosting.create("a", "b", "c")
-        await hosting.start("a", "hello", "run-a")
-        await hosting.start("b", "hello", "run-b")
-        error = await refused(OverloadedError, hosting.start("c", "hello", "run-c"))
-        assert "max_resident=2" in str(error) and "'c'" in str(error)
-        assert await hosting.store.runs("c") == [], "what was refused left nothing"
-        followed = asyncio.ensure_future(hosting.ask("a", "events", 10**9, 100, None, 500.0))
-        engine.open.set()
-        assert (await hosting.ask("b", "wait", "run-b", None, ())).state == "completed"
-        assert (await hosting.run("c", "hello", "run-c")).state == "completed"
-        assert hosting.host.resident_ids == ["a", "c"], "somebody follows a, and nobody b"
-        await followed
-
-    assert explore(1, life)
+    engine = Patient()
+    hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=2))
+    await hosting.create("a", "b", "c")
+    await hosting.start("a", "hello", "run-a")
+    await hosting.start("b", "hello", "run-b")
+    error = await refused(OverloadedError, hosting.start("c", "hello", "run-c"))
+    assert "max_resident=2" in str(error) and "'c'" in str(error)
+    assert await hosting.store.runs("c") == [], "what was refused left nothing"
+    followed = asyncio.ensure_future(hosting.ask("a", "events", 10**9, 100, None, 500.0))
+    engine.open.set()
+    assert (await hosting.ask("b", "wait", "run-b", None, ())).state == "completed"
+    assert (await hosting.run("c", "hello", "run-c")).state == "completed"
+    assert hosting.host.resident_ids == ["a", "c"], "somebody follows a, and nobody b"
+    await followed
 
 
-def test_who_was_used_least_lately_leaves_first() -> None:
-    async def life(seed: int) -> None:
-        hosting = Hosting(InMemoryStore(), EchoEngine(), Packed(hosts=1, max_resident=3))
-        await hosting.create("a", "b", "c", "d")
-        for name in "abc":
-            await hosting.run(name, "hello", f"run-{name}")
-        await hosting.ask("a", "latest", ())
-        await hosting.run("d", "hello", "run-d")
-        assert hosting.host.resident_ids == ["c", "a", "d"]
-
-    assert explore(1, life)
+@pytest.mark.virtual_time
+async def test_the_least_recently_used_session_is_unloaded_first() -> None:
+    hosting = Hosting(InMemoryStore(), EchoEngine(), Packed(hosts=1, max_resident=3))
+    await hosting.create("a", "b", "c", "d")
+    for name in "abc":
+        await hosting.run(name, "hello", f"run-{name}")
+    await hosting.ask("a", "latest", ())
+    await hosting.run("d", "hello", "run-d")
+    assert hosting.host.resident_ids == ["c", "a", "d"]
 
 
-def test_a_host_takes_so_many_calls_and_of_each_session_so_many_and_says_which_limit_was_met() -> None:
+@pytest.mark.virtual_time
+async def test_a_host_takes_so_many_calls_and_of_each_session_so_many_and_says_which_limit_was_met() -> None:
     """Case 62: one session's callers leave room for its neighbours. Who waits does not count: see `test_waits`."""
 
-    async def life(seed: int) -> None:
-        store = SlowStore()
-        hosting = Hosting(store, EchoEngine(), Packed(hosts=1, max_calls=6, max_session_calls=4))
-        await hosting.create("a", "b")
-        await hosting.ask("a", "info")
-        await hosting.ask("b", "info")
-        store.is_open.clear()
-        appends = [asyncio.ensure_future(hosting.ask("a", "append", ("hello",), f"key-{at}")) for at in range(4)]
-        await asyncio.sleep(0)
-        assert "max_session_calls=4" in str(await refused(OverloadedError, hosting.ask("a", "latest", ())))
-        assert (await hosting.ask("b", "info")).active_run_id is None
-        more = [asyncio.ensure_future(hosting.ask("b", "append", ("hello",), f"key-{at}")) for at in range(2)]
-        await asyncio.sleep(0.1)
-        assert "max_calls=6" in str(await refused(OverloadedError, hosting.ask("b", "latest", ())))
-        store.is_open.set()
-        assert await asyncio.gather(*appends, *more) == [0] * 6
-        assert await hosting.ask("a", "latest", ())
-
-    assert explore(1, life)
+    store = SlowStore()
+    hosting = Hosting(store, EchoEngine(), Packed(hosts=1, max_calls=6, max_session_calls=4))
+    await hosting.create("a", "b")
+    await hosting.ask("a", "info")
+    await hosting.ask("b", "info")
+    store.is_open.clear()
+    appends = [asyncio.ensure_future(hosting.ask("a", "append", ("hello",), f"key-{at}")) for at in range(4)]
+    await asyncio.sleep(0)
+    assert "max_session_calls=4" in str(await refused(OverloadedError, hosting.ask("a", "latest", ())))
+    assert (await hosting.ask("b", "info")).active_run_id is None
+    more = [asyncio.ensure_future(hosting.ask("b", "append", ("hello",), f"key-{at}")) for at in range(2)]
+    await asyncio.sleep(0.1)
+    assert "max_calls=6" in str(await refused(OverloadedError, hosting.ask("b", "latest", ())))
+    store.is_open.set()
+    assert await asyncio.gather(*appends, *more) == [0] * 6
+    assert await hosting.ask("a", "latest", ())
 
 
-def test_of_requests_that_come_together_each_is_answered_when_it_is_ready_and_none_fails_for_another() -> None:
-    async def life(_: int) -> None:
-        patient = Patient()
-        hosting = Hosting(InMemoryStore(), patient)
-        await hosting.create("slow", "fast")
-        await hosting.start("slow", "prompt", "long")
+@pytest.mark.virtual_time
+async def test_of_requests_that_come_together_each_is_answered_when_it_is_ready_and_none_fails_for_another() -> None:
+    patient = Patient()
+    hosting = Hosting(InMemoryStore(), patient)
+    await hosting.create("slow", "fast")
+    await hosting.start("slow", "prompt", "long")
 
-        requests = [("slow", "wait", "long", None, ()), ("fast", "mistake"), ("fast", "latest", ()), ("none", "warm")]
-        found = []
-        async for ready in hosting.host.calls([pickle.dumps(request) for request in requests]):
-            found.append({place: pickle.loads(answer) for place, answer in ready})
-            patient.open.set()
-        first, last = found  # what is ready at once comes together
-        assert sorted(first) == [1, 2, 3]
-        assert first[2] is None and isinstance(first[3].error, SessionNotFoundError)
-        assert isinstance(first[1].error, SessionLostError) and "mistake" in str(first[1].error)
-        assert list(last) == [0] and last[0].state == "completed"
-
-    assert explore(1, life)
+    requests = [("slow", "wait", "long", None, ()), ("fast", "mistake"), ("fast", "latest", ()), ("none", "warm")]
+    found = []
+    async for ready in hosting.host.calls([pickle.dumps(request) for request in requests]):
+        found.append({place: pickle.loads(answer) for place, answer in ready})
+        patient.open.set()
+    first, last = found  # what is ready at once comes together
+    assert sorted(first) == [1, 2, 3]
+    assert first[2] is None and isinstance(first[3].error, SessionNotFoundError)
+    assert isinstance(first[1].error, SessionLostError) and "mistake" in str(first[1].error)
+    assert list(last) == [0] and last[0].state == "completed"
 
 
 def test_a_session_that_is_flooded_holds_no_neighbour_up() -> None:
@@ -312,163 +304,143 @@ def test_while_the_store_fails_nobody_takes_anothers_place_for_nothing() -> None
     assert explore(20, life)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["raises", "exits", "hangs"])
-def test_an_engine_that_cannot_be_closed_keeps_no_place_and_no_neighbour(how: str) -> None:
+async def test_an_engine_that_cannot_be_closed_keeps_no_place_and_no_neighbour(how: str) -> None:
     """Case 62."""
 
-    async def life(seed: int) -> None:
-        engine = Closed(how)
-        config = SessionConfig(idle_s=10, cancel_grace_s=0.5)
-        hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=2), config=config)
-        await hosting.create("a", "b", "c", "d")
-        for name in "abcd":
-            await asyncio.wait_for(hosting.run(name, "hello", f"run-{name}"), 5)
-        assert hosting.host.resident_ids == ["c", "d"]
-        await asyncio.sleep(60)
-        assert hosting.host.resident_ids == [] and engine.closed == 4
-
-    assert explore(1, life)
+    engine = Closed(how)
+    config = SessionConfig(idle_s=10, cancel_grace_s=0.5)
+    hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=2), config=config)
+    await hosting.create("a", "b", "c", "d")
+    for name in "abcd":
+        await asyncio.wait_for(hosting.run(name, "hello", f"run-{name}"), 5)
+    assert hosting.host.resident_ids == ["c", "d"]
+    await asyncio.sleep(60)
+    assert hosting.host.resident_ids == [] and engine.closed == 4
 
 
-def test_the_engine_of_a_session_that_was_deleted_or_lost_is_closed() -> None:
-    async def life(seed: int) -> None:
-        engine = Closed("")
-        hosting = Hosting(InMemoryStore(), engine)
-        await hosting.create("deleted", "lost")
-        for name in ("deleted", "lost"):
-            await hosting.run(name, "hello", f"run-{name}")
-        await hosting.ask("deleted", "delete", "", True, False, None)
-        await hosting.store.activate("lost")
-        await refused(SessionFencedError, hosting.start("lost", "again", "run"))
-        await asyncio.sleep(1)
-        assert engine.closed == 2
-
-    assert explore(1, life)
+@pytest.mark.virtual_time
+async def test_the_engine_of_a_session_that_was_deleted_or_lost_is_closed() -> None:
+    engine = Closed("")
+    hosting = Hosting(InMemoryStore(), engine)
+    await hosting.create("deleted", "lost")
+    for name in ("deleted", "lost"):
+        await hosting.run(name, "hello", f"run-{name}")
+    await hosting.ask("deleted", "delete", "", True, False, None)
+    await hosting.store.activate("lost")
+    await refused(SessionFencedError, hosting.start("lost", "again", "run"))
+    await asyncio.sleep(1)
+    assert engine.closed == 2
 
 
-def test_sessions_that_are_not_there_take_no_place() -> None:
-    async def life(seed: int) -> None:
-        hosting = Hosting(InMemoryStore(), EchoEngine(), Packed(hosts=1, max_resident=1))
-        await hosting.create("a")
-        await hosting.run("a", "hello", "run-a")
-        for _ in range(3):
-            await refused(SessionNotFoundError, hosting.ask("nobody", "latest", ()))
-        assert "nobody" not in hosting.host.resident_ids
-
-    assert explore(1, life)
+@pytest.mark.virtual_time
+async def test_sessions_that_are_not_there_take_no_place() -> None:
+    hosting = Hosting(InMemoryStore(), EchoEngine(), Packed(hosts=1, max_resident=1))
+    await hosting.create("a")
+    await hosting.run("a", "hello", "run-a")
+    for _ in range(3):
+        await refused(SessionNotFoundError, hosting.ask("nobody", "latest", ()))
+    assert "nobody" not in hosting.host.resident_ids
 
 
-def test_a_session_that_was_deleted_can_be_there_again() -> None:
-    async def life(seed: int) -> None:
-        hosting = Hosting(InMemoryStore(), EchoEngine())
-        await hosting.create("a")
-        await hosting.run("a", "hello", "run-1")
-        await hosting.ask("a", "delete", "", True, False, None)
-        await refused(SessionNotFoundError, hosting.ask("a", "latest", ()))
-        await hosting.create("a")
-        assert await hosting.ask("a", "latest", ()) is None
-        await refused(RunNotFoundError, hosting.ask("a", "run", "run-1"))
-
-    assert explore(1, life)
+@pytest.mark.virtual_time
+async def test_a_session_that_was_deleted_can_be_there_again() -> None:
+    hosting = Hosting(InMemoryStore(), EchoEngine())
+    await hosting.create("a")
+    await hosting.run("a", "hello", "run-1")
+    await hosting.ask("a", "delete", "", True, False, None)
+    await refused(SessionNotFoundError, hosting.ask("a", "latest", ()))
+    await hosting.create("a")
+    assert await hosting.ask("a", "latest", ()) is None
+    await refused(RunNotFoundError, hosting.ask("a", "run", "run-1"))
 
 
-def test_who_has_lost_a_session_to_another_owner_says_so_once_and_then_asks_the_store() -> None:
+@pytest.mark.virtual_time
+async def test_a_host_that_lost_a_session_to_another_owner_says_so_once_and_then_asks_the_store() -> None:
     """Cases 47 and 64."""
 
-    async def life(seed: int) -> None:
-        hosting = Hosting(InMemoryStore(), EchoEngine())
-        await hosting.create("a")
-        await hosting.run("a", "hello", "run-1")
-        other = SessionCore("a", hosting.store, EchoEngine())
-        await other.append(["from elsewhere"], key="x")
-        await refused(SessionFencedError, hosting.start("a", "again", "run-2"))
-        assert hosting.host.resident_ids == []
-        await hosting.run("a", "again", "run-2")
-        await refused(SessionFencedError, other.append(["too late"], key="y"))
-        turns = await hosting.ask("a", "turns", -1, 10, ())
-        assert [turn.record.run_id for turn in turns] == ["run-1", "run-2"]
-
-    assert explore(1, life)
+    hosting = Hosting(InMemoryStore(), EchoEngine())
+    await hosting.create("a")
+    await hosting.run("a", "hello", "run-1")
+    other = SessionCore("a", hosting.store, EchoEngine())
+    await other.append(["from elsewhere"], key="x")
+    await refused(SessionFencedError, hosting.start("a", "again", "run-2"))
+    assert hosting.host.resident_ids == []
+    await hosting.run("a", "again", "run-2")
+    await refused(SessionFencedError, other.append(["too late"], key="y"))
+    turns = await hosting.ask("a", "turns", -1, 10, ())
+    assert [turn.record.run_id for turn in turns] == ["run-1", "run-2"]
 
 
-def test_what_a_session_took_over_is_its_own_and_outlives_the_process_until_it_leaves() -> None:
-    async def life(seed: int) -> None:
-        store, others = InMemoryStore(), {"second": Named("second")}
-        hosting = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others)
-        await hosting.create("a", "b", "c")
-        await hosting.ask("a", "load_engine", "second", b"")
-        assert hosting.overrides == {"a": EngineOverride("second")}
-        again = Hosting(
-            store, Named("first"), Packed(hosts=1, max_resident=2), others=others, overrides=hosting.overrides
-        )
-        for name in "ab":
-            await again.run(name, "who is there?", f"run-{name}")
-        heads = [(await store.turns(name))[-1] for name in "ab"]
-        said = [await store.blocks(turn.output) for turn in heads]
-        assert ["second" in said[0][0], "first" in said[1][0]] == [True, True]
-        await again.ask("c", "info")
-        assert again.host.resident_ids == ["b", "c"] and again.overrides == {}
-
-    assert explore(1, life)
+@pytest.mark.virtual_time
+async def test_an_engine_override_belongs_to_one_session_and_outlives_the_process_until_it_leaves() -> None:
+    store, others = InMemoryStore(), {"second": Named("second")}
+    hosting = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others)
+    await hosting.create("a", "b", "c")
+    await hosting.ask("a", "load_engine", "second", b"")
+    assert hosting.overrides == {"a": EngineOverride("second")}
+    again = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others, overrides=hosting.overrides)
+    for name in "ab":
+        await again.run(name, "who is there?", f"run-{name}")
+    heads = [(await store.turns(name))[-1] for name in "ab"]
+    said = [await store.blocks(turn.output) for turn in heads]
+    assert ["second" in said[0][0], "first" in said[1][0]] == [True, True]
+    await again.ask("c", "info")
+    assert again.host.resident_ids == ["b", "c"] and again.overrides == {}
 
 
-def test_a_run_that_waits_for_leave_goes_on_with_its_engine_whoever_had_to_leave_meanwhile() -> None:
+@pytest.mark.virtual_time
+async def test_a_run_that_waits_for_leave_goes_on_with_its_engine_whoever_had_to_leave_meanwhile() -> None:
     """Case 61: also if the process was lost, and many managers with other engines came by."""
 
-    async def life(seed: int) -> None:
-        store, limits = InMemoryStore(), Packed(hosts=1, max_resident=1)
-        engines: dict[str, EngineBuilder] = {f"later {number}": Named("later") for number in range(MAX_CACHED)}
-        engines["second"] = Asking("second")
-        hosting = Hosting(store, Asking("first"), limits, others=engines)
-        await hosting.create("a", "b", "c")
-        for name in "ab":
-            await hosting.ask(name, "load_engine", "second", b"")
-            await hosting.start(name, "hello", f"run-{name}", "second")
-            await asyncio.sleep(1)
-        await hosting.ask("c", "info")
-        assert hosting.host.resident_ids == ["c"] and hosting.overrides == {
-            name: EngineOverride("second") for name in "ab"
-        }
-        again = Hosting(store, Asking("first"), limits, others=engines, overrides=hosting.overrides)
-        for each, name in ((hosting, "a"), (again, "b")):
-            for number in range(2 * MAX_CACHED):
-                each.bring(f"newer {number}", EchoEngine())
-            await each.ask(name, "decide", f"run-{name}", "call", ApprovalDecision(verdict="approved"))
-            assert (await each.ask(name, "wait", f"run-{name}", None, ())).state == "completed"
-            (turn,) = await store.turns(name)
-            assert "second" in (await store.blocks(turn.output))[0]
-            await each.ask("c", "info")
-            assert name not in each.overrides, "nothing waits any more"
-
-    assert explore(1, life)
+    store, limits = InMemoryStore(), Packed(hosts=1, max_resident=1)
+    engines: dict[str, EngineBuilder] = {f"later {number}": Named("later") for number in range(MAX_CACHED)}
+    engines["second"] = Asking("second")
+    hosting = Hosting(store, Asking("first"), limits, others=engines)
+    await hosting.create("a", "b", "c")
+    for name in "ab":
+        await hosting.ask(name, "load_engine", "second", b"")
+        await hosting.start(name, "hello", f"run-{name}", "second")
+        await asyncio.sleep(1)
+    await hosting.ask("c", "info")
+    assert hosting.host.resident_ids == ["c"] and hosting.overrides == {name: EngineOverride("second") for name in "ab"}
+    again = Hosting(store, Asking("first"), limits, others=engines, overrides=hosting.overrides)
+    for each, name in ((hosting, "a"), (again, "b")):
+        for number in range(2 * MAX_CACHED):
+            each.bring(f"newer {number}", EchoEngine())
+        await each.ask(name, "decide", f"run-{name}", "call", ApprovalDecision(verdict="approved"))
+        assert (await each.ask(name, "wait", f"run-{name}", None, ())).state == "completed"
+        (turn,) = await store.turns(name)
+        assert "second" in (await store.blocks(turn.output))[0]
+        await each.ask("c", "info")
+        assert name not in each.overrides, "nothing waits any more"
 
 
-def test_what_nobody_can_read_keeps_no_host_from_leaving(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.virtual_time
+async def test_an_unreadable_session_does_not_keep_a_host_from_leaving(caplog: pytest.LogCaptureFixture) -> None:
     """Case 63: the key of a user was deleted while a run was active."""
 
-    async def life(seed: int) -> None:
-        store = InMemoryStore()
-        lost = Hosting(store, Patient())
-        await lost.create("deleted", "chat")
-        for name in ("deleted", "chat"):
-            await lost.start(name, "hello", f"run-{name}")
-        activate = store.activate
+    store = InMemoryStore()
+    lost = Hosting(store, Patient())
+    await lost.create("deleted", "chat")
+    for name in ("deleted", "chat"):
+        await lost.start(name, "hello", f"run-{name}")
+    activate = store.activate
 
-        async def keyless(session_id: str) -> Activation:
-            if session_id == "deleted":
-                raise KeyMissingError("user")
-            return await activate(session_id)
+    async def keyless(session_id: str) -> Activation:
+        if session_id == "deleted":
+            raise KeyMissingError("user")
+        return await activate(session_id)
 
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(store, "activate", keyless)
-            again = Hosting(store, EchoEngine())
-            await asyncio.wait_for(again.host.recover(lambda name: True), 1)
-            assert (await store.run("run-chat")).state == "interrupted"
-            await again.host.retire()
-            await asyncio.wait_for(again.has_left.wait(), 10)
-        assert "session deleted is not recovered" in caplog.text and "'user' has no key" in caplog.text
-
-    assert explore(1, life)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "activate", keyless)
+        again = Hosting(store, EchoEngine())
+        await asyncio.wait_for(again.host.recover(lambda name: True), 1)
+        assert (await store.run("run-chat")).state == "interrupted"
+        await again.host.retire()
+        await asyncio.wait_for(again.has_left.wait(), 10)
+    assert "session deleted is not recovered" in caplog.text and "'user' has no key" in caplog.text
 
 
 def test_the_next_process_sees_to_the_runs_of_its_sessions_and_to_no_others() -> None:
@@ -514,14 +486,14 @@ def test_after_others_have_followed_each_session_moves_when_nobody_uses_it_and_n
                 return await old.host.call(request)
 
         new = Hosting(store, engine, previous_hosts=[Earlier()])
-        told = Acknowledged(clock=asyncio.get_running_loop().time)
+        acknowledged = Acknowledged(clock=asyncio.get_running_loop().time)
 
         async def caller(number: int) -> None:
             name = names[number % len(names)]
             for at in range(4):
                 run_id, prompt = f"run{number}-{at}", f"prompt {number}-{at}"
                 hosting = new if dice.random() < at / 3 else old
-                asked = told.clock()
+                asked = acknowledged.clock()
                 outcome = None
                 while outcome is None:
                     try:
@@ -529,8 +501,8 @@ def test_after_others_have_followed_each_session_moves_when_nobody_uses_it_and_n
                     except SessionFencedError:
                         hosting = new  # as a caller that looks again would find
                 assert outcome.state == "completed", "a move interrupts nothing"
-                told.stored(name, [prompt], asked, run_id=run_id, turn_index=outcome.turn.record.index)
-                told.ended(name, run_id, "completed")
+                acknowledged.stored(name, [prompt], asked, run_id=run_id, turn_index=outcome.turn.record.index)
+                acknowledged.ended(name, run_id, "completed")
                 await asyncio.sleep(dice.random() * 0.1)
 
         callers = [asyncio.ensure_future(caller(number)) for number in range(8)]
@@ -540,20 +512,18 @@ def test_after_others_have_followed_each_session_moves_when_nobody_uses_it_and_n
         await asyncio.wait_for(old.has_left.wait(), 60)
         assert old.host.resident_ids == []
         assert sorted(set(new.host.resident_ids)) == sorted(new.host.resident_ids)
-        (await audit(store.inner, names, told)).check()
+        (await audit(store.inner, names, acknowledged)).check()
 
     assert explore(60, life)
 
 
-def test_hosts_that_were_followed_take_no_session_on() -> None:
-    async def life(seed: int) -> None:
-        hosting = Hosting(InMemoryStore(), EchoEngine())
-        await hosting.create("a")
-        await hosting.host.retire()
-        await refused(SessionFencedError, hosting.ask("a", "latest", ()))
-        await asyncio.wait_for(hosting.has_left.wait(), 60)
-
-    assert explore(1, life)
+@pytest.mark.virtual_time
+async def test_replaced_hosts_accept_no_more_sessions() -> None:
+    hosting = Hosting(InMemoryStore(), EchoEngine())
+    await hosting.create("a")
+    await hosting.host.retire()
+    await refused(SessionFencedError, hosting.ask("a", "latest", ()))
+    await asyncio.wait_for(hosting.has_left.wait(), 60)
 
 
 class Frozen:
@@ -573,49 +543,45 @@ class Frozen:
         return Future()
 
 
-def test_an_earlier_host_that_is_frozen_keeps_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_an_earlier_host_that_is_frozen_keeps_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases 47 and 64: the epoch decides."""
 
-    async def life(seed: int) -> None:
-        earlier = _EarlierHosts("namespace", "realm", Layout(1, 1))
-        with monkeypatch.context() as patched:
-            patched.setattr(earlier, "_find", lambda session_id: Frozen())
-            assert await asyncio.wait_for(earlier.release("a"), 60)
-
-    assert explore(1, life)
+    earlier = _EarlierHosts("namespace", "realm", Layout(1, 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(earlier, "_find", lambda session_id: Frozen())
+        assert await asyncio.wait_for(earlier.release("a"), 60)
 
 
-def test_a_session_that_cannot_leave_stays_with_the_host_that_was_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_a_session_that_cannot_leave_stays_with_the_replaced_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Case 64: an error of the earlier host's does not travel: its callers are asked there, and told there."""
 
-    async def life(seed: int) -> None:
-        old = Hosting(InMemoryStore(), EchoEngine())
-        await old.create("a")
-        await old.run("a", "hello", "run-1")
+    old = Hosting(InMemoryStore(), EchoEngine())
+    await old.create("a")
+    await old.run("a", "hello", "run-1")
 
-        async def fail(_: Ownership, note: object = None) -> bool:
-            raise StoreError("away")
+    async def fail(_: Ownership, note: object = None) -> bool:
+        raise StoreError("away")
 
-        with monkeypatch.context() as patched:
-            patched.setattr(Ownership, "leave", fail)
-            assert not await old.host.release("a")
-            await asyncio.sleep(1)
-            assert not old.has_left.is_set() and await old.ask("a", "latest", ())
-        assert await old.host.release("a")
-
-    assert explore(1, life)
+    with monkeypatch.context() as patched:
+        patched.setattr(Ownership, "leave", fail)
+        assert not await old.host.release("a")
+        await asyncio.sleep(1)
+        assert not old.has_left.is_set() and await old.ask("a", "latest", ())
+    assert await old.host.release("a")
 
 
-def test_a_busy_session_is_refused_as_everywhere() -> None:
-    async def life(seed: int) -> None:
-        hosting = Hosting(InMemoryStore(), Patient())
-        await hosting.create("a")
-        await hosting.start("a", "hello", "run-1")
-        await refused(SessionBusyError, hosting.start("a", "again", "run-2"))
-        assert await hosting.ask("a", "cancel", "enough", None) is True
-        assert (await hosting.ask("a", "latest", ())).record.status == "cancelled"
-
-    assert explore(1, life)
+@pytest.mark.virtual_time
+async def test_a_busy_session_is_refused_as_everywhere() -> None:
+    hosting = Hosting(InMemoryStore(), Patient())
+    await hosting.create("a")
+    await hosting.start("a", "hello", "run-1")
+    await refused(SessionBusyError, hosting.start("a", "again", "run-2"))
+    assert await hosting.ask("a", "cancel", "enough", None) is True
+    assert (await hosting.ask("a", "latest", ())).record.status == "cancelled"
 
 
 # Layouts

@@ -55,12 +55,12 @@ class Patient:
         return [Text(text=block.text) for block in turn.new_blocks if isinstance(block, User)]
 
 
-def check(manager: SessionManager, names: Iterable[str], told: Acknowledged | None = None) -> None:
+def check(manager: SessionManager, names: Iterable[str], acknowledged: Acknowledged | None = None) -> None:
     """Audit what is in the store, without the sessions."""
 
     async def look() -> None:
         store = manager._client.open_store()
-        (await audit(store, list(names), told)).check()
+        (await audit(store, list(names), acknowledged)).check()
         await store.close()
 
     asyncio.run(look())
@@ -117,13 +117,13 @@ def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_
 ) -> None:
     """Cases 15 and 63: the runs that nobody asks about have an outcome, too."""
     manager = make_manager(placement=Packed(hosts=2))
-    names, told = [f"chat-{number}" for number in range(24)], Acknowledged()
+    names, acknowledged = [f"chat-{number}" for number in range(24)], Acknowledged()
     chats = [manager.open(name) for name in names]
     executions: list[ExecutionHandle] = []
     for chat in chats:
-        asked = told.clock()
+        asked = acknowledged.clock()
         execution = chat.run("slow 10000")
-        told.stored(chat.id, ["slow 10000"], asked, run_id=execution.run_id)
+        acknowledged.stored(chat.id, ["slow 10000"], asked, run_id=execution.run_id)
         executions.append(execution)
     pids = [process_of(chat.info()) for chat in chats]
     os.kill(pids[0], signal.SIGKILL)
@@ -145,7 +145,7 @@ def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_
             assert execution.is_running(), "the neighbours in other hosts go on"
             chat.cancel()
         assert chat.run("and on").wait(WAIT_S).text == "and on"
-    check(manager, names, told)
+    check(manager, names, acknowledged)
 
 
 def test_a_run_that_is_to_be_resumed_goes_on_in_the_next_process_with_the_engine_it_began_with(
@@ -285,7 +285,7 @@ def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
 ) -> None:
     """Cases 15 and 63: what went to it together is asked again, each by itself, and no caller can tell."""
     shown = make_manager(placement=Packed(hosts=2))
-    names, told = [f"chat-{number}" for number in range(200)], Acknowledged()
+    names, acknowledged = [f"chat-{number}" for number in range(200)], Acknowledged()
 
     async def talk() -> None:
         settings: dict[str, Any] = {"engine": ScriptedEngine(), "placement": Packed(hosts=2)}
@@ -296,24 +296,26 @@ def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
 
             async def turn(chat: AsyncSession) -> None:
                 for number in range(3):
-                    asked, prompt = told.clock(), f"{chat.id} {number}"
+                    asked, prompt = acknowledged.clock(), f"{chat.id} {number}"
                     execution = await chat.run(prompt)
-                    told.stored(chat.id, [prompt], asked, run_id=execution.run_id, turn_index=execution.turn_index)
+                    acknowledged.stored(
+                        chat.id, [prompt], asked, run_id=execution.run_id, turn_index=execution.turn_index
+                    )
                     if victim in alive:
                         os.kill(alive.pop(), signal.SIGKILL)
                     try:
                         assert (await execution.wait(WAIT_S)).text == prompt
-                        told.ended(chat.id, execution.run_id, "completed")
+                        acknowledged.ended(chat.id, execution.run_id, "completed")
                     except RunInterruptedError:
-                        told.ended(chat.id, execution.run_id, "interrupted")
+                        acknowledged.ended(chat.id, execution.run_id, "interrupted")
 
             alive = [victim]
             await asyncio.gather(*map(turn, chats))
             assert process_of(await chats[0].info()) != victim
 
     asyncio.run(talk())
-    assert len(told.session_ids) == len(names)
-    check(shown, names, told)
+    assert len(acknowledged.session_ids) == len(names)
+    check(shown, names, acknowledged)
 
 
 def test_a_host_that_comes_back_leaves_sessions_of_their_own_process_alone(make_manager: MakeManager) -> None:

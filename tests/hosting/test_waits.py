@@ -90,21 +90,19 @@ async def hosted(placement: str, engine: Any, **settings: Any) -> Alone | Hostin
 PLACEMENTS = pytest.mark.parametrize("placement", ["dedicated", "packed"])
 
 
+@pytest.mark.virtual_time
 @PLACEMENTS
-def test_a_call_waits_for_a_slice_and_no_longer(placement: str) -> None:
-    async def life(_: int) -> None:
-        ask = (await hosted(placement, Asking())).ask
-        await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
-        for verb, *args in (
-            ("wait", "run", None, ()),
-            ("wait", "run", 1e6, ()),
-            ("events", 10**9, 10, "run", 1e6),
-        ):
-            began = asyncio.get_running_loop().time()
-            await ask("a", verb, *args)
-            assert asyncio.get_running_loop().time() - began == pytest.approx(SLICE_S)
-
-    assert explore(1, life)
+async def test_a_call_waits_for_a_slice_and_no_longer(placement: str) -> None:
+    ask = (await hosted(placement, Asking())).ask
+    await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
+    for verb, *args in (
+        ("wait", "run", None, ()),
+        ("wait", "run", 1e6, ()),
+        ("events", 10**9, 10, "run", 1e6),
+    ):
+        began = asyncio.get_running_loop().time()
+        await ask("a", verb, *args)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(SLICE_S)
 
 
 @PLACEMENTS
@@ -168,24 +166,22 @@ def test_a_session_leaves_its_process_when_abandoned_waits_have_ended(placement:
     assert explore(1, life)
 
 
+@pytest.mark.virtual_time
 @PLACEMENTS
-def test_a_call_that_cancels_or_ends_does_not_wait_for_as_long_as_an_engine_may_take(placement: str) -> None:
-    async def life(_: int) -> None:
-        ask = (await hosted(placement, Stubborn(), cancel_grace_s=120.0)).ask
-        await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
-        await asyncio.sleep(0.1)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        assert await ask("a", "cancel", "enough", None) == StillEnding("run")
-        assert await ask("a", "cancel", "enough", "run") == StillEnding("run")
-        assert await ask("a", "end") is False
-        assert loop.time() - began == pytest.approx(3 * ENDING_S)
-        assert (await ask("a", "info")).active_run_id == "run"
-        await asyncio.sleep(61)
-        assert await ask("a", "cancel", "enough", "run") is True
-        assert await ask("a", "end") is True
-
-    assert explore(1, life)
+async def test_a_call_that_cancels_or_ends_does_not_wait_for_as_long_as_an_engine_may_take(placement: str) -> None:
+    ask = (await hosted(placement, Stubborn(), cancel_grace_s=120.0)).ask
+    await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
+    await asyncio.sleep(0.1)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await ask("a", "cancel", "enough", None) == StillEnding("run")
+    assert await ask("a", "cancel", "enough", "run") == StillEnding("run")
+    assert await ask("a", "end") is False
+    assert loop.time() - began == pytest.approx(3 * ENDING_S)
+    assert (await ask("a", "info")).active_run_id == "run"
+    await asyncio.sleep(61)
+    assert await ask("a", "cancel", "enough", "run") is True
+    assert await ask("a", "end") is True
 
 
 # The caller's side

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,10 +23,8 @@ from schedules import SESSION, pause, spread
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
-    CallDecidedError,
     CompactionError,
     NoActiveRunError,
-    RunNotFoundError,
     SessionBusyError,
     TurnNotFoundError,
     WindowOverflowError,
@@ -41,6 +39,7 @@ from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
+from window_stage import SavesOnly
 
 LIVES = share(1000, 20)
 
@@ -89,7 +88,7 @@ class Summarizer:
         return [Text(text=f"summary {len(self.shown)}")]
 
 
-class Archive:
+class Archive(SavesOnly):
     """A memory that outlives processes, fails now and then, and may fail behind its back."""
 
     def __init__(self, world: WindowWorld) -> None:
@@ -108,18 +107,6 @@ class Archive:
         if self._random.random() < 0.2:
             raise OSError("the disk is full")
         return [item.id for item in kept]
-
-    async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> list[MemoryItem]:
-        return []
-
-    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
-        return False
-
-    async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:
-        return 0
-
-    async def close(self) -> None:
-        pass
 
 
 class WindowWorld(AgentWorld):
@@ -202,14 +189,7 @@ async def live(world: WindowWorld, prompts: int, *, kills: int = 2) -> list[str]
             await asyncio.sleep(dice() * prompts * 0.4)
             world.kill()
 
-    async def decider() -> None:
-        while not quiet.is_set():
-            await asyncio.sleep(dice() * 0.2)
-            for run_id in runs:
-                with suppress(CallDecidedError, RunNotFoundError):
-                    await world.decide(run_id)
-
-    deciding = asyncio.create_task(decider())
+    deciding = asyncio.create_task(world.decide_until(quiet, runs))
     await asyncio.gather(caller(), killer())
     for run_id in runs:
         assert (await world.ask("reads.wait", run_id)).run.finish
@@ -290,10 +270,10 @@ def test_whatever_goes_wrong_with_a_summary_nothing_is_lost_and_none_stands_for_
         done = [event for event in events if isinstance(event, WindowCompacted) and event.summary]
         assert len(done) <= len(world.summarizer.shown)
         usage = (await world.ask("reads.session")).usage
-        told = [
+        charged = [
             event.usage for event in events if isinstance(event, WindowCompacted | CompactionFailed) and event.usage
         ]
-        assert usage.input_tokens >= sum(each.input_tokens for each in told)
+        assert usage.input_tokens >= sum(each.input_tokens for each in charged)
         assert usage.input_tokens <= 1000 * world.summarizer.asked, "no summary is paid for twice"
         if world.random.random() < 0.3:
             with suppress(TurnNotFoundError):
@@ -331,9 +311,9 @@ def test_whatever_goes_wrong_with_memories_what_left_the_window_is_in_all_of_the
         latest = await world.ask("reads.latest")
         held = set(prompts_of(latest.blocks))
         for archive in world.archives:
-            told = [prompt for item in archive.items.values() for prompt in prompts_of(item.blocks)]
-            assert kept <= held | set(told), f"lost: {kept - held - set(told)}"
-            assert len(told) == len(set(told)), "no prompt is in two items"
+            archived = [prompt for item in archive.items.values() for prompt in prompts_of(item.blocks)]
+            assert kept <= held | set(archived), f"lost: {kept - held - set(archived)}"
+            assert len(archived) == len(set(archived)), "no prompt is in two items"
             for item in archive.items.values():
                 source = item.source
                 turn = next((turn for turn in turns if turn.index == source.turn_index), None)

@@ -113,9 +113,9 @@ async def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: 
             assert await core.wait_for_memory()
     assert await core.wait_for_memory()
     held = [fact.item async for fact in all_facts(facts, "ada")]
-    told = [item for item in held if item.superseded_at is None]
-    assert sorted(item.text for item in told) == sorted(prompt(number, "") for number in range(0, TURNS, NEW))
-    assert [item.source.turn_index for item in told] == list(range(0, TURNS, NEW))
+    valid = [item for item in held if item.superseded_at is None]
+    assert sorted(item.text for item in valid) == sorted(prompt(number, "") for number in range(0, TURNS, NEW))
+    assert [item.source.turn_index for item in valid] == list(range(0, TURNS, NEW))
     assert engine.recalling == TURNS and "crate" in engine.last and "lavender" in engine.last
     assert TURNS / NEW <= model.calls <= TURNS and memory.stats["calls"] == model.calls
     assert memory.stats["added"] == TURNS / NEW

@@ -12,7 +12,6 @@ import pytest
 from agents import check_request
 from schedules import SESSION
 from session_memories import Book, MemoryStage
-from test_compacting import WINDOW, Summarizer, Talker, said, summarize
 from test_saving import later
 from turnwise.actors.cluster.memory_actor import equip
 from turnwise.actors.memory.attached import MemorySlot
@@ -38,6 +37,7 @@ from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.trim import Trim
+from window_stage import WINDOW, Summarizer, Talker, said, summarize
 
 pytestmark = pytest.mark.virtual_time
 
@@ -75,8 +75,8 @@ async def test_a_turn_that_is_forgotten_is_in_no_later_request_and_in_no_memory_
     assert which not in book.turns and len(book.turns) == 4
     again = await stage.core.forget_turn(which)
     assert (again.turns, again.items) == (0, {"memory 0": 0})
-    (told,) = await stage.told(TurnForgotten)
-    assert told.turn_index == which
+    (event,) = await stage.events_of(TurnForgotten)
+    assert event.turn_index == which
 
 
 async def test_all_turns_may_be_forgotten() -> None:
@@ -224,9 +224,9 @@ async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
     stage.new_core()
     await stage.say("I keep bees")
     await stage.core.wait_for_memory()
-    desk = stage.core.retrieval.memory_access()
-    await desk.merge_notes("bees")
-    await desk.save("Ada keeps bees", id="kept")
+    access = stage.core.retrieval.memory_access()
+    await access.merge_notes("bees")
+    await access.save("Ada keeps bees", id="kept")
     book.held.clear()
     await stage.say("and goats")
     book.fails = OSError("away")
@@ -476,7 +476,7 @@ async def test_a_compaction_that_forgetting_stops_says_that_the_conversation_has
     with pytest.raises(CompactionError, match="moved on"):
         await compacting
     await asyncio.sleep(100)
-    assert len(await stage.told(WindowCompacted)) == 1, "the next one began by itself"
+    assert len(await stage.events_of(WindowCompacted)) == 1, "the next one began by itself"
 
 
 async def test_nothing_is_given_to_memories_that_have_forgotten_a_session_which_is_being_deleted() -> None:

@@ -22,7 +22,6 @@ from turnwise.errors import (
     CallDecidedError,
     InvalidPromptError,
     NoActiveRunError,
-    RunNotFoundError,
     SessionBusyError,
     TurnNotFoundError,
 )
@@ -78,14 +77,7 @@ async def live(seed: int) -> None:
             await asyncio.sleep(dice() * 0.4)
             world.kill()
 
-    async def decider() -> None:
-        while not quiet.is_set():
-            await asyncio.sleep(dice() * 0.2)
-            for run_id in runs:
-                with suppress(CallDecidedError, RunNotFoundError):  # it was cancelled meanwhile
-                    await world.decide(run_id)
-
-    deciding = asyncio.create_task(decider())
+    deciding = asyncio.create_task(world.decide_until(quiet, runs))
     await asyncio.gather(caller(), killer())
     for run_id in runs:
         assert (await world.ask("reads.wait", run_id)).run.finish
@@ -129,11 +121,11 @@ async def check_life(world: AgentWorld) -> None:
                 assert shop.done[call] >= 1 and result.text == f"{use.name} {use.input['thing']}"
             if use.name == "careful":
                 assert not shop.begun[call] or call in shop.approved
-        told = [event for event in events if event.run_id == turn.run_id]
-        assert Ledger.replay(told).blocks() == list(turn.output), "the run log tells what the turn holds"
-        for count in world.random.sample(range(len(told)), min(1, len(told))):
+        log = [event for event in events if event.run_id == turn.run_id]
+        assert Ledger.replay(log).blocks() == list(turn.output), "the run log tells what the turn holds"
+        for count in world.random.sample(range(len(log)), min(1, len(log))):
             before = [*turn.blocks[: len(turn.blocks) - len(turn.output)]]
-            so_far = repair(Ledger.replay(told[:count]).blocks(), why="cut", interrupted=True)
+            so_far = repair(Ledger.replay(log[:count]).blocks(), why="cut", interrupted=True)
             check_request([*before, *so_far, *next_request(turn)[-1:]])
 
 

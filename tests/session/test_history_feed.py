@@ -70,9 +70,9 @@ async def test_events_move_to_the_history_and_read_as_before(monkeypatch: pytest
         seen: list[Any] = []
         while page := (await again.reads.events(seen[-1].seq if seen else 0, limit))[0]:
             seen += page
-        told = [(event.kind, getattr(event, "text", "")) for event in seen if not event.live]
+        shown = [(event.kind, getattr(event, "text", "")) for event in seen if not event.live]
         wanted = [(event.kind, getattr(event, "text", "")) for event in (await plain.reads.events())[0]]
-        assert told == [event for event in wanted if event[0] != "text_delta"]
+        assert shown == [event for event in wanted if event[0] != "text_delta"]
     await check_session(store, SESSION, history=history)
 
 

@@ -17,12 +17,11 @@ import pytest
 from agents import PROCESS, AgentWorld, check_request
 from audit import check_session
 from scale import share
-from schedules import SESSION, explore, inline, pause
+from schedules import SESSION, explore, pause
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     CompactionError,
     InvalidMemoryError,
@@ -326,20 +325,6 @@ class MemoryWorld(AgentWorld):
         saved = (await self.store.inner.get(SESSION)).saved
         early = [lack for lack in await self.missing() if lack[1] <= saved]
         self.expect(not early, f"saved up to {saved}, but for {early}")
-
-    def _new_core(self) -> SessionCore:
-        self.process += 1
-        return SessionCore(
-            SESSION,
-            self.store,
-            self,
-            self.config,
-            overflow=self.overflow,
-            memories=self.slots,
-            history=self.history,
-            clock=lambda: asyncio.get_running_loop().time(),
-            off_loop=inline,
-        )
 
     async def forget(self, index: int) -> None:
         """Forget a turn, if there is one, however often that takes. A memory that is away meanwhile is not asked."""

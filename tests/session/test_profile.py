@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from schedules import SESSION
-from test_compacting import Talker
 from test_recalling import Parrot, opened
 from turnwise.actors.cluster.memory_actor import MemoryHost
 from turnwise.actors.memory.config import MemoryConfig
@@ -32,6 +31,7 @@ from turnwise.memory.longterm.prompt_sections import make_profile
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.tokens.counter import ByteCounter
+from window_stage import Talker
 
 ADA = Scope(user_id="ada", session_id=SESSION, agent="clerk")
 _FACTS, _LIKES, _RULES, _SKILL = MemoryType.FACTS, MemoryType.PREFERENCES, MemoryType.INSTRUCTIONS, MemoryType.SKILL
@@ -99,7 +99,7 @@ def section(blocks: Sequence[Block], name: str = "profile") -> str:
     return rest.partition(f"</{name}_memory>")[0]
 
 
-async def told(core: SessionCore) -> MemoryRecalled:
+async def recall_event(core: SessionCore) -> MemoryRecalled:
     found, _, _ = await core.reads.events(limit=1000)
     *_, event = [event for event in found if isinstance(event, MemoryRecalled)]
     return event
@@ -123,7 +123,7 @@ async def test_who_the_user_is_stands_in_every_request_and_nobody_elses() -> Non
         (recalled,) = [block.text for block in given if isinstance(block, Recalled)]
         assert not any(word in recalled for word in ("Eve", "snack", "cranes")), prompt
         assert all(recalled.count(item.text) == 1 for item in WHO)
-        assert (await told(core)).profile == {"memory 0": len(WHO)}
+        assert (await recall_event(core)).profile == {"memory 0": len(WHO)}
     assert len(sections) == 1  # so providers' caches of it stay good
     # whatever is in no words
     assert WHO[0].text in section(await request(core, Image(url="https://example.org/a.png")))
@@ -138,7 +138,7 @@ async def test_what_does_not_fit_into_the_profile_is_told_and_may_yet_be_recalle
     facts = await known(*crates, pinned)
     core = await chat(memory_of(facts), token_counter=ByteCounter(), memory=MemoryConfig(profile_tokens=600))
     given = await request(core, "Which crate holds pears3?")
-    event = await told(core)
+    event = await recall_event(core)
     sent = event.profile["memory 0"]
     assert 1 < sent < 12 and event.profile_left_out == {"memory 0": {"token_budget": 31 - sent}}
     # what is pinned, then the newest; in the order of time
@@ -224,8 +224,8 @@ async def test_a_pin_holds_in_every_process_and_goes_over_to_what_takes_its_plac
 async def test_programs_pin_and_what_cannot_be_pinned_is_said() -> None:
     memory = memory_of(await known(*WHO))
     slots = (await chat(Parrot(), memory)).engines.current.memories
-    desk = SessionMemoryAccess(ADA, slots, None)
-    assert await desk.pin("w1", True) and not await desk.pin("nothing", True)
+    access = SessionMemoryAccess(ADA, slots, None)
+    assert await access.pin("w1", True) and not await access.pin("nothing", True)
     assert (await memory.recall_with_profile(ADA, "")).profile[0].id == "w1"
     with pytest.raises(ReadOnlyMemoryError):
         await SessionMemoryAccess(ADA, slots, None, is_reading=True).pin("w1", True)
@@ -279,7 +279,7 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
     given = await request(core, "Whose are the boat and the car?")
     (recalled,) = [block.text for block in given if isinstance(block, Recalled)]
     assert recalled.count("The boat") == recalled.count("The car") == 1 and "The boat" in section(given)
-    assert (await told(core)).profile == {"memory 0": 2}
+    assert (await recall_event(core)).profile == {"memory 0": 2}
     assert (await memory.recall_with_profile(eve, "")).profile == []
     assert [item.id for item in (await memory.recall_with_profile(replace(ADA, agent="b"), "")).profile] == ["boat"]
     # in another process, also one that has read them before

@@ -141,9 +141,9 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
         assert latest
         prompts = texts(latest.blocks)
         assert len(prompts) == len(set(prompts))
-        for _, told, prompt in acknowledged:
+        for _, answered, prompt in acknowledged:
             for asked, _, later in acknowledged:
-                assert told >= asked or prompts.index(prompt) < prompts.index(later)
+                assert answered >= asked or prompts.index(prompt) < prompts.index(later)
         for turn in await check_session(world.store.inner, SESSION):
             if turn.run_id:
                 assert world.engine.given[turn.run_id] == turn.blocks[: len(turn.blocks) - 1]

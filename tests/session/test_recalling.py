@@ -11,7 +11,6 @@ import pytest
 
 from agents import check_request
 from schedules import SESSION, inline
-from test_compacting import WINDOW, Talker, said
 from test_tool_loop import Scripted, use
 from turnwise.actors.cluster.memory_actor import MemoryHost, RemoteMemory
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -32,11 +31,12 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.trim import Trim
+from window_stage import WINDOW, SavesOnly, Talker, said
 
 pytestmark = pytest.mark.virtual_time
 
 
-class Parrot:
+class Parrot(SavesOnly):
     """Recalls what it was asked, or fails as it is told to."""
 
     def __init__(self, text: str = "about {query}", *, fails: Exception | None = None) -> None:
@@ -53,15 +53,6 @@ class Parrot:
         if self.fails:
             raise self.fails
         return [MemoryItem(id="1", text=self.text.format(query=query))] if self.text else []
-
-    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
-        return False
-
-    async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:
-        return 0
-
-    async def close(self) -> None:
-        pass
 
 
 async def opened(engine: Any, *memories: Any, **settings: Any) -> SessionCore:
@@ -102,8 +93,10 @@ async def test_what_is_recalled_stands_before_the_prompt_and_in_no_history() -> 
     assert "about second\\nthird" in recalled.text
     scope = Scope(user_id="ada", session_id=SESSION, agent="clerk")
     assert memory.asked == [(scope, "first"), (scope, "second\nthird")]
-    told = [event for event in (await core.reads.events())[0] if isinstance(event, MemoryRecalled)]
-    assert [(event.found, event.sent, event.left_out) for event in told] == [({"memory 0": 1}, {"memory 0": 1}, {})] * 2
+    published = [event for event in (await core.reads.events())[0] if isinstance(event, MemoryRecalled)]
+    assert [(event.found, event.sent, event.left_out) for event in published] == [
+        ({"memory 0": 1}, {"memory 0": 1}, {})
+    ] * 2
 
 
 async def test_a_memory_that_fails_is_told_and_the_others_are_heard() -> None:
@@ -115,8 +108,8 @@ async def test_a_memory_that_fails_is_told_and_the_others_are_heard() -> None:
     events = (await core.reads.events())[0]
     (failed,) = (event for event in events if isinstance(event, MemoryFailed))
     assert (failed.memory, failed.why) == ("memory 0", "OSError: the disk is full")
-    (told,) = (event for event in events if isinstance(event, MemoryRecalled))
-    assert told.found == told.sent == {"memory 1": 1, "memory 2": 0}
+    (published,) = (event for event in events if isinstance(event, MemoryRecalled))
+    assert published.found == published.sent == {"memory 1": 1, "memory 2": 0}
 
 
 async def test_memories_are_asked_once_for_a_run_whatever_it_waits_for() -> None:
@@ -157,10 +150,10 @@ async def test_the_event_of_a_recall_says_what_was_found_what_is_sent_and_why_th
     parrots = Parrot("It is so"), Parrot("it  IS so"), Parrot("z" * 3000)
     core = await opened(engine, *parrots, memory=memory, token_counter=ByteCounter())
     await ask(core, "what?")
-    (told,) = (event for event in (await core.reads.events())[0] if isinstance(event, MemoryRecalled))
-    assert told.found == {"memory 0": 1, "memory 1": 1, "memory 2": 1}
-    assert told.sent == {"memory 0": 1, "memory 1": 0, "memory 2": 0}
-    assert told.left_out == {"memory 1": {"duplicate": 1}, "memory 2": {"token_budget": 1}}
+    (published,) = (event for event in (await core.reads.events())[0] if isinstance(event, MemoryRecalled))
+    assert published.found == {"memory 0": 1, "memory 1": 1, "memory 2": 1}
+    assert published.sent == {"memory 0": 1, "memory 1": 0, "memory 2": 0}
+    assert published.left_out == {"memory 1": {"duplicate": 1}, "memory 2": {"token_budget": 1}}
     (recalled,) = (block for block in engine.given[-1] if isinstance(block, Recalled))
     assert "It is so" in recalled.text and "zzz" not in recalled.text
 

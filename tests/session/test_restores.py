@@ -246,7 +246,8 @@ def test_a_session_whose_last_turns_are_gone_says_so_and_goes_on(restorable: Res
         restorable.back_up()
         await run(core, "lost 1")
         await run(core, "lost 2")
-        told = (await core.reads.session()).next_index, max(event.seq for event in (await core.reads.events())[0])
+        next_index = (await core.reads.session()).next_index
+        last_seq = max(event.seq for event in (await core.reads.events())[0])
         restorable.restore()
         with pytest.raises(SessionRevertedError, match=r"'s'.*acknowledged turns are missing"):
             await core.start(["after"], run_id="after")
@@ -262,8 +263,8 @@ def test_a_session_whose_last_turns_are_gone_says_so_and_goes_on(restorable: Res
         await run(core, "after")
         outcome = await core.reads.wait("after")
         assert outcome and outcome.turn and texts(outcome.turn.blocks) == ["kept", "after"]
-        assert outcome.run.turn_index >= told[0] and outcome.run.first_seq > told[1]
-        later, _, _ = await core.reads.events(told[1])
+        assert outcome.run.turn_index >= next_index and outcome.run.first_seq > last_seq
+        later, _, _ = await core.reads.events(last_seq)
         assert [event.kind for event in later][:2] == ["session_reverted", "run_started"]
         await core.append(["more"], "more")
         await core.ownership.leave()
@@ -341,9 +342,9 @@ def test_who_waits_or_follows_while_the_store_goes_back_is_told(is_kept: bool) -
 
         box.inner.get = fail  # type: ignore[method-assign]
         engine.go.set()
-        for told in (waits, follows):
+        for acknowledged in (waits, follows):
             with pytest.raises(SessionRevertedError):
-                await told
+                await acknowledged
         new = core_of(box.store)
         await new.activate()
         if is_kept:
@@ -368,7 +369,7 @@ def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_n
         box = OfMemory(world.store.inner)
         box.back_up()
         world.store.fail_rate = 0.02
-        told: list[str] = []
+        acknowledged: list[str] = []
         runs: list[str] = []
         restores = 0
 
@@ -393,10 +394,10 @@ def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_n
                 asked = restores
                 if world.random.random() < 0.4:
                     await ask("append", [prompt], prompt)
-                    told.extend([prompt] if asked == restores else [])
+                    acknowledged.extend([prompt] if asked == restores else [])
                 else:
                     await ask("start", [prompt], run_id=prompt, if_busy="enqueue")
-                    told.extend([prompt] if asked == restores else [])
+                    acknowledged.extend([prompt] if asked == restores else [])
                     runs.extend([prompt] if asked == restores else [])
                     await ask("reads.wait", prompt)
 
@@ -409,7 +410,7 @@ def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_n
                     await asyncio.sleep(world.random.random() * 0.2)
                 box.restore()
                 restores += 1
-                told.clear()
+                acknowledged.clear()
                 runs.clear()
 
         await asyncio.gather(caller("a"), caller("b"), restorer())
@@ -421,7 +422,7 @@ def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_n
         turns = await check_session(world.store.inner, "session")
         stored = [text for turn in turns for text in texts(turn.new_blocks)]
         assert sorted(set(stored)) == sorted(stored)
-        assert {*told, "last"} <= set(stored)
+        assert {*acknowledged, "last"} <= set(stored)
 
     assert spread(share(400), schedule)
 

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from operator import attrgetter
 from typing import Any
@@ -20,10 +21,11 @@ from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool, external_tool, tool
+from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.errors import RequestRefusedError, StoreError
+from turnwise.errors import CallDecidedError, RequestRefusedError, RunNotFoundError, StoreError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Document, Image, Text, Thinking, ToolUse, User
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.transcript import messages_of
@@ -223,6 +225,11 @@ class AgentWorld:
         self.process = 0
         self.core = self._new_core()
 
+    @property
+    def slots(self) -> list[MemorySlot]:
+        """The memories of the session's next process."""
+        return []
+
     def build(self, session: SessionView) -> InferenceRunner:
         return ToolLoop(self.model, REGISTRY)
 
@@ -262,6 +269,14 @@ class AgentWorld:
                 self.workshop.approved.add(f"{run_id}/{call.call_id}")
             await self.ask("decide", run_id, call.call_id, decision)
 
+    async def decide_until(self, quiet: asyncio.Event, run_ids: Sequence[str]) -> None:
+        """Decide the calls of these runs, of which there may be more by then, again and again until all is quiet."""
+        while not quiet.is_set():
+            await asyncio.sleep(self.random.random() * 0.2)
+            for run_id in run_ids:
+                with suppress(CallDecidedError, RunNotFoundError):  # it was cancelled meanwhile
+                    await self.decide(run_id)
+
     def _new_core(self) -> SessionCore:
         self.process += 1
         return SessionCore(
@@ -270,6 +285,7 @@ class AgentWorld:
             self,
             self.config,
             overflow=self.overflow,
+            memories=self.slots,
             history=self.history,
             clock=lambda: asyncio.get_running_loop().time(),
             off_loop=inline,

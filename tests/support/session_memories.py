@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from schedules import SESSION, inline
-from test_compacting import Talker
 from test_tool_loop import Stage
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import MemoryItem, Scope
+from window_stage import Talker
 
 
 class Book:
@@ -125,5 +125,5 @@ class MemoryStage(Stage):
         assert outcome and outcome.turn, outcome
         return outcome.turn
 
-    async def told(self, kind: type[Any]) -> list[Any]:
+    async def events_of(self, kind: type[Any]) -> list[Any]:
         return [event for event in await self.events() if isinstance(event, kind)]

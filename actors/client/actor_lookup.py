@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import ray
 
-from turnwise.actors.cluster.actor_names import actor_name, find_actor
+from turnwise.actors.cluster.actor_names import actor_name, detached_actor, find_actor
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.nodes import ANYWHERE, here
 from turnwise.actors.cluster.placement import Dedicated, Packed
@@ -30,6 +30,10 @@ RETIRE_S = 10.0
 
 LOOK_S = 0.1
 """The shortest time between two searches for packed hosts, in seconds: thousands of calls may miss one at once."""
+
+
+FOR_EVER = {"max_restarts": -1, "max_task_retries": -1}
+"""Options of actors that Ray restarts however often they die, and whose calls it repeats then."""
 
 
 class ActorLookup(Protocol):
@@ -122,22 +126,9 @@ class DedicatedLookup(_LookupOfOne):
             live = [one for one in others if one["namespace"] == self._namespace and one["name"].startswith(prefix)]
             if len(live) >= most:
                 raise OverloadedError(session_id, "max_live", most)
-        making = self._making
-        return (
-            ray.remote(SessionActor)
-            .options(
-                name=name,
-                namespace=self._namespace,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=-1,
-                max_concurrency=self._placement.max_waits + MAX_CALLS,
-                **self._where,
-            )
-            .remote(session_id, self._namespace, making, self._placement.max_waits)
-        )
+        options = {**FOR_EVER, **self._where, "max_concurrency": self._placement.max_waits + MAX_CALLS}
+        actor = detached_actor(SessionActor, name, self._namespace, **options)
+        return actor.remote(session_id, self._namespace, self._making, self._placement.max_waits)
 
 
 class PackedLookup:
@@ -190,21 +181,13 @@ class PackedLookup:
         return True
 
     def _make_all(self) -> list[Any]:
-        layout, making = self._layout, self._making
+        layout, limits = self._layout, self._limits
+        most = limits.max_calls + limits.max_waits + MAX_CALLS  # room for refusals
+        options = {**FOR_EVER, **self._where, "max_concurrency": most}
         return [
-            ray.remote(PackedActor)
-            .options(
-                name=name,
-                namespace=self._namespace,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=-1,
-                max_concurrency=self._limits.max_calls + self._limits.max_waits + MAX_CALLS,  # room for refusals
-                **self._where,
+            detached_actor(PackedActor, name, self._namespace, **options).remote(
+                HostPost(self._namespace, self._store_id, layout, index, limits), self._making
             )
-            .remote(HostPost(self._namespace, self._store_id, layout, index, self._limits), making)
             for index, name in enumerate(layout.actor_names(self._store_id))
         ]
 

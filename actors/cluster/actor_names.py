@@ -1,4 +1,4 @@
-"""Names of dedicated sessions' actors, and lookup of actors by name."""
+"""Named actors: their creation and lookup, and the names of dedicated sessions' actors."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def find_actor(namespace: str, name: str) -> Any:
         return ray.get_actor(name, namespace=namespace)
     except ValueError:
         return None
+
+
+def detached_actor(body: type, name: str, namespace: str, **options: Any) -> Any:
+    """Return the class as a named actor that outlives this process; its `remote()` returns the existing one, if any.
+
+    Args:
+        options: further options of Ray.
+    """
+    return ray.remote(body).options(
+        name=name, namespace=namespace, lifetime="detached", get_if_exists=True, num_cpus=0, **options
+    )

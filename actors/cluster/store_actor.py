@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, cast
 
-import ray
 from ray.exceptions import RayError
 
+from turnwise.actors.cluster.actor_names import detached_actor
 from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import StoreClosedError, StoreError, TurnwiseError
 from turnwise.memory.stores.base import SessionStore
@@ -61,16 +61,5 @@ def remote_store(url: str, namespace: str) -> SessionStore:
 
     It outlives the process that created it, and ends with the Ray cluster or with its node.
     """
-    actor = (
-        ray.remote(StoreHost)
-        .options(
-            name=f"turnwise/store/{url}",
-            namespace=namespace,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_concurrency=1000,
-        )
-        .remote()
-    )
-    return cast(SessionStore, _RemoteStore(url, actor))
+    actor = detached_actor(StoreHost, f"turnwise/store/{url}", namespace, max_concurrency=1000)
+    return cast(SessionStore, _RemoteStore(url, actor.remote()))

@@ -15,6 +15,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from turnwise.actors.cluster.actor_names import detached_actor, find_actor
+
 _log = logging.getLogger(__name__)
 
 _NAME = "turnwise/engine_overrides"
@@ -82,11 +84,7 @@ async def save_override(
     namespace: str, key: str, session_id: str, override: EngineOverride, engines: Mapping[str, bytes]
 ) -> None:
     """Store which engines a session has; after return this survives the session's process."""
-    actor: Any = (
-        ray.remote(EngineOverrides)
-        .options(name=_NAME, namespace=namespace, lifetime="detached", get_if_exists=True, num_cpus=0)
-        .remote()
-    )
+    actor = detached_actor(EngineOverrides, _NAME, namespace).remote()
     await actor.save.remote(key, session_id, override, engines)
 
 
@@ -97,7 +95,7 @@ def find_overrides(namespace: str, key: str) -> tuple[dict[str, EngineOverride],
     brings another.
     """
     found: tuple[dict[str, EngineOverride], dict[str, bytes]] = {}, {}
-    if actor := _find(namespace):
+    if actor := find_actor(namespace, _NAME):
         try:
             found = ray.get(actor.find.remote(key))
         except RayActorError:
@@ -110,12 +108,5 @@ def find_overrides(namespace: str, key: str) -> tuple[dict[str, EngineOverride],
 
 def drop_overrides(namespace: str, key: str, session_id: str | None = None) -> Any:
     """Forget an actor that leaves, or a session that has left it; return the call, or None if there is nothing."""
-    actor = _find(namespace)
+    actor = find_actor(namespace, _NAME)
     return actor.drop.remote(key, session_id) if actor else None
-
-
-def _find(namespace: str) -> Any:
-    try:
-        return ray.get_actor(_NAME, namespace=namespace)
-    except ValueError:
-        return None

@@ -166,10 +166,10 @@ def test_a_session_starts_again_though_what_it_had_taken_over_is_lost_with_its_n
     def lost(_: object) -> None:
         raise RayActorError
 
-    monkeypatch.setattr(engine_overrides, "_find", lambda _: Mock())
+    monkeypatch.setattr(engine_overrides, "find_actor", lambda *_: Mock())
     monkeypatch.setattr("ray.get", lost)
     assert engine_overrides.find_overrides("namespace", "actor") == ({}, {})
-    assert "is lost with its node" in caplog.text
+    assert "were lost with a node" in caplog.text
 
 
 def test_the_job_runs_on_nodes_that_ray_start_has_joined(database: str, tmp_path: Path) -> None:

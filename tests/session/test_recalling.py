@@ -236,6 +236,11 @@ async def shared(facts: InMemoryFacts) -> tuple[RemoteMemory, DirectActor]:
     await memory.remember(Scope(user_id="ada"), [MemoryItem(id="1", text="Ada sails", type=MemoryType.FACTS)])
     remote = RemoteMemory(Parrot(), namespace="here")
     remote._actor = DirectActor(memory)
+
+    async def nowhere() -> None:
+        """Say that the actor listens on no socket, so that every call goes to `remote._actor`."""
+
+    remote._listen = nowhere  # type: ignore[method-assign]
     return remote, remote._actor
 
 

@@ -79,7 +79,7 @@ def test_a_migration_prints_a_report_and_its_memories_are_recalled(source: str, 
         "ambiguous_user": "1",
     }
     assert r"'a.b.memories' '\x1b[2J': ambiguous_user" in ran.stdout
-    assert "1 memories of an unknown type became general" in ran.stdout
+    assert "memories of an unknown type that became general: 1" in ran.stdout
     assert recalled(target, "sarah", "Where does Sarah live?") == ["Sarah lives in Warsaw"]
     assert recalled(target, "[red]tom", "tea") == ["Tom likes tea"]
 

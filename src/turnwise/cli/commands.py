@@ -177,9 +177,9 @@ def _show(report: MigrationReport, console: Console) -> None:
     if (more := counts["skipped"] - len(report.skips[:_SHOWN])) > 0:
         console.print(f"{more} more were skipped; --json lists {len(report.skips)}")
     if report.unknown_types:
-        console.print(f"{report.unknown_types} memories of an unknown type became general")
+        console.print(f"memories of an unknown type that became general: {report.unknown_types}")
     if report.without_expiry:
-        console.print(f"{report.without_expiry} memories lost their expiry date")
+        console.print(f"memories that lost their expiry date: {report.without_expiry}")
 
 
 def _table(console: Console, head: str, rows: Mapping[str, int]) -> None:

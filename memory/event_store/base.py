@@ -1,4 +1,4 @@
-"""`HistoryStore`: the protocol of stores that keep the events of sessions apart from the conversations."""
+"""`HistoryStore`: the protocol of event stores, which store events of sessions apart from the conversations."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, Column, Double, Index, MetaData, PrimaryKeyConstraint, Table, Text
+from sqlalchemy import Column, Index, MetaData, PrimaryKeyConstraint, Table, Text
 
 from turnwise.errors import HistoryConflictError
 from turnwise.memory.conversation.events import AnyEvent, Event
@@ -14,6 +14,7 @@ from turnwise.memory.event_store.base import check_session
 from turnwise.memory.stores.base import check_limit
 from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
 from turnwise.memory.stores.sql.rows import event_row, read_event
+from turnwise.memory.stores.sql.schema import event_columns
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement
 
@@ -25,13 +26,7 @@ history = Table(
     "turnwise_history",
     tables,
     Column("session_id", Text, nullable=False),
-    Column("seq", BigInteger, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("turn_index", BigInteger),
-    Column("run_id", Text),
-    Column("event_key", Text),
-    Column("kind", Text, nullable=False),
-    Column("body", Text, nullable=False),
+    *event_columns(),
     PrimaryKeyConstraint("session_id", "seq"),
     sqlite_with_rowid=False,  # rows are stored in the order in which they are read, and the key only once
 )

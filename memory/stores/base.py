@@ -1,4 +1,4 @@
-"""`SessionStore`: the protocol of session stores. A store keeps sessions, in atomic commits of one owner at a time."""
+"""`SessionStore`: the protocol of session stores. A session is stored in atomic commits, by one owner at a time."""
 
 from __future__ import annotations
 

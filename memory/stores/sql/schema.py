@@ -7,6 +7,7 @@ many rows and the text should be most of what is stored.
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -153,17 +154,25 @@ Index(
     info={WHERE: runs.c.idempotency_key.is_not(None)},
 )
 
+
+def event_columns() -> list[Column[Any]]:
+    """Return the columns of an event, without its session, in the order in which `read_event` expects them."""
+    return [
+        Column("seq", BigInteger, nullable=False),
+        Column("at", Double, nullable=False),
+        Column("turn_index", BigInteger),
+        Column("run_id", Text),
+        Column("event_key", Text),
+        Column("kind", Text, nullable=False),
+        Column("body", Text, nullable=False),
+    ]
+
+
 events = Table(
     "turnwise_events",
     tables,
     Column("session", _Key, nullable=False),
-    Column("seq", BigInteger, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("turn_index", BigInteger),
-    Column("run_id", Text),
-    Column("event_key", Text),
-    Column("kind", Text, nullable=False),
-    Column("body", Text, nullable=False),
+    *event_columns(),
     PrimaryKeyConstraint("session", "seq"),
 )
 Index(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from scale import share
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.session.config import SessionConfig
 from turnwise.memory.longterm.static import StaticMemory
@@ -25,8 +24,8 @@ RATES = {"raise": 0.05, "hang": 0.02, "cut": 0.05, "dangling": 0.03, "nothing": 
 
 
 @pytest.mark.usefixtures("make_manager")
-async def test_faults_among_real_processes_lose_and_double_nothing(tmp_path: Path) -> None:
-    """Cases 15 and 47; sixty of them with `make races`."""
+async def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Cases 15 and 47."""
     journal, url = tmp_path / "faults.jsonl", f"sqlite:///{tmp_path}/chats.db"
     engine = FaultyEngine(Faults(FaultPlan(rates=RATES), journal=journal), for_real=True)  # type: ignore[arg-type]
     config = SessionConfig(cancel_grace_s=0.2)
@@ -48,7 +47,7 @@ async def test_faults_among_real_processes_lose_and_double_nothing(tmp_path: Pat
             Acknowledged(tmp_path / "told.jsonl"),
             killers=killers,
             workload=Workload(sessions=3, callers=2),
-            bounds=Bounds(faults=share(60, 2), most_s=40.0, settle_s=120.0),
+            bounds=Bounds(faults=60, most_s=40.0, settle_s=120.0),
             journal=journal,
         )
     report.check()

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.pickled_by_values import pickled_by_values
 
 Status = Literal["active", "resolved"]
 """Whether an item still matters. A resolved item, such as a goal that was reached, is no longer recalled."""
@@ -26,6 +27,7 @@ class Scope:
     """None for all of the user's agents."""
 
 
+@pickled_by_values
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """The place in a conversation that an item comes from."""
@@ -37,6 +39,7 @@ class Source:
     """The spans of its blocks in block logs."""
 
 
+@pickled_by_values
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryItem:
     """A piece of memory. A user has at most one item with an `id`."""

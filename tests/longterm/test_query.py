@@ -1,7 +1,8 @@
 """Queries from messages, and what they find: sentences, misspelt words, names, follow-ups, passages."""
 
+import pickle
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from turnwise.errors import ConfigError
+from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Source
 from turnwise.memory.longterm.search.analyzer import stem
 from turnwise.memory.longterm.search.irregular_forms import BASES
@@ -278,3 +280,14 @@ def test_blank_and_huge_items_can_be_saved_and_recalled() -> None:
 def test_a_weight_out_of_range_is_refused_by_name(name: str, value: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"Weights\.{name}={re.escape(repr(value))}: must be .*{why}"):
         replace(FACTS, **{name: value})
+
+
+def test_items_outlive_pickling_with_all_of_their_values() -> None:
+    made = MemoryItem(
+        id="1", text="a", source=Source(session_id="s", spans=(Span("l", 0, 2),)), score=0.5, words=("a",)
+    )
+    copied = pickle.loads(pickle.dumps(made))
+    assert [getattr(copied, each.name) for each in fields(MemoryItem)] == [
+        getattr(made, each.name) for each in fields(MemoryItem)
+    ]
+    assert "MemoryItem" in repr(copied) and len(pickle.dumps(made)) < 600

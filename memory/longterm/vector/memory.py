@@ -58,8 +58,9 @@ written down together."""
 HELD = 512
 """How many vectors wait for that at most; who has more waits until Chroma has them."""
 
-QUICK, ASKED = 2_000, 200
-"""A batch is answered on the event loop if its users have so many passages at most, each question counted as some."""
+QUICK, QUICK_EACH, ASKED = 20_000, 2_000, 200
+"""A batch is answered on the event loop if its questions' users have so many passages at most, together and each; a
+question itself counts as some."""
 
 REST = 2.0
 """How many times as long as such a step took the machine is left to others."""
@@ -578,7 +579,8 @@ class VectorMemory:
 
     def _is_quick(self, batch: Sequence[Recall], held: Mapping[str, UserIndex]) -> bool:
         """Return whether a batch takes some milliseconds: the users have few items, and no vectors are to be read."""
-        if sum(len(held[one.scope.user_id].rows) + ASKED for one in batch) > QUICK:
+        sizes = [len(held[one.scope.user_id].rows) for one in batch]
+        if max(sizes) > QUICK_EACH or sum(sizes) + ASKED * len(sizes) > QUICK:
             return False
         return not self._index.is_ready or not any(user_index.missing() for user_index in held.values())
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.longterm.pickled_by_values import pickled_by_values
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.pickled_by_values import pickled_by_values
 
 Status = Literal["active", "resolved"]
 """Whether an item still matters. A resolved item, such as a goal that was reached, is no longer recalled."""

@@ -59,7 +59,7 @@ class Erasing(Scrubbing, Protocol):
     async def scrub(self, files: Collection[str] | None = None) -> None:
         """Rewrite the files, or only these: see `Scrubbing`."""
 
-    async def keeps(self, texts: Collection[str]) -> set[str]:
+    async def still_contains(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
 
 
@@ -162,7 +162,7 @@ async def erase(  # noqa: PLR0911 - each outcome is returned where it is known
 
 async def still_there(memory: Erasing, pieces: dict[str, list[str]]) -> tuple[str, ...]:
     """Return the files in which pieces were found that no remaining item contains."""
-    kept = await memory.keeps(pieces)
+    kept = await memory.still_contains(pieces)
     return tuple(sorted({file for piece, files in pieces.items() if piece not in kept for file in files}))
 
 

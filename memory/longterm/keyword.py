@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
 from turnwise.memory.longterm.deletion import Scrubbing, said_by, said_in, texts_of
-from turnwise.memory.longterm.items.base import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, holds
+from turnwise.memory.longterm.items.base import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, matches
 from turnwise.memory.longterm.retention import Retention, Use, Uses
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import Similarity
@@ -189,7 +189,7 @@ class LexicalMemory:
         if ids is not None:
             return [*(await self._facts.get(scope, ids)).values()]
         which = FactFilter(session_id=scope.session_id, turn_index=turn_index, superseded=True)
-        return [fact.item async for fact in all_facts(self._facts, scope.user_id) if holds(fact.item, which)]
+        return [fact.item async for fact in all_facts(self._facts, scope.user_id) if matches(fact.item, which)]
 
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
@@ -197,7 +197,7 @@ class LexicalMemory:
         """Return texts and topics of the items that `forget` would delete with these arguments, superseded ones too."""
         return texts_of(await self.to_delete(scope, ids, turn_index))
 
-    async def keeps(self, texts: Collection[str]) -> set[str]:
+    async def still_contains(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
         left = set(texts)
         if left:
@@ -232,7 +232,7 @@ class LexicalMemory:
             found = {item.id: item for item in await all_items(self._facts, scope, replace(some, used_since=since))}
             if late := noted.difference(found):
                 there = await self._facts.get(scope, late)
-                found |= {name: item for name, item in there.items() if holds(item, some)}
+                found |= {name: item for name, item in there.items() if matches(item, some)}
         if lasting:
             more = await all_items(self._facts, scope, replace(which, types=lasting))
             found |= {item.id: item for item in more}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, Unpack
 
 from turnwise.errors import ConfigError, ReadOnlyMemoryError
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, is_local
-from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, holds, kept
+from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, checked_item, matches
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.types import MemoryType
 
@@ -118,7 +118,7 @@ class StaticMemory:
         as_of: float | None = None,
     ) -> list[MemoryItem]:
         which = FactFilter(types=types, as_of=as_of, live_at=time.time() if as_of is None else as_of)
-        items = [item for item in self._items if holds(item, which)]
+        items = [item for item in self._items if matches(item, which)]
         if self._store:
             items = await all_items(self._store, self._owner, which)
         found = await asyncio.to_thread(self._rank, query, items, max(limit, 0))
@@ -191,7 +191,7 @@ def _items(owner: Scope, facts: Iterable[str | MemoryItem]) -> tuple[MemoryItem,
     items = []
     for number, fact in enumerate(facts, 1):
         item = MemoryItem(id=str(number), text=fact, type=MemoryType.FACTS) if isinstance(fact, str) else fact
-        items.append(kept(owner, item))
+        items.append(checked_item(owner, item))
     ids = [item.id for item in items]
     if twice := [each for each in ids if ids.count(each) > 1]:
         raise ConfigError("StaticMemory.facts", twice[0], "is the id of two facts: give each fact its own id")

@@ -18,7 +18,7 @@ from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreError, 
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items import conformance as contract
-from turnwise.memory.longterm.items.base import ALL, BURIED_S, FactFilter, FactStore
+from turnwise.memory.longterm.items.base import ALL, TOMBSTONE_S, FactFilter, FactStore
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.types import MemoryType
@@ -171,7 +171,7 @@ async def test_ids_of_deleted_facts_are_refused_for_ninety_days(
     facts = make_facts()
     await facts.put(USER, items(3))
     assert await facts.delete(USER, ["0", "never there"]) == ["0"]
-    now += BURIED_S - 60
+    now += TOMBSTONE_S - 60
     assert await facts.purge("u", session_id="of nobody") == []
     assert await facts.delete(USER, ["1"]) == ["1"]
     late = [*items(2), replace(items(1)[0], id="never there")]
@@ -203,7 +203,7 @@ def test_ids_deleted_by_an_earlier_version_are_refused_for_ninety_days_more(
         """)
     assert using(url, lambda facts: facts.put(USER, items(1))) == []
     using(url, lambda facts: facts.delete(USER, ["1"]))
-    now += BURIED_S - 60
+    now += TOMBSTONE_S - 60
     assert using(url, lambda facts: facts.put(USER, items(1))) == []
     now += 120
     using(url, lambda facts: facts.delete(USER, ["2"]))

@@ -13,7 +13,7 @@ import pytest
 from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedError, StoreURLError
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.base import BURIED_S
+from turnwise.memory.longterm.items.base import TOMBSTONE_S
 from turnwise.memory.longterm.search.analyzer import words
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.search.user_index import find, index_of
@@ -87,7 +87,7 @@ async def test_ids_of_forgotten_items_are_refused_for_ninety_days(
     both = [item("1", "a zebra"), item("2", "a zebra")]
     await text.add([(ANN, both)])
     await text.forget(ANN, ["1"])
-    now += BURIED_S - 60
+    now += TOMBSTONE_S - 60
     await text.forget(ANN, ["2"])
     await text.add([(ANN, both)])
     assert await ids_with(text, "ann", "zebra") == []

@@ -27,7 +27,7 @@ from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items import conformance as contract
-from turnwise.memory.longterm.items.base import BURIED_S, FactFilter, FactStore, all_items
+from turnwise.memory.longterm.items.base import TOMBSTONE_S, FactFilter, FactStore, all_items
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.redis import RedisFacts
 from turnwise.memory.longterm.items.redis_scripts import KEYS
@@ -611,7 +611,7 @@ async def test_ids_of_deleted_facts_of_all_versions_are_refused_for_ninety_days(
         assert await facts.put(USER, items(1)) == []
         await facts.delete(USER, ["1"])
         assert client.zcard(BURIED) == 2 and not client.exists(DELETED)
-        for name, age_s in (("0", BURIED_S + 60), ("1", BURIED_S - 60)):
+        for name, age_s in (("0", TOMBSTONE_S + 60), ("1", TOMBSTONE_S - 60)):
             client.zadd(BURIED, {digest_of("u", name).hex(): time.time() - age_s})
     await facts.delete(USER, ["2"])
     assert await facts.put(USER, items(2)) == ["0"]

@@ -23,7 +23,7 @@ from turnwise.memory.longterm.extraction.input import ExtractionInput, input_of,
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
 from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
 from turnwise.memory.longterm.extraction.schema import Limits, parse
-from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, kept
+from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, checked_item
 from turnwise.memory.longterm.keyword import LexicalMemory, beside, profile_of
 from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
@@ -174,7 +174,7 @@ class ExtractiveMemory:
         given = {item.id: item for item in reversed(items)}
         messages = [item for item in reversed(given.values()) if item.blocks]
         for item in messages:
-            kept(scope, replace(item, text="a message"))  # raises before the model is called
+            checked_item(scope, replace(item, text="a message"))  # raises before the model is called
         if ready := [item for item in reversed(given.values()) if not item.blocks]:
             await self._found.remember(scope, ready)
         if messages:
@@ -280,9 +280,9 @@ class ExtractiveMemory:
             ids = {*ids, *await self._made(scope, {_key(name) for name in ids})}
         return texts_of(item for item in await self._found.to_delete(scope, ids, turn_index) if not is_record(item.id))
 
-    async def keeps(self, texts: Collection[str]) -> set[str]:
+    async def still_contains(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
-        return await self._found.keeps(texts)
+        return await self._found.still_contains(texts)
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
         """Rewrite the files of the store, if it supports that."""

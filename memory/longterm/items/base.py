@@ -136,7 +136,7 @@ class FactStore(Protocol):
     async def delete(self, scope: Scope, ids: Collection[str]) -> list[str]:
         """Delete the items with these ids that the scope sees, superseded ones included; return their ids.
 
-        Deleted ids, and ids that do not exist yet, are refused by `put` for `BURIED_S`, so a repeated flush does not
+        Deleted ids, and ids that do not exist yet, are refused by `put` for `TOMBSTONE_S`, so a repeated flush does not
         bring a deleted item back. An item that a deleted one superseded, of whichever agent, takes over the end of the
         deleted one: it is valid again, or is superseded by what superseded the deleted one. All of this applies to
         `purge` and `sweep` too.
@@ -192,7 +192,7 @@ def owner_after(scope: Scope, agent: str | None, before: str, after: MemoryType)
 SEMANTIC = frozenset(kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC)
 
 
-BURIED_S = 90 * 86_400.0
+TOMBSTONE_S = 90 * 86_400.0
 """How long a store knows the ids of deleted items and refuses items with these ids, in seconds.
 
 A session whose process was lost may save an item again, when somebody next uses the session. Ids are dropped after this
@@ -200,7 +200,7 @@ time, since they would accumulate otherwise.
 """
 
 
-def holds(item: MemoryItem, which: FactFilter) -> bool:
+def matches(item: MemoryItem, which: FactFilter) -> bool:
     """Return whether the item matches the filter."""
     if which.types is not None and item.type not in which.types:
         return False
@@ -222,11 +222,11 @@ def _is_live(item: MemoryItem, at: float, as_of: float | None) -> bool:
 End: TypeAlias = tuple[float | None, str | None]
 """The time when an item was superseded, and the id of the item that replaced it."""
 
-HOLDS: End = (None, None)
+NO_END: End = (None, None)
 """The end of an item that is not superseded."""
 
 
-def end_without(ends: Mapping[str, End], id: str, successor: str) -> End:
+def end_after_deletion(ends: Mapping[str, End], id: str, successor: str) -> End:
     """Return the new end of an item whose successor is deleted: the end of the first successor that stays.
 
     Args:
@@ -235,9 +235,9 @@ def end_without(ends: Mapping[str, End], id: str, successor: str) -> End:
     at, by = ends[successor]
     for _ in ends:
         if by is None or by not in ends:
-            return HOLDS if by == id else (at, by)
+            return NO_END if by == id else (at, by)
         at, by = ends[by]
-    return HOLDS  # the deleted items superseded each other
+    return NO_END  # the deleted items superseded each other
 
 
 async def all_items(facts: FactStore, scope: Scope, which: FactFilter = ALL) -> list[MemoryItem]:
@@ -264,7 +264,7 @@ async def all_facts(facts: FactStore, user_id: str | None = None) -> AsyncIterat
 _PAGE = 1000
 
 
-def kept(scope: Scope, item: MemoryItem) -> MemoryItem:
+def checked_item(scope: Scope, item: MemoryItem) -> MemoryItem:
     """Return the item as it is stored: checked, and without blocks and score.
 
     Raises:
@@ -320,7 +320,7 @@ def check_change(
             raise ValueError(f"{', '.join(sorted(unknown))} cannot be changed")
         given = "text" if text is None else text
         item = MemoryItem(id="?", text=given, type=type or MemoryType.GENERAL, updated_at=at, **more)
-        item = kept(scope, item)
+        item = checked_item(scope, item)
     except InvalidMemoryError as error:
         raise InvalidMemoryError(id[:_SHOWN], error.why) from error
     except ValueError as error:
@@ -358,7 +358,7 @@ def check_successor(scope: Scope, id: str, item: MemoryItem) -> MemoryItem:
     Raises:
         InvalidMemoryError: the item is invalid, has this id, or has no time.
     """
-    item = kept(scope, item)
+    item = checked_item(scope, item)
     if item.id == id:
         raise InvalidMemoryError(id[:_SHOWN], "an item cannot supersede itself: use another id, or update()")
     if not item.created_at:

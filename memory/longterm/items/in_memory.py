@@ -14,17 +14,17 @@ from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
 from turnwise.memory.longterm.items.base import (
     ALL,
-    BURIED_S,
-    HOLDS,
+    NO_END,
+    TOMBSTONE_S,
     Fact,
     FactFilter,
     changed,
     check_change,
     check_successor,
     check_turn,
-    end_without,
-    holds,
-    kept,
+    checked_item,
+    end_after_deletion,
+    matches,
     owner_after,
     owner_of,
     parse_position,
@@ -58,7 +58,7 @@ class InMemoryFacts:
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         self._check_open()
         used = time.time() if at is None else at
-        return [item.id for item in [kept(scope, item) for item in items] if self._add(scope, item, used)]
+        return [item.id for item in [checked_item(scope, item) for item in items] if self._add(scope, item, used)]
 
     async def get(self, scope: Scope, ids: Collection[str]) -> dict[str, MemoryItem]:
         self._check_open()
@@ -131,7 +131,7 @@ class InMemoryFacts:
         self._check_open()
         check_turn(session_id, turn_index)
         which = FactFilter(session_id=session_id, turn_index=turn_index, superseded=True)
-        found = [name for name, row in self._users.get(user_id, {}).items() if holds(row.item, which)]
+        found = [name for name, row in self._users.get(user_id, {}).items() if matches(row.item, which)]
         self._forget(user_id, found)
         return found
 
@@ -150,7 +150,7 @@ class InMemoryFacts:
             (row.used, row.order, user, name)
             for user, rows in self._users.items()
             for name, row in rows.items()
-            if row.used < before and holds(row.item, which)
+            if row.used < before and matches(row.item, which)
         )
         gone: dict[str, list[str]] = {}
         for _, _, user, name in unused[: check_limit(limit)]:
@@ -187,7 +187,7 @@ class InMemoryFacts:
         rows = self._users.get(scope.user_id, {}).values()
         since = float("-inf") if which.used_since is None else which.used_since
         return [
-            row for row in rows if row.agent in (None, scope.agent) and row.used >= since and holds(row.item, which)
+            row for row in rows if row.agent in (None, scope.agent) and row.used >= since and matches(row.item, which)
         ]
 
     def _add(self, scope: Scope, item: MemoryItem, used: float) -> bool:
@@ -203,10 +203,10 @@ class InMemoryFacts:
         now = time.time()
         for name in gone:
             self._deleted.setdefault(digest_of(user_id, name), now)
-        while self._deleted and next(iter(self._deleted.values())) < now - BURIED_S:
+        while self._deleted and next(iter(self._deleted.values())) < now - TOMBSTONE_S:
             self._deleted.popitem(last=False)
-        ends = {name: (row.item.superseded_at, row.item.superseded_by) if row else HOLDS for name, row in gone.items()}
+        ends = {name: (row.item.superseded_at, row.item.superseded_by) if row else NO_END for name, row in gone.items()}
         for name, row in rows.items():
             if row.item.superseded_by in ends:
-                at, by = end_without(ends, name, row.item.superseded_by)
+                at, by = end_after_deletion(ends, name, row.item.superseded_by)
                 row.item = replace(row.item, superseded_at=at, superseded_by=by)

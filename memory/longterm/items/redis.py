@@ -23,7 +23,7 @@ from turnwise.memory.longterm.items.base import (
     check_change,
     check_successor,
     check_turn,
-    kept,
+    checked_item,
     owner_of,
     parse_position,
 )
@@ -57,7 +57,7 @@ class RedisFacts(RedisDatabase):
     scripts = SCRIPTS
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
-        items = [kept(scope, item) for item in items]
+        items = [checked_item(scope, item) for item in items]
         names = {_digest(scope.user_id, item.id): item.id for item in items}
         rows = [value for item in items for value in _row(scope, item)]
         if not rows:

@@ -17,7 +17,7 @@ A place is the user's digest, the time as 16 digits that sort like times, and th
 
 from __future__ import annotations
 
-from turnwise.memory.longterm.items.base import BURIED_S
+from turnwise.memory.longterm.items.base import TOMBSTONE_S
 
 KEYS = ("items", "texts", "times", "order", "used", "successors", "deleted", "last", "buried")
 
@@ -95,7 +95,7 @@ local function bury(digest, fact)
   local now = tonumber(redis.call('TIME')[1])
   redis.call('ZADD', buried, 'NX', now, digest)
   for _, earlier in ipairs(redis.call('SPOP', deleted, 10)) do redis.call('ZADD', buried, 'NX', now, earlier) end
-  redis.call('ZREMRANGEBYSCORE', buried, '-inf', '(' .. (now - BURIED_S))
+  redis.call('ZREMRANGEBYSCORE', buried, '-inf', '(' .. (now - TOMBSTONE_S))
   restore(digest, fact or {})
 end
 
@@ -326,7 +326,7 @@ return found
 """
 
 SCRIPTS = {
-    name: f"local BURIED_S = {BURIED_S:.0f}\n" + _COMMON + body
+    name: f"local TOMBSTONE_S = {TOMBSTONE_S:.0f}\n" + _COMMON + body
     for name, body in {
         "put": _PUT,
         "get": _GET,

@@ -16,16 +16,16 @@ from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
 from turnwise.memory.longterm.items.base import (
     ALL,
-    BURIED_S,
-    HOLDS,
+    NO_END,
+    TOMBSTONE_S,
     Fact,
     FactFilter,
     changed,
     check_change,
     check_successor,
     check_turn,
-    end_without,
-    kept,
+    checked_item,
+    end_after_deletion,
     owner_after,
     owner_of,
     parse_position,
@@ -60,7 +60,7 @@ class SQLFacts(SecureDeleteDatabase):
     schema = SCHEMA
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
-        items = [kept(scope, item) for item in items]
+        items = [checked_item(scope, item) for item in items]
         used = time.time() if at is None else at
 
         def put(connection: sa.Connection) -> list[str]:
@@ -257,12 +257,12 @@ class SQLFacts(SecureDeleteDatabase):
             now = time.time()
             connection.execute(insert, [{"digest": digest, "at": now} for digest in digests])
             connection.execute(sa.update(deleted).where(deleted.c.at.is_(None)).values(at=now))
-            connection.execute(sa.delete(deleted).where(deleted.c.at < now - BURIED_S))
-        ends = dict.fromkeys(missing, HOLDS) | {row.id: (row.superseded_at, row.superseded_by) for row in rows}
+            connection.execute(sa.delete(deleted).where(deleted.c.at < now - TOMBSTONE_S))
+        ends = dict.fromkeys(missing, NO_END) | {row.id: (row.superseded_at, row.superseded_by) for row in rows}
         for chunk in _chunks([*ends]):
             left = _UNREAD.where(facts.c.user_id == user_id, facts.c.superseded_by.in_(chunk))
             for row in connection.execute(left).all():
-                at, by = end_without(ends, row.id, row.superseded_by)
+                at, by = end_after_deletion(ends, row.id, row.superseded_by)
                 changes = {"superseded_at": at, "superseded_by": by}
                 connection.execute(sa.update(facts).where(facts.c.key == row.key).values(changes))
 

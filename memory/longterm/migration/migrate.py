@@ -15,7 +15,7 @@ from types import MappingProxyType
 from turnwise.errors import InvalidMemoryError
 from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.items.base import FactStore, kept
+from turnwise.memory.longterm.items.base import FactStore, checked_item
 from turnwise.memory.longterm.migration.namespace import FlatNamespace
 from turnwise.memory.longterm.migration.skips import Skipped, SkipReason
 from turnwise.memory.longterm.migration.sources import read_flat
@@ -166,6 +166,6 @@ class _Tally:
         if item is None:
             return Skipped(found.prefix, found.key, SkipReason.NO_TEXT)
         try:
-            return kept(Scope(user_id=found.user_id, agent=self._agent), item)
+            return checked_item(Scope(user_id=found.user_id, agent=self._agent), item)
         except InvalidMemoryError as error:
             return Skipped(found.prefix, found.key, SkipReason.REFUSED, error.why)

@@ -16,7 +16,7 @@ from rapidfuzz.distance import OSA
 
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.items.base import FactFilter, holds
+from turnwise.memory.longterm.items.base import FactFilter, matches
 from turnwise.memory.longterm.search.analyzer import is_dense, label, stem, stems, words
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.search.query import Query, Term, parse
@@ -118,7 +118,7 @@ class UserIndex:
         """Return the items that are pinned and that the scope sees. Numbers of rows in `expired` are left out."""
         agents = (None, scope.agent)
         rows = (row for row in self._pinned if row.agent in agents and row.row not in expired)
-        return [row.item for row in rows if holds(row.item, which)]
+        return [row.item for row in rows if matches(row.item, which)]
 
     @property
     def bytes(self) -> int:
@@ -228,7 +228,7 @@ class UserIndex:
             return None
         agents, gone = (None, scope.agent), set(expired)
         return np.array(
-            [row.agent in agents and row.row not in gone and holds(row.item, which) for row in self.rows], dtype=bool
+            [row.agent in agents and row.row not in gone and matches(row.item, which) for row in self.rows], dtype=bool
         )
 
 

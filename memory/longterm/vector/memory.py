@@ -380,9 +380,9 @@ class VectorMemory:
         ]
         return list(dict.fromkeys(keys))
 
-    async def keeps(self, texts: Collection[str]) -> set[str]:
+    async def still_contains(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
-        return await self._text.keeps(texts)
+        return await self._text.still_contains(texts)
 
     async def overwrite(self, keys: Collection[str]) -> None:
         """Overwrite vectors that were deleted in Chroma's files, and see that nothing of these keys is anywhere.

@@ -14,7 +14,15 @@ from turnwise.errors import StoreError, StoreURLError
 from turnwise.memory.conversation.corrupt_records import UNDECODABLE
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
 from turnwise.memory.longterm.deletion import said_by, said_in
-from turnwise.memory.longterm.items.base import FactFilter, changed, check_change, check_turn, holds, kept, owner_after
+from turnwise.memory.longterm.items.base import (
+    FactFilter,
+    changed,
+    check_change,
+    check_turn,
+    checked_item,
+    matches,
+    owner_after,
+)
 from turnwise.memory.longterm.retention import Expiry, Use
 from turnwise.memory.longterm.search.passages import LONG, vectors_of
 from turnwise.memory.longterm.types import MemoryType
@@ -49,7 +57,7 @@ class SQLiteItems(SecureDeleteDatabase):
 
     Each verb is one transaction; one that writes is on disk when it returns. A user's rows are numbered within a range
     of their own, so to load them reads nothing of another's. An id that was deleted stays so, also if it is given later
-    (`BURIED_S`). What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
+    (`TOMBSTONE_S`). What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
 
     Args:
         url: `sqlite:///path/to/file.db`. Stores of other kinds may be in the same file.
@@ -85,7 +93,7 @@ class SQLiteItems(SecureDeleteDatabase):
         Raises:
             InvalidMemoryError: an item cannot be kept; nothing is written.
         """
-        checked = [(scope, [kept(scope, item) for item in items]) for scope, items in additions]
+        checked = [(scope, [checked_item(scope, item) for item in items]) for scope, items in additions]
         used = time.time() if at is None else at
 
         def work(connection: sa.Connection) -> list[Pending]:
@@ -199,7 +207,7 @@ class SQLiteItems(SecureDeleteDatabase):
 
         def numbers(connection: sa.Connection) -> list[int]:
             which = _which(scope, turn_index)
-            return [row.row for row in _rows(connection).damaged(scope.user_id) if holds(row.item, which)]
+            return [row.row for row in _rows(connection).damaged(scope.user_id) if matches(row.item, which)]
 
         def work_numbers(connection: sa.Connection, some: Sequence[int]) -> int:
             rows = _rows(connection)
@@ -260,7 +268,7 @@ class SQLiteItems(SecureDeleteDatabase):
         check_turn(scope.session_id, turn_index, ids)
         return await self._read(lambda connection: _to_delete(_rows(connection), scope, ids, turn_index))
 
-    async def keeps(self, texts: Collection[str]) -> set[str]:
+    async def still_contains(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that are a part of what some item says, or of its record: O(all)."""
 
         def work(connection: sa.Connection, after: int) -> int | None:
@@ -375,7 +383,7 @@ def _to_delete(rows: Rows, scope: Scope, ids: Collection[str] | None, turn_index
     if ids is not None:
         return rows.find(scope, ids)
     which = _which(scope, turn_index)
-    return [row for row in rows.load(scope.user_id)[2] if holds(row.item, which)]
+    return [row for row in rows.load(scope.user_id)[2] if matches(row.item, which)]
 
 
 def _which(scope: Scope, turn_index: int | None) -> FactFilter:

@@ -14,7 +14,7 @@ from turnwise.memory.conversation.corrupt_records import UNDECODABLE, why_unread
 from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.base import BURIED_S, HOLDS, end_without, owner_of
+from turnwise.memory.longterm.items.base import NO_END, TOMBSTONE_S, end_after_deletion, owner_of
 from turnwise.memory.longterm.items.records import status_of, texts_in
 from turnwise.memory.longterm.retention import Expiry
 from turnwise.memory.longterm.types import MemoryType
@@ -197,20 +197,20 @@ class Rows:
 
         What they stood in the place of takes over their end.
         """
-        ends = dict.fromkeys(missing, HOLDS)
+        ends = dict.fromkeys(missing, NO_END)
         ends |= {row.item.id: (row.item.superseded_at, row.item.superseded_by) for row in rows}
         now = time.time()
         insert = "INSERT OR IGNORE INTO turnwise_vector_forgotten (digest, at) VALUES (?, ?)"
         self._cursor.executemany(insert, [(digest_of(user_id, name), now) for name in ends])
         self._cursor.execute("UPDATE turnwise_vector_forgotten SET at = ? WHERE at IS NULL", (now,))
-        self._cursor.execute("DELETE FROM turnwise_vector_forgotten WHERE at < ?", (now - BURIED_S,))
+        self._cursor.execute("DELETE FROM turnwise_vector_forgotten WHERE at < ?", (now - TOMBSTONE_S,))
         self._drop(rows)
         first, last = _range(self.revision(user_id).owner)
         select = f"{_SELECT} superseded_by = ? AND row BETWEEN ? AND ?"
         found = [_decode_damaged(user_id, values) for name in ends for values in self._all(select, name, first, last)]
         left = [row for row in found if row.is_whole]
         for row in left:
-            at, by = end_without(ends, row.item.id, row.item.superseded_by or "")
+            at, by = end_after_deletion(ends, row.item.id, row.item.superseded_by or "")
             record = _record(replace(row.item, superseded_at=at, superseded_by=by))
             update = "UPDATE turnwise_vector_items SET record = ?, superseded_by = ? WHERE row = ?"
             self._cursor.execute(update, (record, by, row.row))

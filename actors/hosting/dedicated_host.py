@@ -101,7 +101,7 @@ class SessionHost:
 
         A failed attempt is logged and repeated later, unless the session was deleted or cannot be read.
         """
-        await retry(self._warm, f"lost session {public_id(self._session_id)!r}: to see to it", until=_is_final)
+        await retry(self._warm, f"session {public_id(self._session_id)!r}: recovery", until=_is_final)
 
     async def _warm(self) -> None:
         answer = pickle.loads(await self.call(pickle.dumps((self._session_id, "warm"))))

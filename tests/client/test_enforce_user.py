@@ -98,9 +98,7 @@ async def outcome(verb: Callable[..., Any], *args: str, **user: str) -> Any:
         return error
 
 
-def test_every_verb_of_a_manager_reaches_what_is_its_users_and_nothing_else(
-    make_manager: MakeManager, tmp_path: Path
-) -> None:
+def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager: MakeManager, tmp_path: Path) -> None:
     """In both families; what is another's looks the same as what is not there."""
     free = make_manager()
     run_id = free.open("of-alice", user_id="alice").run("slow 3").run_id  # which takes a time that counts
@@ -291,7 +289,7 @@ def test_sessions_of_one_id_expire_are_archived_and_come_back_each_to_its_user(
         assert f"of {user}" in shown(strict.open("chat", user_id=user).latest())
 
 
-def test_what_a_memory_has_of_a_session_goes_with_it_and_not_with_another_users_of_the_same_id(
+def test_deleting_a_session_removes_its_items_but_not_those_of_another_user_with_the_same_id(
     make_manager: MakeManager, tmp_path: Path
 ) -> None:
     memory = [LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))]

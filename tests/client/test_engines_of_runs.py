@@ -175,7 +175,7 @@ async def test_engines_of_open_runs_are_held_and_one_more_than_a_process_holds_i
         assert await said(store, name) == {f"run of {name}": manager.engine_id}
 
 
-async def test_an_engine_that_made_room_for_others_is_held_again_when_its_session_goes_on() -> None:
+async def test_an_evicted_engine_is_cached_again_when_its_session_runs() -> None:
     store = InMemoryStore()
     hosting = Hosting(store, Named("own"), Packed(hosts=1, max_resident=1))
     await hosting.create("a", "b")
@@ -191,7 +191,7 @@ async def test_an_engine_that_made_room_for_others_is_held_again_when_its_sessio
     assert await said(store, "a") == {"first": "asking", "second": "asking"}
 
 
-async def test_what_is_noted_holds_each_engine_while_a_session_or_a_run_has_it() -> None:
+async def test_engine_overrides_keep_each_engine_while_a_session_or_a_run_uses_it() -> None:
     notes = EngineOverrides()
     await notes.save("actor", "a", EngineOverride("engine 0"), {"engine 0": b"0"})
     await notes.save("actor", "a", EngineOverride("engine 1", {"run": "engine 0"}), {"engine 1": b"1"})
@@ -302,7 +302,7 @@ async def test_the_runner_of_an_engine_that_changes_while_it_is_built_serves_its
     assert not second.closed.is_set()
 
 
-async def test_a_runner_that_is_built_when_nobody_wants_it_any_more_is_closed_or_serves_the_next_run() -> None:
+async def test_a_runner_that_is_built_too_late_is_closed_or_serves_the_next_run() -> None:
     engine = Building("late")
     stage = await stage_of(engine)
     await stage.core.start(["hello"], run_id="first")

@@ -104,7 +104,7 @@ async def all_that_is_read(reads: SessionReads) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_store_says_what_the_owner_of_the_session_says_and_the_owner_keeps_it(kind: str) -> None:
+def test_reading_from_the_store_gives_the_owners_answers_and_does_not_take_the_session(kind: str) -> None:
     async def story(seed: int) -> None:
         dice = random.Random(f"{kind} {seed}")
         store, history = stores(kind)
@@ -150,7 +150,7 @@ async def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> No
     await core.end()
 
 
-async def test_who_waits_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
+async def test_a_wait_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
     store = SharedStore()
     store.others = ["10.0.0.1:6379"]
     core = await owned(store)
@@ -169,7 +169,7 @@ async def test_who_waits_for_a_run_of_another_ray_does_not_interrupt_it() -> Non
 
 
 @pytest.mark.parametrize("verb", ["wait", "events"])
-async def test_a_run_that_nobody_can_be_running_is_the_owners_to_settle(verb: str) -> None:
+async def test_a_run_that_no_process_can_be_running_is_ended_by_a_new_owner(verb: str) -> None:
     store = SharedStore()
     core = await owned(store)
     await core.start(["slow 100000"], run_id="run")
@@ -199,7 +199,7 @@ class TakenOverMeanwhile(InMemoryStore):
 
 
 @pytest.mark.parametrize("reads_before", [0, 1])
-async def test_who_follows_a_run_that_is_settled_while_the_store_is_read_sees_its_end(reads_before: int) -> None:
+async def test_a_follower_sees_the_end_of_a_run_that_is_repaired_while_the_store_is_read(reads_before: int) -> None:
     store = TakenOverMeanwhile()
     owner = await owned(store)
     started = await owner.start(["slow 1000"], run_id="run-1")

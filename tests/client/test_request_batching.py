@@ -71,7 +71,7 @@ def play(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 60))
 
 
-def test_each_caller_has_its_own_answer_whatever_breaks_and_whoever_gives_up() -> None:
+def test_each_caller_gets_its_own_answer_under_faults_and_cancellations() -> None:
     async def life(seed: int) -> None:
         dice = random.Random(seed)
         actor = Actor(dice, breaks=0.2)
@@ -94,7 +94,7 @@ def test_each_caller_has_its_own_answer_whatever_breaks_and_whoever_gives_up() -
     assert explore(100, life) == 100
 
 
-async def test_what_is_asked_in_one_moment_goes_together_and_who_asks_alone_calls() -> None:
+async def test_simultaneous_requests_are_sent_together_and_a_single_one_as_a_call() -> None:
     actor = Actor()
     bundler = RequestBatcher.of(actor)
     assert RequestBatcher.of(actor) is bundler
@@ -107,7 +107,7 @@ async def test_what_is_asked_in_one_moment_goes_together_and_who_asks_alone_call
     assert (actor.alone, actor.together) == ([b"one", large], [MOST, 6, 2, 2])
 
 
-async def test_an_actor_that_is_gone_is_told_to_each_as_by_a_call_of_its_own() -> None:
+async def test_each_request_of_a_batch_gets_the_error_of_a_dead_actor() -> None:
     actor = Actor(is_dead=True)
     bundler = RequestBatcher(actor)
     answers = await asyncio.gather(*(bundler.ask(b"%d" % number) for number in range(5)), return_exceptions=True)

@@ -315,7 +315,7 @@ time.sleep(60)
 """
 
 
-def test_when_the_callers_process_dies_the_run_goes_on_and_another_attaches_by_id(
+def test_a_run_continues_when_the_callers_process_dies_and_another_attaches_by_id(
     make_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
 ) -> None:
     """Case 15, with a real SIGKILL of a real second process."""

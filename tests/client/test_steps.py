@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from turnwise.actors.client.requests import Portal
 
 
-def test_who_waits_in_another_thread_while_a_manager_is_closed_gets_an_answer() -> None:
+def test_a_wait_in_another_thread_is_answered_though_the_manager_is_closed() -> None:
     portal, began, goes_on = Portal(), threading.Event(), threading.Event()
 
     async def work() -> str:

@@ -94,7 +94,7 @@ def test_a_run_that_could_not_be_ended_is_seen_to_though_the_store_raises_an_err
     logged(caplog, "session 'session'", "run 'run'", "OSError")
 
 
-def test_what_is_to_be_saved_is_found_though_the_store_raises_an_error_of_its_own(
+def test_unsaved_turns_are_found_though_the_store_raises_an_error_of_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:
@@ -130,7 +130,7 @@ def test_a_saver_that_meets_an_error_of_its_session_is_begun_again(caplog: pytes
 
 
 @pytest.mark.parametrize("verb", ["turns", "runs"])
-def test_a_corrupt_turn_above_the_mark_is_told_and_the_next_ones_are_saved(
+def test_a_corrupt_turn_above_the_mark_is_reported_and_later_ones_are_saved(
     verb: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:

@@ -160,7 +160,7 @@ def test_a_host_that_dies_after_others_have_followed_leaves_no_run_without_outco
     assert said["lost"] and set(said["lost"]) == {"interrupted"}
 
 
-def test_a_session_starts_again_though_what_it_had_taken_over_is_lost_with_its_node(
+def test_a_session_starts_again_though_its_engine_override_is_lost_with_a_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lost(_: object) -> None:

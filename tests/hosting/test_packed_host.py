@@ -250,7 +250,7 @@ async def test_a_host_takes_so_many_calls_and_of_each_session_so_many_and_says_w
 
 
 @pytest.mark.virtual_time
-async def test_of_requests_that_come_together_each_is_answered_when_it_is_ready_and_none_fails_for_another() -> None:
+async def test_requests_of_one_batch_are_answered_as_they_are_ready_and_fail_independently() -> None:
     patient = Patient()
     hosting = Hosting(InMemoryStore(), patient)
     await hosting.create("slow", "fast")
@@ -289,7 +289,7 @@ def test_a_session_that_is_flooded_holds_no_neighbour_up() -> None:
     assert explore(5, life)
 
 
-def test_while_the_store_fails_nobody_takes_anothers_place_for_nothing() -> None:
+def test_while_the_store_fails_no_session_is_unloaded_in_vain() -> None:
     async def life(seed: int) -> None:
         store = DawdlingStore(random.Random(seed))
         hosting = Hosting(store, EchoEngine(), Packed(hosts=1, max_resident=1))
@@ -391,7 +391,7 @@ async def test_an_engine_override_belongs_to_one_session_and_outlives_the_proces
 
 
 @pytest.mark.virtual_time
-async def test_a_run_that_waits_for_leave_goes_on_with_its_engine_whoever_had_to_leave_meanwhile() -> None:
+async def test_a_run_that_waits_for_approval_keeps_its_engine_though_its_session_was_unloaded() -> None:
     """Case 61: also if the process was lost, and many managers with other engines came by."""
 
     store, limits = InMemoryStore(), Packed(hosts=1, max_resident=1)
@@ -466,7 +466,7 @@ def test_the_next_process_sees_to_the_runs_of_its_sessions_and_to_no_others() ->
     assert explore(10, life)
 
 
-def test_after_others_have_followed_each_session_moves_when_nobody_uses_it_and_none_is_interrupted() -> None:
+def test_sessions_move_from_replaced_hosts_once_they_are_idle_and_no_run_is_interrupted() -> None:
     """Case 64: one owner at each moment, under the busiest of moves."""
 
     async def life(seed: int) -> None:

@@ -148,7 +148,7 @@ def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_
     check(manager, names, acknowledged)
 
 
-def test_a_run_that_is_to_be_resumed_goes_on_in_the_next_process_with_the_engine_it_began_with(
+def test_a_run_is_resumed_in_the_next_process_with_its_own_engine(
     make_manager: MakeManager,
 ) -> None:
     """Case 33, in a host of many, whose other sessions have another engine."""

@@ -18,7 +18,7 @@ from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 
 
-def test_turns_that_a_lost_process_had_not_saved_are_saved_though_nobody_calls(
+def test_unsaved_turns_of_a_lost_process_are_saved_without_a_call(
     make_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     """Case 55."""

@@ -106,7 +106,7 @@ async def test_a_call_waits_for_a_slice_and_no_longer(placement: str) -> None:
 
 
 @PLACEMENTS
-def test_who_waits_beyond_the_limit_is_refused_and_every_other_verb_gets_through(placement: str) -> None:
+def test_a_wait_beyond_the_limit_is_refused_and_other_calls_are_answered(placement: str) -> None:
     async def life(_: int) -> None:
         ask = (await hosted(placement, Asking())).ask
         await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
@@ -129,7 +129,7 @@ def test_who_waits_beyond_the_limit_is_refused_and_every_other_verb_gets_through
     assert explore(1, life)
 
 
-def test_those_who_wait_for_many_sessions_of_a_host_are_limited_too_and_leave_its_calls_alone() -> None:
+def test_a_host_limits_waits_over_all_its_sessions_and_still_answers_calls() -> None:
     async def life(_: int) -> None:
         hosting = Hosting(InMemoryStore(), Asking(), Packed(hosts=1, max_calls=2, max_session_calls=1, max_waits=4))
         await hosting.create("a", "b", "c")
@@ -271,7 +271,7 @@ def test_a_caller_for_whom_there_is_no_place_pauses_and_asks_again_until_there_i
     assert len(caller.pauses) == 5 and sum(caller.pauses) < 2, "the first pauses are short"
 
 
-def test_a_caller_for_whom_there_is_no_place_is_told_when_its_timeout_or_a_minute_is_over(clock: Clock) -> None:
+def test_a_wait_without_a_free_place_fails_after_its_timeout_or_a_minute(clock: Clock) -> None:
     for timeout_s, limit_s in ((7.0, 7.0), (None, REFUSED_S), (0.0, 0.0)):
         caller, began = Caller(clock, lambda asked: REFUSAL), clock.now
         with pytest.raises(OverloadedError, match="max_waits=5"):

@@ -98,7 +98,7 @@ def of(session_id: str, turn_index: int) -> Source:
     return Source(session_id=session_id, turn_index=turn_index)
 
 
-def test_the_later_turn_of_a_session_is_the_newer_news_whatever_clock_it_was_timed_by() -> None:
+def test_a_later_turn_is_newer_than_an_earlier_one_whatever_clocks_say() -> None:
     async def story() -> None:
         user, facts = Scope(user_id="u"), InMemoryFacts()
         old = MemoryItem(id="old", text="Lives in Graz", topic="home", created_at=1000.0, source=of("s", 1))

@@ -129,7 +129,7 @@ async def test_a_summary_that_comes_behind_newer_turns_goes_in_front_of_them() -
         (SystemExit(1), "SystemExit"),
     ],
 )
-async def test_a_summary_that_is_none_changes_nothing_is_told_and_is_asked_for_again(answer: Any, kind: str) -> None:
+async def test_an_unusable_summary_changes_nothing_is_reported_and_retried(answer: Any, kind: str) -> None:
     """Case 37, in a session: a bounded number of times, each paid for."""
 
     model = Summarizer(*[answer] * 3)
@@ -167,7 +167,7 @@ async def test_a_summarizer_that_fails_again_and_again_is_asked_less_and_less() 
     assert over > 20 and 3 <= len(model.shown) <= 18, "not at each end of a run"
 
 
-async def test_what_goes_is_in_long_term_memory_before_and_a_failing_memory_keeps_it_in_the_window() -> None:
+async def test_blocks_leave_the_window_only_after_all_memories_have_saved_them() -> None:
     """Case 42: failures are each memory's own, a retry makes no doubles, a static memory is never written."""
 
     good, bad, static = Notebook(), Notebook(failures=4), Notebook(read_only=True)
@@ -254,7 +254,7 @@ async def test_a_process_that_compacts_does_not_leave_and_a_session_that_is_dele
     assert await stage.core.ownership.leave()
 
 
-async def test_what_one_commit_spent_is_counted_once_though_its_answer_was_lost() -> None:
+async def test_the_usage_of_a_commit_is_counted_once_though_its_answer_was_lost() -> None:
     """The store stored it, and only its answer was lost: the attempt is not told and not paid for twice."""
 
     class Forgetful:
@@ -290,7 +290,7 @@ async def test_what_one_commit_spent_is_counted_once_though_its_answer_was_lost(
         assert said(stage.engine.given[-1])[0].startswith("summary")
 
 
-async def test_what_the_summarizer_cannot_take_at_once_is_summed_up_in_parts() -> None:
+async def test_a_text_too_long_for_the_summarizer_is_summarised_in_parts() -> None:
     """Each block is still shown once; a part that fails is asked for again, those before it are not."""
 
     model = Summarizer("first", ValueError("once"))
@@ -322,7 +322,7 @@ async def test_one_compaction_goes_on_at_a_time() -> None:
     assert not await events_of(stage, CompactionFailed)
 
 
-async def test_all_who_ask_for_a_compaction_while_another_is_under_way_share_the_next() -> None:
+async def test_compactions_requested_while_another_is_under_way_share_the_next_one() -> None:
     """Also those who have left by then: else each of a thousand would cost a summary."""
 
     model = Summarizer(delay_s=5.0)
@@ -370,7 +370,7 @@ async def test_a_summary_is_good_whatever_becomes_of_its_engine_afterwards(close
     assert not stage.core.compaction.is_under_way
 
 
-async def test_an_engine_that_cannot_be_built_in_time_holds_nobody_up() -> None:
+async def test_an_engine_that_is_not_built_in_time_delays_no_caller() -> None:
     """Case 40."""
 
     model = Summarizer()
@@ -450,7 +450,7 @@ async def test_a_part_that_fails_for_good_leaves_all_as_it_was() -> None:
 # Where things meet
 
 
-async def test_what_a_memory_took_in_part_is_not_enough_and_otherwise_decides() -> None:
+async def test_a_partial_save_in_a_memory_does_not_suffice_and_otherwise_decides() -> None:
     class Half(Notebook):
         async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
             return await super().remember(scope, items[:1])
@@ -462,7 +462,7 @@ async def test_what_a_memory_took_in_part_is_not_enough_and_otherwise_decides() 
     assert sum(map(ByteCounter().count, stage.engine.given[-1])) + 3 <= 600
 
 
-async def test_a_session_that_has_ended_compacts_no_more_and_what_it_spent_is_counted() -> None:
+async def test_an_ended_session_compacts_no_more_and_its_usage_is_counted() -> None:
     model = Summarizer(delay_s=5.0)
     stage = await opened(summarize(model))
     await chat(stage, *prompts(0, 8), pause_s=0.1)
@@ -551,7 +551,7 @@ async def test_a_flush_reads_only_the_turns_that_it_hands_over() -> None:
     assert all(item.source.turn_index is not None for item in memory.items.values())
 
 
-def test_what_a_model_is_not_asked_yet_when_all_is_cancelled_leaves_nothing_unawaited() -> None:
+def test_a_cancelled_compaction_leaves_no_coroutine_unawaited() -> None:
     """As a loop does with its tasks when it ends."""
 
     async def story() -> None:

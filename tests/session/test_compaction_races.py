@@ -227,7 +227,7 @@ async def base_of(world: WindowWorld) -> tuple[Block, ...]:
     return tuple(outcome.turn.blocks)
 
 
-def test_whatever_goes_wrong_under_trim_and_delete_the_history_is_whole() -> None:
+def test_under_faults_trim_and_delete_leave_the_history_whole() -> None:
     """Cases 35 and 41."""
 
     async def life(seed: int) -> None:
@@ -240,7 +240,7 @@ def test_whatever_goes_wrong_under_trim_and_delete_the_history_is_whole() -> Non
     assert spread(LIVES, life)
 
 
-def test_whatever_goes_wrong_with_a_summary_nothing_is_lost_and_none_stands_for_anything_twice() -> None:
+def test_under_faults_summaries_lose_nothing_and_replace_nothing_twice() -> None:
     """Cases 37, 40, 41 and 43: what the window holds and what its summaries stand for is the whole conversation."""
 
     async def life(seed: int) -> None:
@@ -296,7 +296,7 @@ class _Never:
         return False
 
 
-def test_whatever_goes_wrong_with_memories_what_left_the_window_is_in_all_of_them() -> None:
+def test_under_faults_blocks_that_left_the_window_are_in_all_memories() -> None:
     """Cases 41 and 42: durable before the window drops it, and nothing is remembered twice."""
 
     async def life(seed: int) -> None:

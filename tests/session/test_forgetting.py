@@ -113,7 +113,7 @@ async def test_a_turn_that_was_still_to_be_saved_is_not_saved_any_more() -> None
     assert book.turns == [1]
 
 
-async def test_what_is_on_its_way_to_a_memory_arrives_before_it_is_forgotten() -> None:
+async def test_a_save_in_flight_arrives_before_its_turn_is_forgotten() -> None:
     book = Book(delay_s=5.0)
     stage = await MemoryStage.opened(book)
     await stage.say("one")
@@ -124,7 +124,7 @@ async def test_what_is_on_its_way_to_a_memory_arrives_before_it_is_forgotten() -
     assert not book.items
 
 
-async def test_a_summary_of_a_forgotten_turn_gives_way_to_the_rest_of_what_it_stood_for() -> None:
+async def test_a_summary_of_a_forgotten_turn_is_replaced_by_its_other_originals() -> None:
     """Case 54: its influence on summaries, also on those that were folded into others."""
 
     model = Summarizer()
@@ -199,7 +199,7 @@ async def test_forks_go_on_without_what_was_forgotten() -> None:
         assert said(blocks) == held, name
 
 
-async def test_what_cannot_be_forgotten_now_is_refused_and_loses_nothing() -> None:
+async def test_a_turn_that_cannot_be_forgotten_now_is_refused_and_nothing_is_lost() -> None:
     book = Book()
     stage = await MemoryStage.opened(book)
     await stage.say("one")
@@ -268,7 +268,7 @@ async def test_memories_that_fail_do_not_keep_others_from_forgetting() -> None:
     assert done.items == {"memory 0": 1, "memory 1": 0}
 
 
-async def test_a_turn_that_is_being_read_to_be_saved_when_it_is_forgotten_is_not_given() -> None:
+async def test_a_turn_that_is_forgotten_while_it_is_read_for_saving_is_not_saved() -> None:
     stage = await MemoryStage.opened(Book())
     stage.memories[0].held.clear()
     for prompt in ("one", "two"):
@@ -288,7 +288,7 @@ async def test_a_turn_that_is_being_read_to_be_saved_when_it_is_forgotten_is_not
     assert book.turns == [1] and len(book.given) == 1
 
 
-async def test_a_flush_that_is_giving_a_turn_when_it_is_forgotten_leaves_nothing_of_it() -> None:
+async def test_a_flush_of_a_turn_that_is_forgotten_meanwhile_leaves_nothing_of_it() -> None:
     book = Book()
     flush = FlushToMemory([book], max_ratio=0.2, trigger_ratio=0.3)
     stage = await MemoryStage.opened(overflow=flush, compaction_timeout_s=1000.0, **WINDOW)
@@ -364,7 +364,7 @@ async def test_a_run_whose_start_is_being_stored_when_memories_have_forgotten_as
     assert not any("secret" in getattr(block, "text", "") for block in stage.engine.given[-1])
 
 
-async def test_a_fork_of_an_earlier_turn_goes_on_without_what_was_forgotten_of_it_and_its_summaries() -> None:
+async def test_a_fork_of_an_earlier_turn_lacks_forgotten_blocks_and_their_summaries() -> None:
     stage = await MemoryStage.opened(
         Book(), overflow=summarize(Summarizer(), trigger_ratio=0.6), memory=MemoryConfig(recall=False), **WINDOW
     )
@@ -422,7 +422,7 @@ async def test_forgetting_may_be_repeated_where_the_store_failed_at_any_of_its_s
         assert prompts_of(stage.engine.given[-1]) == ["one", "three", "four"]
 
 
-async def test_what_is_compacted_while_a_session_is_deleted_gives_memories_nothing() -> None:
+async def test_a_compaction_during_a_delete_saves_nothing_in_memories() -> None:
     book = Book()
     flush = FlushToMemory([book], max_ratio=0.2, trigger_ratio=0.3)
     stage = await MemoryStage.opened(book, overflow=flush, memory=MemoryConfig(save="none"), **WINDOW)

@@ -174,7 +174,7 @@ def test_a_turn_that_is_larger_than_the_bound_can_be_read_and_is_not_held(monkey
     assert [len(turn.blocks) for turn in turns] == [2 * min(10, number + 1) for number in range(20)]
 
 
-def test_a_turn_keeps_its_blocks_whatever_the_client_lets_go_of_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_keeps_its_blocks_though_the_client_evicts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its session left out what the client had said that it holds."""
     monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 2)
     cluster = Cluster()
@@ -212,7 +212,7 @@ async def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:
     assert len(_BATCHERS[asyncio.get_running_loop()]) == 1
 
 
-async def test_the_process_of_a_session_of_thousands_of_turns_holds_what_it_shows_and_a_little_more() -> None:
+async def test_a_process_caches_little_more_than_the_window_of_a_session_of_thousands_of_turns() -> None:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
     config = SessionConfig(max_context_tokens=4_000, reserve_output_tokens=0, token_counter=ByteCounter())

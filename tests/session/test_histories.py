@@ -135,7 +135,7 @@ def test_every_life_of_a_session_leaves_valid_requests_and_calls_no_tool_twice()
     assert spread(LIVES, live)
 
 
-def test_what_an_executed_tool_gave_is_in_the_history_unless_the_process_died() -> None:
+def test_the_result_of_an_executed_tool_is_in_the_history_unless_the_process_died() -> None:
     """Case 33: without kills, every call that was made and ended has its result in a turn that was kept."""
 
     async def life(seed: int) -> None:

@@ -471,7 +471,7 @@ async def die(world: MemoryWorld) -> None:
         await world.store.inner.get(SESSION)
 
 
-def test_whatever_goes_wrong_memories_have_each_turn_once_and_what_is_forgotten_is_nowhere() -> None:
+def test_under_faults_memories_have_each_turn_once_and_no_forgotten_turn() -> None:
     """Cases 50, 54, 55: killed, cancelled, discarded, interrupted, switched, flushed, summed up, recalled."""
 
     recalled = forgotten = compacted = 0
@@ -513,7 +513,7 @@ def test_saving_costs_no_commit_while_nothing_goes_wrong() -> None:
     assert explore(30, life)
 
 
-def test_saving_goes_on_when_a_store_is_back_that_nobody_could_ask_for_long() -> None:
+def test_saving_continues_after_a_long_outage_of_the_store() -> None:
     async def life(seed: int) -> None:
         world = MemoryWorld(seed)
         world.store.fail_rate = 0.0

@@ -129,7 +129,7 @@ async def test_who_the_user_is_stands_in_every_request_and_nobody_elses() -> Non
     assert WHO[0].text in section(await request(core, Image(url="https://example.org/a.png")))
 
 
-async def test_what_does_not_fit_into_the_profile_is_told_and_may_yet_be_recalled() -> None:
+async def test_items_that_do_not_fit_into_the_profile_are_reported_and_may_be_recalled() -> None:
     crates = [
         MemoryItem(id=f"c{at}", text=f"Crate {at} holds pears{at}.", type=_FACTS, created_at=2e9 + at)
         for at in range(30)
@@ -202,7 +202,7 @@ async def test_what_is_forgotten_or_contradicted_is_in_no_later_request() -> Non
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_a_pin_holds_in_every_process_and_goes_over_to_what_takes_its_place(kind: str, tmp_path: Path) -> None:
+async def test_a_pin_holds_in_every_process_and_for_the_fact_that_replaces_it(kind: str, tmp_path: Path) -> None:
     shared = InMemoryFacts()
     make: Callable[[], FactStore] = (
         (lambda: shared) if kind == "memory" else partial(SQLFacts, f"sqlite:///{tmp_path}/f.db")

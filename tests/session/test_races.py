@@ -402,7 +402,7 @@ def test_a_schedule_that_fails_among_those_that_are_spread_over_cores_tells_its_
         spread(100, life)
 
 
-def test_who_follows_a_run_while_its_session_changes_hands_sees_all_that_is_stored_of_it() -> None:
+def test_a_follower_of_a_run_sees_all_stored_events_while_the_session_changes_owners() -> None:
     """Cases 59 and 60: also in the moment in which the new owner knows of the run and has not yet ended it."""
 
     async def schedule(seed: int) -> None:
@@ -430,7 +430,7 @@ def test_who_follows_a_run_while_its_session_changes_hands_sees_all_that_is_stor
     assert explore(share(300), schedule)
 
 
-def test_who_reads_the_store_while_runs_begin_misses_nothing_that_leaves_memory_meanwhile() -> None:
+def test_a_reader_misses_no_event_that_leaves_memory_while_it_reads_the_store() -> None:
     """Case 59: a run's last event is let go of while a slow store still says what came before it."""
 
     async def schedule(seed: int) -> None:

@@ -79,7 +79,7 @@ async def ask(core: SessionCore, *prompts: str | Block) -> Sequence[AnyBlock]:
     return outcome.turn.blocks
 
 
-async def test_what_is_recalled_stands_before_the_prompt_and_in_no_history() -> None:
+async def test_recalled_text_is_a_block_before_the_prompt_and_not_in_the_history() -> None:
     engine, memory = Talker(), Parrot()
     core = await opened(engine, memory)
     await ask(core, System(text="be kind"), "first")
@@ -249,9 +249,7 @@ async def degraded(core: SessionCore) -> list[str]:
 
 
 @pytest.mark.parametrize(("first", "second"), [("a hard one", "an easy one"), ("an easy one", "a hard one")])
-def test_a_run_is_told_of_the_trouble_of_its_own_recall_though_another_session_recalls_meanwhile(
-    first: str, second: str
-) -> None:
+def test_a_run_reports_a_degraded_recall_of_its_own_only(first: str, second: str) -> None:
     async def story() -> None:
         memory, actor = await shared(InMemoryFacts())
         slow = Gated()
@@ -266,7 +264,7 @@ def test_a_run_is_told_of_the_trouble_of_its_own_recall_though_another_session_r
     asyncio.run(asyncio.wait_for(story(), 30))
 
 
-def test_a_run_is_told_of_the_trouble_of_its_recall_though_the_memory_answers_another_before_it() -> None:
+def test_a_run_reports_its_degraded_recall_though_the_memory_answers_another_first() -> None:
     async def story() -> None:
         facts = GatedFacts(2)  # the first query is for the model, the second goes without it
         memory, _ = await shared(facts)

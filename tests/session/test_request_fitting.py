@@ -113,7 +113,7 @@ def test_a_run_s_requests_fit_the_window_of_the_model_that_it_asks(asked: dict[s
     assert small.of_run(replace(run, model="gpt-4.1")).budget.max_tokens <= small.budget.max_tokens
 
 
-async def test_a_prompt_that_fits_does_not_wait_for_the_summary_and_one_that_does_not_does() -> None:
+async def test_only_a_prompt_that_does_not_fit_waits_for_the_summary() -> None:
     """Case 40: and the summary is then taken over, not made again."""
 
     model = Summarizer(delay_s=5.0)
@@ -164,7 +164,7 @@ class Agent:
 
 
 @pytest.mark.parametrize("overflow", [Trim(), DeleteOldest(3), summarize(Summarizer())])
-async def test_a_tool_loop_that_outgrows_the_window_goes_on_with_less_before_it(overflow: Any) -> None:
+async def test_a_tool_loop_that_outgrows_the_window_continues_with_less_history(overflow: Any) -> None:
     """In the midst of a run: its own prompt, calls and results stay."""
 
     stage = await opened(overflow, Agent(5, 40))
@@ -223,7 +223,7 @@ async def test_a_conversation_that_is_too_long_fails_its_run_where_nothing_can_g
     assert (outcome.run.state, outcome.run.code) == ("failed", "window")
 
 
-async def test_a_turn_that_alone_is_too_long_says_how_much_is_what_and_the_session_goes_on() -> None:
+async def test_a_turn_that_alone_exceeds_the_window_fails_with_token_counts_and_the_session_continues() -> None:
     """Case 38: no loop, and the engine is not asked."""
 
     stage = await opened(Trim())
@@ -307,7 +307,7 @@ async def test_settings_that_cannot_be_used_are_refused_whole() -> None:
     assert len(stage.engine.given) == 12 and await events_of(stage, WindowCompacted)
 
 
-async def test_a_strategy_that_fails_while_all_fits_is_told_and_fails_no_run() -> None:
+async def test_a_strategy_that_fails_while_all_fits_is_reported_and_fails_no_run() -> None:
     class Broken:
         def decide(self, window: Window, budget: TokenBudget) -> Any:
             raise ZeroDivisionError("oops")
@@ -406,7 +406,7 @@ async def test_a_summary_that_a_discarded_run_waited_for_is_there_for_the_next()
     assert turn and said(turn.blocks) == prompts(0, 7), "the turn before reads as it was"
 
 
-async def test_what_was_compacted_beside_a_run_is_taken_over_where_its_own_strategy_would_act() -> None:
+async def test_a_window_compacted_beside_a_run_is_used_when_the_runs_own_strategy_would_act() -> None:
     agent = Agent(4, 20)
     stage = await opened(None, agent)
     await chat(stage, *prompts(0, 7), pause_s=0.0)
@@ -428,7 +428,7 @@ async def test_what_was_compacted_beside_a_run_is_taken_over_where_its_own_strat
     assert max(given) <= 480 and any(after < before for before, after in pairwise(given))
 
 
-async def test_what_a_step_spent_is_counted_once_though_the_answer_to_its_record_was_lost() -> None:
+async def test_the_usage_of_a_step_is_counted_once_though_the_answer_to_its_record_was_lost() -> None:
     agent = Agent(3, 5)
     run = agent.run
 

@@ -237,7 +237,7 @@ def test_two_lives_of_a_session_with_one_epoch_never_mix(restorable: Restorable)
 # Item 19: a lost tail bricks nothing
 
 
-def test_a_session_whose_last_turns_are_gone_says_so_and_goes_on(restorable: Restorable) -> None:
+def test_a_session_whose_last_turns_were_removed_by_a_restore_says_so_and_continues(restorable: Restorable) -> None:
     async def story() -> None:
         store = restorable.store
         await store.create(a_session())
@@ -313,7 +313,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["the run is gone", "the run is there"])
-def test_who_waits_or_follows_while_the_store_goes_back_is_told(is_kept: bool) -> None:
+def test_waiters_and_followers_get_an_error_when_the_store_is_restored(is_kept: bool) -> None:
     """Also if the store fails at first while the session looks what has become of it."""
 
     async def story() -> None:
@@ -360,7 +360,7 @@ def test_who_waits_or_follows_while_the_store_goes_back_is_told(is_kept: bool) -
     play(story)
 
 
-def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_nothing_bricks() -> None:
+def test_after_any_restore_later_acknowledgements_are_stored_and_the_session_works() -> None:
     """Between any two steps, with a store that is slow and fails."""
 
     async def schedule(seed: int) -> None:
@@ -460,7 +460,7 @@ def test_a_host_does_not_show_a_session_that_a_restore_took_to_the_owner_of_the_
     play(story)
 
 
-def test_a_caller_does_not_show_what_it_has_seen_of_places_that_a_restore_has_emptied() -> None:
+def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -> None:
     """The log of the session is the same, and other blocks stand at the same places."""
 
     async def story() -> None:
@@ -494,7 +494,7 @@ def test_a_caller_does_not_show_what_it_has_seen_of_places_that_a_restore_has_em
 # What is missing since the store has gone back is no corrupt record
 
 
-def test_a_fork_whose_blocks_a_restore_took_is_told_so_and_can_be_made_of_what_is_left() -> None:
+def test_a_fork_of_blocks_that_a_restore_removed_fails_and_works_from_an_earlier_turn() -> None:
     async def story() -> None:
         box = OfMemory()
         hosting = Hosting(box.store, EchoEngine())
@@ -566,7 +566,7 @@ class GoesBackAtTurns(InMemoryStore):
         return found
 
 
-def test_an_export_is_told_that_the_session_changed_if_the_store_goes_back_meanwhile() -> None:
+def test_an_export_fails_as_changed_if_the_store_is_restored_meanwhile() -> None:
     async def story() -> None:
         store = GoesBackAtTurns()
         box = OfMemory(store)
@@ -585,7 +585,7 @@ def test_an_export_is_told_that_the_session_changed_if_the_store_goes_back_meanw
     play(story)
 
 
-def test_who_reads_a_session_of_no_process_while_the_store_goes_back_reads_what_is_left() -> None:
+def test_a_session_without_a_process_is_read_as_restored() -> None:
     async def story() -> None:
         store = GoesBackOnce()
         box = OfMemory(store)

@@ -118,7 +118,7 @@ def recalls(blocks: Sequence[Block]) -> int:
     return sum(isinstance(block, Recalled) for block in blocks)
 
 
-async def test_what_is_not_to_be_remembered_is_given_to_no_memory_by_a_flush_either() -> None:
+async def test_a_flush_saves_no_turn_that_memories_must_not_have() -> None:
     book = Book()
     flush = FlushToMemory([book], max_ratio=0.4, trigger_ratio=0.7)
     stage = await MemoryStage.opened(overflow=flush, **WINDOW)
@@ -172,7 +172,7 @@ async def test_what_a_lost_process_had_not_saved_the_next_one_saves() -> None:
     assert book.given == given, "who left has noted how far it came"
 
 
-async def test_a_turn_that_a_memory_cannot_keep_is_told_and_holds_up_no_other() -> None:
+async def test_a_turn_that_a_memory_cannot_keep_is_reported_and_delays_no_other() -> None:
     book = Book()
     book.refuses = {
         "odd": InvalidMemoryError("x", "its text is odd"),
@@ -215,7 +215,7 @@ async def test_nothing_is_saved_where_that_is_wanted_and_nothing_is_asked_where_
     assert await stage.core.wait_for_memory() and not book.given and not hasattr(book, "asked")
 
 
-async def test_a_memory_that_comes_later_is_given_what_comes_from_then_on() -> None:
+async def test_a_memory_that_is_added_later_gets_later_turns_only() -> None:
     stage = await MemoryStage.opened()
     await stage.say("before")
     book = Book()
@@ -340,7 +340,7 @@ def test_what_a_model_did_with_memory_is_not_remembered_again() -> None:
     assert {tool.name for tool in (*memory_tools(), *notes_tools())} == MEMORY_TOOLS
 
 
-async def test_a_session_that_goes_without_its_memories_for_a_while_keeps_what_they_lack() -> None:
+async def test_a_session_without_its_memories_for_a_while_saves_the_missing_turns_later() -> None:
     book = Book()
     stage = await MemoryStage.opened(book)
     book.fails = OSError("away")
@@ -390,7 +390,7 @@ async def away(*args: Any, **settings: Any) -> Any:
     raise StoreError("away")
 
 
-async def test_a_turn_whose_blocks_are_lost_is_told_and_holds_up_no_other() -> None:
+async def test_a_turn_whose_blocks_are_lost_is_reported_and_delays_no_other() -> None:
     stage = await MemoryStage.opened(Book())
     stage.memories[0].held.clear()
     for prompt in ("first", "second", "third"):
@@ -440,7 +440,7 @@ async def test_a_memory_that_cancels_itself_is_asked_again() -> None:
     assert "cancelled itself" in behind.why
 
 
-async def test_whoever_has_lost_the_session_saves_no_more_and_says_so_to_who_waits() -> None:
+async def test_a_process_that_lost_the_session_saves_no_more_and_its_waiters_get_the_error() -> None:
     book = Book()
     stage = await MemoryStage.opened(book)
     book.fails = OSError("away")
@@ -462,7 +462,7 @@ async def test_whoever_has_lost_the_session_saves_no_more_and_says_so_to_who_wai
     assert not book.items
 
 
-async def test_what_many_turns_lack_is_found_page_by_page_while_runs_start() -> None:
+async def test_many_unsaved_turns_are_found_page_by_page_while_runs_start() -> None:
     book = Book()
     stage = await MemoryStage.opened()
     book.held.clear()
@@ -500,9 +500,7 @@ async def test_a_memory_that_has_all_is_not_given_it_again_after_an_error_of_the
     assert good.turns == bad.turns == [0, 1] and len(good.given) == 2
 
 
-async def test_a_memory_that_is_switched_while_it_is_given_something_has_it_once_and_others_get_what_it_lacked() -> (
-    None
-):
+async def test_a_memory_that_is_replaced_during_a_save_has_the_turn_once_and_others_get_the_missing_turns() -> None:
     slow, other = Book(delay_s=5.0), Book()
     stage = await MemoryStage.opened(slow)
     await stage.say("first")
@@ -537,7 +535,7 @@ async def test_an_item_is_changed_where_it_is_whichever_memory_is_down() -> None
     assert await access.update("there", "first") and changed[2:] == ["first"]
 
 
-async def test_what_is_recalled_takes_no_more_than_its_share_of_a_small_window_and_fails_no_run() -> None:
+async def test_recalled_text_takes_at_most_its_share_of_a_small_window_and_fails_no_run() -> None:
     stage = await MemoryStage.opened(Book(), overflow=Trim(), **{**WINDOW, "max_context_tokens": 2000})
     for number in range(20):
         await stage.say(f"prompt {number:02} {'x' * 20}")
@@ -554,7 +552,7 @@ async def test_what_is_recalled_takes_no_more_than_its_share_of_a_small_window_a
     assert last.status == "completed" and recalls(stage.engine.given[-1]) == 0
 
 
-async def test_who_leaves_after_an_error_of_the_store_writes_nothing_over_what_may_be_there() -> None:
+async def test_a_session_that_leaves_after_a_store_error_overwrites_no_commit_in_doubt() -> None:
     stage = await MemoryStage.opened(Book())
     await stage.say("first")
     assert await stage.core.wait_for_memory()
@@ -573,7 +571,7 @@ async def test_who_leaves_after_an_error_of_the_store_writes_nothing_over_what_m
     assert await stage.store.get(SESSION) == before
 
 
-async def test_what_another_owner_has_saved_meanwhile_is_owed_no_more() -> None:
+async def test_turns_that_another_owner_has_saved_are_not_saved_again() -> None:
     down, up = Book(), Book()
     down.held.clear()
     stage = await MemoryStage.opened(down)
@@ -610,7 +608,7 @@ async def test_a_turn_whose_end_is_being_stored_when_the_memories_go_is_saved_wh
     assert await stage.core.wait_for_memory() and book.turns == [0]
 
 
-async def test_whoever_waits_for_what_cannot_be_read_is_told_that_it_is_not_saved() -> None:
+async def test_a_wait_for_memories_returns_false_for_an_unreadable_turn() -> None:
     stage = await MemoryStage.opened()
     await stage.say("first")
     stage.memories = (Book(),)

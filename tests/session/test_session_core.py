@@ -159,7 +159,7 @@ async def test_with_discard_the_history_equals_that_before_the_run() -> None:
     await check_session(store, SESSION)
 
 
-async def test_an_engine_that_ignores_cancel_delays_nobody_and_its_late_result_reaches_nothing() -> None:
+async def test_an_engine_that_ignores_cancel_delays_no_caller_and_its_late_result_changes_nothing() -> None:
     """Case 9."""
 
     began, let_go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -154,7 +154,7 @@ async def test_the_first_change_activates_the_session_and_later_ones_do_not() ->
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_after_an_unknown_outcome_the_next_change_takes_over_what_the_store_has(stored: bool) -> None:
+async def test_after_an_unknown_outcome_the_next_change_loads_the_stored_state(stored: bool) -> None:
     made = await bench()
     await made.change(ttl_s=1.0)
     made.store.lost = stored

@@ -1,4 +1,4 @@
-"""The command line as a shell sees it: what it prints, how it ends, and what it leaves behind."""
+"""The command line: its output, exit codes and files."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What `make agent` shows happens, on a machine that has nothing: no key, no home to speak of, no terminal."""
+"""`make agent` works on a bare machine: no key, an empty home, no terminal."""
 
 import re
 
@@ -16,7 +16,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def section(printed: str, prompt: str) -> str:
-    """Return what is printed from a prompt up to the next."""
+    """Return the output from a prompt up to the next one."""
     found = re.search(rf"^\[\S+] > {prompt}.*?(?=^\[|^What it has cost)", printed, re.MULTILINE | re.DOTALL)
     assert found, printed
     return found[0]

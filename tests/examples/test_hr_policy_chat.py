@@ -1,4 +1,4 @@
-"""What `make memory` shows happens, on a machine that has nothing; and what the stand-in makes of a request."""
+"""`make memory` works on a bare machine; and the simulated model answers correctly."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ class Ran(NamedTuple):
     sent: list[list[dict[str, Any]]]
     """The messages of each request, in order."""
     day: str
-    """When the first conversation was."""
+    """The day of the first conversation."""
 
     def asked(self, prompt: str) -> list[list[dict[str, Any]]]:
         """Return the requests for an answer to this."""
@@ -72,13 +72,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def stored(kept: Path, file: str, query: str) -> list[Any]:
-    """Return what a query of one of the SQLite files gives."""
+    """Return the rows of a query of one of the SQLite files."""
     with closing(sqlite3.connect(kept / "data" / file)) as database:
         return database.execute(query).fetchall()
 
 
 def bytes_of(kept: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the bytes of each file that is stored, as a text of another alphabet would be found too."""
+    """Yield the name and the bytes of each stored file, in which texts of any alphabet can be found."""
     for file in sorted((kept / "data").rglob("*")):
         if file.is_file():
             yield file.name, file.read_bytes()
@@ -252,7 +252,7 @@ def test_earlier_conversations_are_quoted_with_their_day() -> None:
 
 
 class StandIn:
-    """Asks the stand-in as an engine would."""
+    """Sends requests to the simulated model like an engine."""
 
     async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
         assert schema is not None

@@ -1,4 +1,4 @@
-"""The stand-in provider, asked by the real client."""
+"""The simulated provider, used by the real client."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_events_of_a_response_are_in_the_order_of_the_real_api() -> None:
 
 
 def test_the_client_parses_each_event() -> None:
-    """A type of its own each, and every field that the type requires."""
+    """Each event has its own type, and every field that the type requires."""
     with LocalProvider(reply=[SAID | {"content": "", "tool_calls": []}, {"refusal": "No."}, SAID]) as provider:
         events = [*streamed(provider), *streamed(provider, model="length"), *streamed(provider, model="error")]
     for event in events:

@@ -1,4 +1,4 @@
-"""What `make window` shows happens, on a machine that has nothing; and what the stand-in makes of a conversation."""
+"""`make window` works on a bare machine; and the simulated model answers correctly."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def row(printed: str, title: str) -> dict[str, str]:
 
 
 def section(printed: str, name: str) -> str:
-    """Return what is printed of one of the conversations."""
+    """Return the output about one of the conversations."""
     found = re.search(rf"^\[{name}] > .*?(?=^\[|^Of \d)", printed, re.MULTILINE | re.DOTALL)
     assert found, printed
     return found[0]
@@ -110,7 +110,7 @@ def test_every_request_fits_the_window_and_is_valid(ran: Ran) -> None:
 
 def test_nothing_of_the_conversations_is_lost(ran: Ran) -> None:
     async def read() -> dict[str, list[Sequence[Block]]]:
-        """Return what each turn of each conversation added."""
+        """Return the blocks that each turn of each conversation added."""
         store = SQLStore(f"sqlite:///{ran.kept}/chats.db")
         found: dict[str, list[Sequence[Block]]] = {}
         for name in NAMES:
@@ -167,7 +167,7 @@ def test_a_notebook_stores_a_note_once_and_only_for_its_user(tmp_path: Path) -> 
 
 
 def summary_request(*blocks: Block) -> list[dict[str, object]]:
-    """Return what a model is sent that is to sum up all of this but for the last exchange."""
+    """Return the request for a summary of all but the last exchange."""
     talk = Conversation()
     talk.add([*blocks, User(text="And now?"), Text(text="x" * 3000)])
     strategy = Summarize(EchoEngine(), keep_turns=1, trigger_ratio=0.5)

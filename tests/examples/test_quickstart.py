@@ -1,4 +1,4 @@
-"""What `make demo` shows happens, on a machine that has nothing: no key, no home to speak of, no terminal."""
+"""`make demo` works on a bare machine: no key, an empty home, no terminal."""
 
 import re
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What an agent promises, end to end: real actors, a real SQLite file, real kills, a stand-in provider over HTTP."""
+"""Agents end to end: real actors, a real SQLite file, real kills, and a simulated provider over HTTP."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def provider() -> Iterator[LocalProvider]:
 
 
 class Bench:
-    """Agents of one test, what their tools noted, and what the provider was sent."""
+    """The agents of one test, the notes of their tools, and the provider's requests."""
 
     def __init__(self, make_manager: Callable[..., SessionManager], provider: LocalProvider, path: Path) -> None:
         self.provider = provider
@@ -108,7 +108,7 @@ def bench(make_manager: Callable[..., SessionManager], provider: LocalProvider, 
 
 
 def until(holds: Callable[[], object], limit_s: float = WAIT_S) -> None:
-    """Wait for what another process brings about."""
+    """Wait until a condition holds that another process fulfils."""
     deadline = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < deadline
@@ -146,7 +146,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_parallel_calls_have_their_results_in_order_and_thoughts_go_back_as_they_came(bench: Bench, api: str) -> None:
-    """Cases 26, 31 and 32: one is slow, one fails, one is no tool, one takes no such argument."""
+    """Cases 26, 31 and 32: one call is slow, one fails, one names no tool, one has wrong arguments."""
     manager = bench.manager(note, pause, fail, far_away, api=api)
     chat = manager.open("chat", user_id="ada")
     calls: agent_tools.Calls = [
@@ -207,7 +207,7 @@ def test_a_tool_that_aborts_ends_the_run_and_keeps_the_results_of_others(bench: 
 
 
 def test_a_cancel_does_not_wait_for_a_tool_and_drops_its_late_result(bench: Bench) -> None:
-    """Cases 8, 9 and 21: one tool that hears nothing and one that does, after one that was done."""
+    """Cases 8, 9 and 21: one tool ignores the cancel, one reacts to it, and one has ended before."""
     manager = bench.manager(note, pause, stubborn, config={"cancel_grace_s": 1.0})
     chat = manager.open("chat")
     both: agent_tools.Calls = [("stubborn", {}), ("pause", {"seconds": 30.0})]
@@ -231,7 +231,7 @@ def test_a_cancel_does_not_wait_for_a_tool_and_drops_its_late_result(bench: Benc
 
 
 def test_a_run_at_its_step_limit_keeps_executed_results_and_has_a_stop_reason(bench: Bench) -> None:
-    """Case 22: a model that never comes to an end."""
+    """Case 22: a model that always calls a tool."""
     manager = bench.manager(note, registry={"max_steps": 3})
     chat = manager.open("chat")
     with pytest.raises(RunLimitError, match="max_steps") as limited:
@@ -245,7 +245,7 @@ def test_a_run_at_its_step_limit_keeps_executed_results_and_has_a_stop_reason(be
 
 
 def test_a_tool_gets_the_sessions_user_and_usage_adds_up_by_user(bench: Bench) -> None:
-    """Case 50, as far as tools go."""
+    """Case 50, for tools."""
     manager = bench.manager(whoami, config={"prices": {"local": Price(input=1.0, output=1_000_000.0)}})
     forged = {"user_id": "eve", "context": {"session": {"user_id": "eve"}}}
     story = prompt([("whoami", {"user_id": "eve"}), ("whoami", forged)], "done")
@@ -278,7 +278,7 @@ def test_ray_tasks_and_actor_methods_are_tools(bench: Bench, ray_session: Module
 
 
 def test_a_run_that_is_killed_in_a_tool_continues_after_its_last_result(bench: Bench) -> None:
-    """Case 33: what is settled is not repeated, what had begun is only if it may be."""
+    """Case 33: calls with a result are not repeated; calls that had begun only if they are repeatable."""
     manager = bench.manager(note, charge, search, api="responses", config={"on_lost": "resume"})
     chat = manager.open("chat")
     calls: agent_tools.Calls = [("note", {"text": "a"}), ("charge", {"euros": 5}), ("search", {"text": "x"})]
@@ -381,7 +381,7 @@ sys.stdin.read()
 def test_a_run_waits_for_approval_without_its_process_and_without_its_caller(
     bench: Bench, ray_session: ModuleType, tmp_path: Path
 ) -> None:
-    """Approvals outlive the asker's exit and the session's idle leave; a call is made once, as it was edited."""
+    """Approvals survive the caller's exit and the session's idle time; the call is made once, with edited arguments."""
     config = SessionConfig(idle_s=0.5)
     engine = bench.engine(note, pay)
     watcher = bench.manager(note, pay, config={"idle_s": 0.5})
@@ -553,7 +553,7 @@ def endless(bench: Bench) -> str:
 
 
 def test_a_run_over_its_budget_fails_and_names_the_limit(bench: Bench, endless: str) -> None:
-    """One session, whose settings change from run to run."""
+    """One session, with other settings in each run."""
     spent = 0
     for budget, more, why in (
         (Budget(calls=2), {}, "2 of 2 calls"),
@@ -623,7 +623,7 @@ def test_a_sessions_budget_is_spent_by_all_its_runs(bench: Bench) -> None:
 
 
 def test_hooks_and_middleware_run_in_the_sessions_process_at_each_step(bench: Bench) -> None:
-    """Case 59, as far as hooks go: one that fails fails no run."""
+    """Case 59, for hooks: a failing hook does not fail the run."""
     engine: dict[str, Any] = {
         "middleware": [
             agent_tools.Named("outer"),

@@ -1,7 +1,7 @@
 """LiteLLM's proxy as a real server in between: `make test-litellm` installs it and runs these tests.
 
-turnwise asks it over HTTP, and it asks servers of these tests, as several kinds of provider. Each conversation is
-checked as it is stored.
+turnwise sends requests to it over HTTP, and it sends requests to servers of these tests, as several kinds of provider.
+Each stored conversation is checked.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ TAKEN_FOR = {
     "a model of OpenAI's that thinks": "openai/local",
     "gpt-4o by the Responses API": "openai/gpt-4o",
 }
-"""What LiteLLM takes each strict server for."""
+"""The provider that LiteLLM is configured with for each strict server."""
 
 DOT = Image(
     data="iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==",
@@ -103,14 +103,14 @@ def provider() -> Iterator[LocalProvider]:
 
 @pytest.fixture(scope="module")
 def raw() -> Iterator[QuirkServer]:
-    """What is behind `groq`, `anthropic` and `gemini`: it sends what it is told to, whatever it is asked."""
+    """The server behind `groq`, `anthropic` and `gemini`, which sends the given answers to any request."""
     with QuirkServer(HEALTHY) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def asked_elsewhere() -> Iterator[tuple[str, list[str]]]:
-    """A proxy for whatever LiteLLM asks of other hosts: its URL, and what it was asked."""
+    """A proxy for LiteLLM's requests to other hosts: its URL, and the requests."""
     asked: list[str] = []
 
     class Handler(socketserver.StreamRequestHandler):
@@ -171,7 +171,7 @@ def engine(proxy: LiteLLM, model: str, **settings: Any) -> OpenAIEngine:
 
 
 class Chat:
-    """A session without a Ray."""
+    """A session without Ray."""
 
     def __init__(self, core: SessionCore, store: InMemoryStore) -> None:
         self.core = core
@@ -189,13 +189,13 @@ class Chat:
         return outcome
 
     async def say(self, *prompts: str | Image) -> str:
-        """Ask for an answer that has to come; return it."""
+        """Run a prompt that must complete; return its turn."""
         outcome = await self.ask(*prompts)
         assert outcome.turn and outcome.run.state == "completed", outcome.run.why
         return outcome.turn.text
 
     async def text_of(self, run_id: str) -> str:
-        """Wait until the run has said something; return it."""
+        """Wait until the run has emitted text; return it."""
         after = 0
         while True:
             found, after, done = await self.core.reads.events(after, run_id=run_id, timeout_s=30)
@@ -210,7 +210,7 @@ def play(
     config: SessionConfig | None = None,
     **settings: Any,
 ) -> None:
-    """Play a story on a session of this engine; what is stored has to hold afterwards."""
+    """Run a story on a session with this engine; then check the stored records."""
 
     async def body() -> None:
         store = InMemoryStore()
@@ -589,7 +589,7 @@ CHANGED = {
     "an error within the stream": "another answer",
     "a finish reason that is an error": "another answer",
 }
-"""What LiteLLM makes of a quirk that turnwise reads or refuses rightly without it."""
+"""The results of quirks behind LiteLLM that turnwise handles differently without it."""
 
 
 @pytest.mark.parametrize("quirk", [one for one in QUIRKS if one.api == "chat"], ids=lambda quirk: quirk.name)

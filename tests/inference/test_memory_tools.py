@@ -1,4 +1,4 @@
-"""What a model can do with long-term memory and its notes: the tools, and whole runs that use them."""
+"""`memory_tools` and `notes_tools`: single calls, and whole runs."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ async def test_an_unknown_id_is_reported_as_missing() -> None:
 
 @pytest.mark.parametrize("kind", list(MemoryType))
 async def test_every_type_is_saved_recalled_changed_to_another_category_and_deleted(kind: MemoryType) -> None:
-    """In one run of a model that uses the ids that it is given."""
+    """In one run of a model that uses the ids in earlier results."""
     other = next(each for each in MemoryType if each.category is not kind.category)
 
     def id_of(last: Any) -> str:

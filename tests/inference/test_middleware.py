@@ -46,7 +46,7 @@ async def look(thing: str) -> str:
 
 
 class Model:
-    """Says what it is told to, step by step, and keeps what it was given. `tokens`: what each call takes."""
+    """A model with scripted answers, which records its inputs. `tokens`: the usage of each call."""
 
     def __init__(self, *says: Sequence[AnyBlock], tokens: int = 10, name: str | None = "model") -> None:
         self.says = says
@@ -92,7 +92,7 @@ async def run(core: SessionCore, run_id: str = "run") -> Outcome:
 
 
 def shown(middleware: Middleware, *given: Block) -> tuple[Block, ...]:
-    """Return what the model is shown of these blocks; check that the turn stays as it is."""
+    """Return the blocks that the model gets; check that the turn is unchanged."""
     encoded = [encode(block) for block in given]
     spans = (Span("chat-1", 0, len(encoded)),)
     turn = turn_of("chat-1", TurnRecord(index=0, input=spans), spans, encoded)
@@ -151,7 +151,7 @@ def test_invalid_results_are_left_to_the_validator(faulty: tuple[Block, ...]) ->
 
 @dataclass
 class Noting:
-    """Notes when it is entered and left, and may change the answer or fail."""
+    """A middleware that records when it is entered and left, and may change the answer or fail."""
 
     name: str
     notes: list[str]
@@ -329,7 +329,7 @@ async def test_a_call_that_passes_a_limit_is_finished_and_the_next_is_refused(bu
 
 
 async def test_a_cost_limit_applies_only_to_known_costs() -> None:
-    """A model without a name or a price fails with the remedy, if a budget asks for its cost; tools cost nothing."""
+    """With a cost budget, a model without a name or price fails with a remedy; tools cost nothing."""
 
     for name in (None, "other"):
         model = Model(LOOK, DONE, name=name)

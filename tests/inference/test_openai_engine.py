@@ -238,7 +238,7 @@ def test_a_call_and_its_result_are_sent_to_the_provider(provider: LocalProvider,
 
 
 def looped(provider: LocalProvider, *blocks: Block | str, **settings: Any) -> tuple[list[Block], list[Usage | None]]:
-    """Answer the model's calls with "sun" until it makes none; return what was said, and the usage of each call."""
+    """Answer the model's calls with "sun" until it makes none; return all blocks, and the usage of each call."""
 
     async def use(runner: OpenAIRunner, _: Recorder) -> tuple[list[Block], list[Usage | None]]:
         said: list[Block] = []
@@ -321,7 +321,7 @@ def test_the_connection_is_reused_between_turns(provider: LocalProvider, api: st
 
 @tool
 def weather(city: str, days: int = 1) -> str:
-    """Look the weather up."""
+    """Look up the weather."""
     return f"{city}: sun for {days} days"
 
 
@@ -332,7 +332,7 @@ ALSO = {"type": "function", **SEARCH, "function": SEARCH}
 
 
 def held(engine: OpenAIEngine, provider: LocalProvider, *blocks: Block | str) -> RequestFrame:
-    """Return what the engine's next request holds, as the provider is sent it."""
+    """Return the fixed part of the engine's next request, as the provider gets it."""
 
     async def body() -> None:
         runner, context = engine.build(SESSION), Recorder()
@@ -355,7 +355,7 @@ def held(engine: OpenAIEngine, provider: LocalProvider, *blocks: Block | str) ->
 
 
 def as_sent(frame: RequestFrame) -> RequestFrame:
-    """Return the frame with its tools as they go over the wire."""
+    """Return the frame with its tools as plain JSON."""
     return replace(frame, tools=tuple(json.loads(json.dumps(frame.tools))))
 
 
@@ -426,7 +426,7 @@ def test_a_frame_has_the_largest_output_limit(extra: dict[str, Any], limit: int 
 
 @pytest.mark.parametrize("model", ["local/stall", "local/hang", "local/slow"])
 def test_a_cancel_closes_the_connection_before_the_answer_ends(provider: LocalProvider, model: str, api: str) -> None:
-    """Acceptance 20: what had come by then was emitted. `make bench ARGS=hang-ups` measures how soon."""
+    """Acceptance 20: earlier text was emitted. `make bench ARGS=hang-ups` measures how soon the provider notices."""
 
     async def use(runner: OpenAIRunner, context: Recorder) -> None:
         answering = asyncio.create_task(runner.run(turn("Hello"), context))

@@ -1,4 +1,4 @@
-"""The settings of `OpenAIEngine`: keys, the client's settings, and what is refused."""
+"""The settings of `OpenAIEngine`: keys, the client's settings, and refusals."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_an_engine_for_typed_answers_has_no_tools(api: Any) -> None:
 
 
 def test_the_sessions_of_a_process_share_certificates() -> None:
-    """To load certificates for each of thousands of sessions would take a process minutes and gigabytes."""
+    """Loading certificates for each of thousands of sessions would take minutes and gigabytes."""
     runners = [OpenAIEngine("m", base_url="https://127.0.0.1:1/v1", api_key="key")._runner() for _ in range(2)]
     trusted = {id(runner._client._client._transport._pool._ssl_context) for runner in runners}  # type: ignore[attr-defined]
     assert len(trusted) == 1

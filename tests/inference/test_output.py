@@ -1,4 +1,4 @@
-"""Answers of a type: how the model is asked for one, what is checked, sent back, and kept."""
+"""Typed answers: how they are requested, checked, sent back and stored."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def calls(name: str, arguments: str, api: str = "chat", call_id: str = "c1") -> 
 
 
 def format_of(request: dict[str, Any]) -> dict[str, Any] | None:
-    """Return how a request of either API asks for a schema."""
+    """Return the part of a request, in either API, that requests a schema."""
     if "input" in request:
         form = request.get("text", {}).get("format")
         return {"type": form["type"], "json_schema": {**form, "type": None}} if form else None
@@ -88,7 +88,7 @@ def format_of(request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class Story:
-    """A session in memory, without Ray, and what became of its runs."""
+    """A session in memory, without Ray, and its events."""
 
     def __init__(self, chosen: OpenAIEngine) -> None:
         self.engine = chosen
@@ -108,7 +108,7 @@ class Story:
 
 
 def play(chosen: OpenAIEngine, *prompts: str, **settings: Any) -> tuple[list[Outcome], Story]:
-    """Return how the runs of these prompts ended, one after the other."""
+    """Run these prompts one after the other; return their outcomes."""
 
     async def body() -> tuple[list[Outcome], Story]:
         story = Story(chosen)
@@ -365,7 +365,7 @@ class Word(BaseModel):
 
 
 def test_a_pattern_is_checked_as_the_class_checks_it() -> None:
-    """By regular expressions of Rust, which know more than Python's and less; those that Rust lacks are Python's."""
+    """By Rust's regular expressions, as pydantic does; by Python's if Rust does not support the pattern."""
     kept = OutputType.read(output_record(Word, 2))
     assert kept and kept.errors('{"letters": "été"}') is None
     told = kept.errors('{"letters": "a1"}')
@@ -418,7 +418,7 @@ def weather(city: str) -> str:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_tools_are_called_before_the_answer(api: Any) -> None:
-    """Where a schema leaves the model its tools, and where it answers by a tool beside them."""
+    """If the answer is requested by a schema, and if it is requested by a tool."""
     for provider in ("openai", "vllm"):
         by_tool = provider == "vllm"
         last = calls(ANSWER_TOOL, PARIS, api, "c2") if by_tool else says(PARIS, api)
@@ -561,7 +561,7 @@ def test_a_filtered_answer_is_a_refusal() -> None:
 
 
 class Answers:
-    """A model that gives one text after the other; None never ends. The texts are of all its processes together."""
+    """A model that answers with one text after the other, shared by all its processes; None never ends."""
 
     def __init__(self, *texts: str | None) -> None:
         self.texts = list(texts)

@@ -1,4 +1,4 @@
-"""Answers of a type, as callers have them: from both families, and from a run whose process was killed."""
+"""Typed answers on Ray: for both families, and in a run whose process is killed."""
 
 from __future__ import annotations
 

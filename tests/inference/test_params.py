@@ -1,4 +1,4 @@
-"""What runs ask of their model: checked, recorded, sent in the form of each API, refused where nobody takes it."""
+"""Model parameters: checked, stored, sent in the format of each API, and refused if unsupported."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ FORMS: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any] | None]] = {
     "prompt_cache_key": ("k", {"prompt_cache_key": "k"}, {"prompt_cache_key": "k"}),
     "safety_identifier": ("u-1", {"safety_identifier": "u-1"}, {"safety_identifier": "u-1"}),
 }
-"""Of each parameter a value, the fields by which the chat API has it, and those of the Responses API, if it has any."""
+"""For each parameter: a value, its fields in the chat API, and those in the Responses API, or None."""
 
 
 def requests(
     engine: OpenAIEngine, server: Any, params: Mapping[str, Any], model: str | None = None, *given: Block
 ) -> dict[str, Any]:
-    """Return the request that the engine sends for a run that asks for these."""
+    """Return the request that the engine sends for a run with these parameters."""
 
     async def use(runner: OpenAIRunner, context: Recorder) -> None:
         context.params, context.model = check_params("params", params), model
@@ -145,7 +145,7 @@ def test_the_name_of_the_output_limit_is_learnt_per_model() -> None:
 
 @pytest.mark.parametrize("api", HEALTHY)
 def test_a_refused_parameter_is_not_blamed_on_the_conversation(api: Any) -> None:
-    """Else later requests would leave its attachments out."""
+    """Otherwise later requests would leave out its attachments."""
     with QuirkServer(refusal("'temperature' is not supported with this model.", param="temperature")) as server:
         with pytest.raises(EngineError, match=r"'another' at .* 'temperature' is not supported") as error:
             requests(looking(server, api=api), server, {"temperature": 0.5}, "another")
@@ -155,7 +155,7 @@ def test_a_refused_parameter_is_not_blamed_on_the_conversation(api: Any) -> None
 
 @pytest.mark.parametrize("api", HEALTHY)
 def test_a_forced_call_in_extra_applies_until_the_first_result(api: Any) -> None:
-    """Else each step would have to call a tool, until the run has none left."""
+    """Otherwise each step would have to call a tool, up to the step limit."""
     with QuirkServer(HEALTHY[api]) as server:
         engine = looking(server, api=api, extra={"tool_choice": "required"})
         assert requests(engine, server, {})["tool_choice"] == "required"
@@ -301,7 +301,7 @@ def test_a_tool_in_extra_may_be_chosen() -> None:
 
 
 class Steered(Scripted):
-    """A scripted model that takes all parameters and notes what each of its calls asks for."""
+    """A scripted model that supports all parameters, and records those of each call."""
 
     def __init__(self, script: Sequence[Sequence[AnyBlock]], registry: ToolRegistry) -> None:
         super().__init__(script, registry)
@@ -359,7 +359,7 @@ async def test_a_resumed_run_has_the_same_parameters(after: str) -> None:
 
 
 def test_a_run_killed_anywhere_keeps_its_parameters_and_forces_only_its_first_call() -> None:
-    """Another process takes the session over at random moments, up to three times in a run."""
+    """Another process activates the session at random moments, up to three times in a run."""
     taken_over = Counter[int]()
 
     async def story(seed: int) -> None:

@@ -1,6 +1,6 @@
 """Every quirk of `quirks.py`, each followed by a healthy answer in a valid conversation.
 
-Run as a program, it lists them with what came of each: `make quirks`.
+As a program, it lists the quirks and their results: `make quirks`.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def test_an_unknown_profile_is_refused() -> None:
 
 
 def outcome(quirk: Quirk) -> str:
-    """Return in one line what comes of a quirk."""
+    """Return the result of a quirk in one line."""
     with QuirkServer((quirk.status, quirk.content_type, quirk.served)) as server:
         try:
             said, _ = answer(engine_at(server, api=quirk.api, provider=quirk.provider), "Hello")
@@ -189,7 +189,7 @@ def outcome(quirk: Quirk) -> str:
 
 
 def main() -> None:
-    """List the quirks, what came of each, and how many came to what."""
+    """List the quirks with their results, and count the results."""
     outcomes = [outcome(quirk) for quirk in QUIRKS]
     for quirk, came in zip(QUIRKS, outcomes, strict=True):
         print(f"{quirk.server} | {quirk.api} | {quirk.name} | {came}")

@@ -1,4 +1,4 @@
-"""Tools that run on Ray: tasks and actors' methods, their errors, their deaths, and how a cancel reaches them."""
+"""Tools on Ray: tasks and actor methods, their errors, the death of a worker, and cancels."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from turnwise.memory.providers.openai_responses import pack_reasoning
 
 
 def event(kind: str, **values: Any) -> Any:
-    """Return an event of the Responses API, which the client library knows as one."""
+    """Return an event of the Responses API, checked with the client library."""
     found = {"type": kind, "sequence_number": 0, **values}
     pydantic.TypeAdapter(ResponseStreamEvent).validate_python(found)
     return found

@@ -40,7 +40,7 @@ def engine(strict: StrictServer, model: str = "local", **settings: Any) -> OpenA
 
 
 def script(strict: StrictServer) -> list[Answer]:
-    """Return what the server answers in `converse`, where it refuses nothing."""
+    """Return the server's answers in `converse`, without its refusals."""
     calls, says = strict.calls(), strict.says
     return [DOWN, calls, says("Soleil."), calls, DOWN, says("A dot."), says("Bye.")]
 
@@ -48,7 +48,7 @@ def script(strict: StrictServer) -> list[Answer]:
 async def converse(strict: StrictServer, chosen: OpenAIEngine) -> None:
     """Hold a whole conversation with a server that answers by `script`.
 
-    Another server has begun it: its calls have ids of its own, and neither thoughts nor signatures.
+    The conversation began with another server, whose calls have other ids, and neither thoughts nor signatures.
     """
     before = StrictServer(name="another", provider=None, refusals=(), api=strict.api, ids=("1" * 90, "2" * 90))
     store = InMemoryStore()

@@ -236,7 +236,7 @@ def test_listeners_are_called_once_and_not_after_their_removal() -> None:
 
 
 def failing(times: int, **options: Any) -> tuple[Tool, list[float]]:
-    """Return a tool that fails so often before it works, and the list of when it was called."""
+    """Return a tool that fails this number of times before it works, and the list of its calls' times."""
     calls: list[float] = []
 
     @tool(**options)
@@ -330,7 +330,7 @@ async def stuck_call(registry: ToolRegistry, started: threading.Event) -> AsyncI
 
 
 async def test_a_synchronous_tool_that_times_out_is_signalled_and_its_late_result_dropped() -> None:
-    """Acceptance 31 and 9: its late result reaches nobody, and the next try does not wait for it."""
+    """Acceptance 31 and 9: its late result is dropped, and the next attempt does not wait for it."""
     signals, release, ended = [], threading.Event(), threading.Event()
 
     @tool(timeout_s=0.05, retries=1)
@@ -352,7 +352,7 @@ async def test_a_synchronous_tool_that_times_out_is_signalled_and_its_late_resul
 
 @pytest.mark.parametrize("own", [True, False])
 async def test_timeouts_end_coroutines_with_an_error_result(own: bool) -> None:
-    """Acceptance 31, for coroutines that take the cancel, and for those that do not."""
+    """Acceptance 31, for coroutines that react to the cancel, and for those that ignore it."""
     ends = []
 
     async def polite(told: ToolContext) -> str:
@@ -408,7 +408,7 @@ def test_cancelling_a_call_signals_its_thread_and_does_not_wait() -> None:
 
 
 async def test_cancelling_a_call_cancels_its_coroutine_and_does_not_wait() -> None:
-    """Acceptance 9, with a coroutine that holds the cancel back."""
+    """Acceptance 9, with a coroutine that delays the cancel."""
     started, release = threading.Event(), asyncio.Event()
     seen: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""The loop of an agent, on `SessionCore` alone; its races are in test_histories.py."""
+"""`ToolLoop` in a `SessionCore`, without Ray; its races are in test_histories.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def use(call_id: str, name: str, /, **arguments: Any) -> ToolUse:
 
 
 class Scripted:
-    """A model that says, after n messages of its own in this run, the n-th of the script; the last again and again."""
+    """A model that answers with the steps of a script, by its number of messages in the run; repeats the last step."""
 
     def __init__(self, script: Script, registry: ToolRegistry) -> None:
         self.script = script
@@ -54,7 +54,7 @@ class Scripted:
 
 
 class Stage:
-    """A store and the cores that own its one session one after the other."""
+    """A store with one session, and the cores that own it one after the other."""
 
     def __init__(self, engine: Any, *, overflow: OverflowStrategy | None = None, **settings: Any) -> None:
         self.store: Any = InMemoryStore()
@@ -274,7 +274,7 @@ async def test_an_unknown_tool_or_invalid_arguments_become_an_error_result() -> 
 
 @pytest.mark.parametrize("repeatable", [False, True])
 async def test_a_lost_run_continues_after_its_last_result(repeatable: bool) -> None:
-    """Case 33: what has settled is not called again; what had begun only if its tool says that this is harmless."""
+    """Case 33: calls with a result are not repeated; calls that had begun only if their tool is repeatable."""
     called: list[str] = []
 
     @tool
@@ -339,7 +339,7 @@ def approving() -> tuple[Scripted, list[str]]:
 
 
 async def test_a_call_waits_for_approval_across_processes() -> None:
-    """The process may leave meanwhile; approved, the call is made once, whoever says so however often."""
+    """The process may end meanwhile; after repeated approvals, the call is made once."""
 
     engine, called = approving()
     stage = Stage(engine)
@@ -363,7 +363,7 @@ async def test_a_call_waits_for_approval_across_processes() -> None:
 
 
 async def test_a_repeated_call_id_is_another_call_with_its_own_approval() -> None:
-    """Some servers count calls anew in each answer: what was decided about one is not taken for the next."""
+    """Some servers restart ids in each answer: a decision about one call must not apply to the next."""
 
     engine, called = approving()
     engine.script = [
@@ -462,7 +462,7 @@ async def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() 
 
 
 async def test_a_too_deeply_nested_call_fails_its_run_and_leaves_the_session_readable() -> None:
-    """What is deeper than readers of JSON go was stored, and nobody could load the session again."""
+    """Otherwise a block could be stored that no JSON parser reads, and the session could not be loaded again."""
     arguments: Any = "deep"
     for _ in range(230):
         arguments = {"a": arguments}

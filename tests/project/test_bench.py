@@ -1,4 +1,4 @@
-"""`make bench` measures what it says. Whether its goals are met is for a quiet machine to say, not for a test."""
+"""`make bench` prints all its measurements. Its goals are not tested, since that needs a quiet machine."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The house rules: which way imports run, what is public, and what an error looks like."""
+"""The house rules: the direction of imports, public names, and errors."""
 
 import ast
 import inspect
@@ -48,7 +48,7 @@ ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls._
 
 
 def imports_of(path: Path) -> list[tuple[int, str]]:
-    """Return the line and the full name of each import, wherever in the file it stands."""
+    """Return the line and the full name of each import in the file."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
@@ -60,7 +60,7 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
 
 
 def type_checking_lines(path: Path) -> set[int]:
-    """Return the lines that only a type checker reads."""
+    """Return the lines that only type checkers read."""
     blocks = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.If)]
     blocks = [block for block in blocks if ast.unparse(block.test).endswith("TYPE_CHECKING")]
     return {line for block in blocks for part in block.body for line in range(part.lineno, (part.end_lineno or 0) + 1)}
@@ -142,7 +142,7 @@ def test_a_public_name_has_a_docstring_of_its_own(module: ModuleType, name: str)
 
 
 def drawn_errors() -> dict[str, str | None]:
-    """Return each error in the tree that the docstring of `turnwise.errors` draws, with the one it hangs from."""
+    """Return each error in the tree in the docstring of `turnwise.errors`, with its base class."""
     drawn: dict[str, str | None] = {}
     branch: list[str] = []
     for prefix, name in re.findall(r"^([│├└─ ]*)([A-Z]\w+)(?= {2}|$)", errors.__doc__ or "", re.MULTILINE):
@@ -156,7 +156,7 @@ def drawn_errors() -> dict[str, str | None]:
 
 
 def sample(cls: type[errors.TurnwiseError]) -> errors.TurnwiseError:
-    """Return an error with a value of its own in each field."""
+    """Return an error with a different value in each field."""
     hints = {name: hint for base in reversed(cls.__mro__) for name, hint in inspect.get_annotations(base).items()}
     numbers = {
         name: 7001 + at for at, name in enumerate(cls.fields) if re.search(r"\b(int|float)\b", str(hints.get(name)))
@@ -174,7 +174,7 @@ FAMILIES = [
 
 @pytest.mark.parametrize(("sync", "asynchronous"), FAMILIES)
 def test_the_verbs_of_both_families_have_the_same_docstrings(sync: type, asynchronous: type) -> None:
-    """In the source, where editors look for them."""
+    """In the source, where editors read them."""
     verbs = _verbs_of(sync)
     assert verbs and verbs == _verbs_of(asynchronous)
     for name in verbs:

@@ -1,4 +1,4 @@
-"""What README.md shows works as it is shown."""
+"""The code blocks of README.md work."""
 
 import ast
 import os
@@ -42,9 +42,9 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[dict[str, str]]:
-    """What blocks are run with: a provider, which the processes of their sessions know too, and a Ray that they share.
+    """The environment of the blocks: a provider, also for the processes of their sessions, and a shared Ray.
 
-    Starting one takes longer than what most of them do.
+    Starting Ray takes longer than most blocks.
     """
     path = os.pathsep.join(filter(None, [str(ROOT / "examples"), os.environ.get("PYTHONPATH")]))
     with LocalProvider() as provider:

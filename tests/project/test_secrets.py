@@ -1,4 +1,4 @@
-"""Keys and passwords stay where they were put: no text, record, name or log has them; and nothing stored is code."""
+"""Keys and passwords are in no text, record, name or log; and stored data is never executed."""
 
 import ast
 import asyncio
@@ -47,11 +47,11 @@ from turnwise.memory.working.sql import SQLNotes
 
 ROOT = Path(__file__).parents[2]
 KEY = 'sk-"unique/4711+secret'
-"""Of characters that are written otherwise in a URL and in JSON."""
+"""A secret with characters that are escaped in URLs and in JSON."""
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Refuses each request, and quotes its headers behind as much text as its path says."""
+    """Refuses each request, and quotes its headers after as much text as its path says."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -82,7 +82,7 @@ def echo() -> Iterator[str]:
 
 
 def shown(value: object) -> str:
-    """Return a value in all the forms in which it may be looked at, errors with what led to them."""
+    """Return all texts by which a value can be shown, for errors with their causes."""
     texts = [str(value), repr(value), repr(pickle.dumps(value)), repr(pickle.loads(pickle.dumps(value)))]
     if isinstance(value, BaseException):
         texts += [*traceback.format_exception(value), repr(vars(value))]
@@ -96,7 +96,7 @@ def assert_hidden(text: str, secret: str = KEY) -> None:
 
 
 async def run(file: Path, engine: OpenAIEngine) -> str:
-    """Run a prompt in a session on a file; return all that can be seen of it afterwards, the file's bytes too."""
+    """Run a prompt in a session on a file; return everything that can be read afterwards, also the file's bytes."""
     store = SQLStore(f"sqlite:///{file}")
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore("s", store, engine)
@@ -114,7 +114,7 @@ async def run(file: Path, engine: OpenAIEngine) -> str:
 def test_a_key_that_the_provider_quotes_is_neither_stored_nor_logged(
     api: Any, echo: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However long the text before it is, so that no cut goes through it."""
+    """For any length of the text before it, so that no part of a cut key remains."""
     caplog.set_level(logging.DEBUG)
 
     async def check() -> None:
@@ -142,7 +142,7 @@ def env(how: str) -> str:
 def test_a_key_that_a_tool_shows_is_neither_stored_nor_sent(
     how: str, on_error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another text of the tool's is its own, a short key too: who knows what the word stands for."""
+    """Other texts of the tool are not changed, and neither is a short key, which could be an ordinary word."""
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with LocalProvider(reply=tool_script([[("env", {"how": how})], "done"])) as provider:
@@ -189,7 +189,7 @@ MAKERS["mysql"] = MAKERS["postgresql"]
 
 
 async def ask(store: Any) -> None:
-    """Ask a store for whatever it has."""
+    """Read everything from a store."""
     match store:
         case RedisFacts() | SQLFacts():
             await store.scan("u")
@@ -206,7 +206,7 @@ async def ask(store: Any) -> None:
 def test_no_error_shows_the_password_of_a_store_url(
     kind: str, url: str, password: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether the address cannot be used, or nobody answers there."""
+    """If the URL is invalid, and if no server answers."""
     caplog.set_level(logging.DEBUG)
     url = url.format(password)
 
@@ -228,7 +228,7 @@ def test_no_error_shows_the_password_of_a_store_url(
 def test_names_handles_and_errors_have_no_key_and_no_url(
     ray_session: ModuleType, make_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
-    """Names of actors are seen by all who are on the cluster, and handles go to whoever is to follow a run."""
+    """Everybody on the cluster sees names of actors, and handles are passed to other programs."""
     with LocalProvider(api_key="another") as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url, api_key=KEY, max_retries=0)
         manager = make_manager(engine=engine)
@@ -271,7 +271,7 @@ def test_store_readers_import_nothing_that_could_execute_stored_data() -> None:
 
 
 class Touch:
-    """Unpickled, it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

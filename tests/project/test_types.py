@@ -1,4 +1,4 @@
-"""Programs that use turnwise are typed: those that the documentation shows, and those that read events and blocks."""
+"""Programs that use turnwise are typed: those in the documentation, and those that read events and blocks."""
 
 import re
 import subprocess
@@ -117,7 +117,7 @@ def read(event: AnyEvent) -> None:
 
 
 def test_the_documentation_is_typed_and_mistakes_are_found(tmp_path: Path) -> None:
-    """One process of mypy, by the project's settings, checks all of it, with the cache that `make lint` has filled."""
+    """One process of mypy checks everything, with the project's settings and the cache of `make lint`."""
     texts = {
         f"{page.stem.lower()}_{block.line}": block.at_its_lines
         for page in PAGES

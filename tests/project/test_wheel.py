@@ -1,4 +1,4 @@
-"""What is built holds what is in the tree, and runs without it."""
+"""The wheel and the sdist have every module of the tree, and work without it."""
 
 import json
 import subprocess

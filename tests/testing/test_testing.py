@@ -1,4 +1,4 @@
-"""The fault harness: what it injects comes when it should, once, and can be had again."""
+"""The fault harness: faults occur at the right points, once, and can be replayed."""
 
 from __future__ import annotations
 

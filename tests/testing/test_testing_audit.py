@@ -1,4 +1,4 @@
-"""The audit finds what it is for: each law, broken in a store by hand."""
+"""The audit: finds each law that a test violates in a store."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_prompts_of_cancelled_runs_may_be_missing_only_with_discards() -> None:
 
 
 class ForgetfulStore(InMemoryStore):
-    """Acknowledges each tenth commit and keeps nothing of it."""
+    """Acknowledges each tenth commit without storing it."""
 
     commits = 0
 

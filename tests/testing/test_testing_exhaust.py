@@ -1,4 +1,4 @@
-"""Each fault at each point of a session's life, and a kill at each step of its process: nothing is lost."""
+"""Each fault at each point of a scenario, and a kill at each step of its process: nothing is lost."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from turnwise.actors.client.actor_lookup import ActorLookup, LiveLookup, make_lo
 from turnwise.actors.client.requests import Call, Consult, Pause, Portal, Request
 from turnwise.actors.cluster.actor_spec import ActorSpec, StoreSpec
 from turnwise.actors.cluster.identity import identity
-from turnwise.actors.cluster.memory_actor import RemoteMemory, equip
 from turnwise.actors.cluster.nodes import is_file
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.cluster.remote_memory import RemoteMemory, equip
 from turnwise.actors.cluster.wire import (
     Ended,
     EngineWanted,

@@ -28,7 +28,7 @@ from test_agents_on_ray import WAIT_S, until
 from test_output import says
 from test_sessions_on_ray import kill
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.cluster.memory_actor import RemoteMemory
+from turnwise.actors.cluster.remote_memory import RemoteMemory
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig

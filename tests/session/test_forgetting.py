@@ -13,7 +13,7 @@ from agents import check_request
 from schedules import SESSION
 from session_memories import Book, MemoryStage
 from test_saving import later
-from turnwise.actors.cluster.memory_actor import equip
+from turnwise.actors.cluster.remote_memory import equip
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig

@@ -12,7 +12,8 @@ import pytest
 from agents import check_request
 from schedules import SESSION, inline
 from test_tool_loop import Scripted, use
-from turnwise.actors.cluster.memory_actor import MemoryHost, RemoteMemory
+from turnwise.actors.cluster.memory_actor import MemoryHost
+from turnwise.actors.cluster.remote_memory import RemoteMemory
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot

@@ -21,7 +21,7 @@ from memory_engines import pid_of
 from provider_replies import texts_of, tool_script
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.client.session import Session
-from turnwise.actors.cluster.memory_actor import RemoteMemory
+from turnwise.actors.cluster.remote_memory import RemoteMemory
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.memory_tools import memory_tools, notes_tools
 from turnwise.actors.inference.tools.registry import ToolRegistry

@@ -24,11 +24,10 @@ from turnwise.memory.conversation.ids import public_id
 
 
 class SessionHost:
-    """One session behind one entrance, `call`, on one event loop that nothing blocks.
+    """One session on one event loop, which nothing blocks; all requests arrive by `call`.
 
-    Calls may start in any order, so none relies on an earlier one. Typed errors come back as `Refused`. The core is
-    made at the first call, and the imports of its store run on a thread meanwhile: a new process answers before it has
-    loaded what only a turn needs.
+    Calls may start in any order, so none relies on an earlier one. Typed errors are returned as `Refused`. The core is
+    created at the first call, while a thread imports the modules of its store.
 
     Args:
         override: the engines that the session's last process saved; if omitted, the session has this process's engine.
@@ -64,7 +63,7 @@ class SessionHost:
     async def call(self, request: bytes) -> bytes:
         """Carry out a pickled verb, with its session and arguments; return its answer, or `Refused`, pickled.
 
-        Pickled here and not by Ray, which takes 0.1 ms longer for the two.
+        The answer is pickled here, since Ray takes 0.1 ms longer to pickle a request and its answer.
         """
         self._calls += 1
         try:

@@ -21,9 +21,9 @@ class Waits:
     """Counts the waiting callers of a session, or of a host with many sessions.
 
     Args:
-        setting: what the limit is called in the placement.
-        most: how many may wait at once.
-        host: counts them too, and has a limit of its own.
+        setting: the name of the limit in the placement.
+        most: how many callers may wait at once.
+        host: the waits of the host, which count the same callers and have a limit of their own.
     """
 
     __slots__ = ("limits", "most", "setting", "taken")
@@ -32,7 +32,7 @@ class Waits:
         self.setting = setting
         self.most = most
         self.taken = 0
-        """How many callers wait now."""
+        """How many callers are waiting."""
         self.limits: tuple[Waits, ...] = (self, *(host.limits if host else ()))
         """All limits that apply to a waiting caller, this one first."""
 
@@ -43,15 +43,15 @@ class Waits:
         ask: Callable[[float], Awaitable[Answer]],
         is_there: Callable[[Answer], object],
     ) -> Answer:
-        """Return what `ask` answers when it may wait for `timeout_s`, but for no more than a slice.
+        """Return the answer of `ask`, which may wait for `timeout_s` seconds, at most `SLICE_S`.
 
-        Without a free place it may not wait at all.
+        Without a free place, `ask` may not wait at all.
 
         Args:
-            is_there: whether an answer is what the caller waits for.
+            is_there: returns whether an answer is the one that the caller waits for.
 
         Raises:
-            OverloadedError: there is no free place, and what the caller waits for is not there yet.
+            OverloadedError: there is no free place, and the answer that the caller waits for is not there yet.
         """
         slice_s = SLICE_S if timeout_s is None else min(timeout_s, SLICE_S)
         if slice_s <= 0:

@@ -12,7 +12,7 @@ def continued_under(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord 
     """Return the parent turn of a running one with `carried` set to the compacted prefix of the running one's window.
 
     So a compaction that was paid for is kept if the running turn is discarded. None if the compaction touched blocks
-    of the running turn or the parent's output, or the window does not begin with what the parent hands on.
+    of the running turn or the parent's output, or the window does not begin with the blocks that follow the parent.
     """
     if not begins_with(was, turn.base):
         return None
@@ -22,7 +22,7 @@ def continued_under(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord 
 
 
 def rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
-    """Return the turn with `carried` set so that it hands on `becomes` in the place of the window `was`.
+    """Return the turn with `carried` set so that the next turn continues `becomes` instead of the window `was`.
 
     What the turn added behind the window stays behind it, its output last. None if the turn does not continue the
     window, or its output was compacted.

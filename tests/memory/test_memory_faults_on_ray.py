@@ -299,3 +299,4 @@ async def test_recalls_go_over_a_socket_and_by_ray_while_the_memorys_process_is_
     await recall_until_connected(first)
     await asyncio.gather(*(recall() for _ in range(20)))
     await remote.close()
+    await remote.close()

@@ -225,18 +225,20 @@ async def test_a_memory_is_one_process_which_is_replaced_when_it_is_lost(
     (first,) = await one.recall(USER, "0")
     (again,) = await other.recall(USER, "0")
     assert first.text == again.text != str(os.getpid()) and again.id == "2"
-    assert (await remote(SlowMemory("another")).recall(USER, "0"))[0].text != first.text
+    another = remote(SlowMemory("another"))
+    assert (await another.recall(USER, "0"))[0].text != first.text
     os.kill(int(first.text), signal.SIGKILL)
     (later,) = await one.recall(USER, "0")
     assert later.text != first.text and later.id == "1"
+    for each in (one, other, another):
+        await each.close()
 
 
 async def test_slow_and_failing_memories_time_out_and_then_rest(
     remote: Callable[..., RemoteMemory],
 ) -> None:
-    slow = remote(SlowMemory(), recall_s=10.0)
-    await slow.recall(USER, "0")
-    slow = remote(SlowMemory(), recall_s=0.05)
+    patient, slow = (remote(SlowMemory(), recall_s=limit) for limit in (10.0, 0.05))
+    await patient.recall(USER, "0")
     for _ in range(3):
         with pytest.raises(LongTermMemoryError, match=r"not answered within 0\.05 s"):
             await slow.recall(USER, "5")
@@ -246,6 +248,8 @@ async def test_slow_and_failing_memories_time_out_and_then_rest(
     for _ in range(5):
         with pytest.raises(LongTermMemoryError, match="OSError: the disk is full"):
             await broken.remember(USER, [MemoryItem(id="1", text="hello")])
+    for each in (patient, slow, broken):
+        await each.close()
 
 
 class Tenant:

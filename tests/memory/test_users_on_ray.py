@@ -96,6 +96,7 @@ def test_a_hundred_concurrent_users_see_no_items_of_each_other(house: House, man
             assert [item.text for item in found] == [text]
 
         await asyncio.gather(*map(live, USERS[len(LIVE) :]))
+        await remote.close()
 
     with ThreadPoolExecutor(len(LIVE)) as pool:
         talks = [pool.submit(talk, user) for user in LIVE]

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.spans import Spans
-from turnwise.memory.longterm.pickled_by_values import pickled_by_values
+from turnwise.memory.longterm.pickling import pickled_by_values
 from turnwise.memory.longterm.types import MemoryType
 
 Status = Literal["active", "resolved"]

@@ -125,7 +125,12 @@ def test_a_second_ray_is_refused_a_sqlite_file_and_reads_it_without_disturbing_t
     run = begun(make_manager())
     (found,), _ = in_second_ray(f"sqlite:///{tmp_path}/chats.db")
     for family in ("SessionManager", "AsyncSessionManager"):
-        for part in ("another Ray", ray_session.get_runtime_context().gcs_address, "ray start --head", "RAY_ADDRESS"):
+        for part in (
+            "the Ray cluster at",
+            ray_session.get_runtime_context().gcs_address,
+            "ray start --head",
+            "RAY_ADDRESS",
+        ):
             assert part in found[family]
     assert found["read"]["states"] == ["running"] * 3
     assert found["read"]["latest"] == 0 and found["read"]["listed"] == ["chat"] and found["read"]["running"]

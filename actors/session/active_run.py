@@ -68,7 +68,7 @@ class ActiveRun:
 
     @property
     def closed(self) -> bool:
-        """Whether the run's outcome is decided, so that its engine changes nothing any more."""
+        """Whether the run's outcome is settled, so that nothing its engine does has an effect."""
         return self.attempt is not None and self.attempt.closed
 
     @property
@@ -107,7 +107,7 @@ class ActiveRun:
         self._since = asyncio.get_running_loop().time()
 
     def charged(self, session: SessionRecord, record: RunRecord) -> SessionRecord:
-        """Return the session's row with the usage that `record` adds to the run's last stored record."""
+        """Return the session's row with its usage increased by what `record` adds to the run's last stored record."""
         spent = record.usage or Usage()
         if self.record.usage:
             spent -= self.record.usage
@@ -149,7 +149,7 @@ class ActiveRun:
             self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """Raise an error for the callers that wait for the run's end."""
+        """Make all callers that wait for the run's end raise `error`."""
         if not self.done.done():
             self.done.set_exception(error)
             self.done.exception()  # mark it as retrieved, since there may be no waiters

@@ -83,7 +83,8 @@ class _StartRequest:
         self.if_busy: IfBusy = options.get("if_busy", "reject")
         self.key = options.get("idempotency_key")
         self.fingerprint = self._fingerprint() if self.key else None
-        """A digest of prompts, model, parameters and output type: an earlier run of the same key must have the same."""
+        """A digest of prompts, model, parameters and output type. A start that repeats a key must have the
+        same digest."""
 
     def _fingerprint(self) -> str:
         said = [self.options.get(name) for name in ("model", "params", "output")]
@@ -94,7 +95,9 @@ class _StartRequest:
 class RunAdmission:
     """Stores prompts and runs, durable on return, and cancels active and queued runs.
 
-    | await in a start | what else may run there | what a kill there leaves |
+    While a start awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | the store, for an idempotency key | reads, streaming | nothing of this start |
     | the commit | reads, streaming; the search of memories for the prompt | all of it or nothing |
@@ -152,13 +155,13 @@ class RunAdmission:
             return event.turn_index
 
     async def start(self, prompts: Sequence[Prompt], **options: Unpack[StartOptions]) -> Started:
-        """Start a run on the appended prompts and these; durable on return.
+        """Start a run with the prompts stored by `append`, followed by `prompts`; durable on return.
 
         `if_busy` decides what happens while another run is active: `reject` (the default) raises; `enqueue` waits
         behind it and all queued runs, in order of arrival; `interrupt` cancels them all and keeps their turns;
         `rollback` cancels them all and drops their turns; after either, this run is next. Cancelled queued runs pass
-        their prompts to the next run (`interrupt`) or drop them (`rollback`); prompts that were appended on their own
-        are never dropped.
+        their prompts to the next run (`interrupt`) or drop them (`rollback`); prompts that were stored by `append` are
+        never dropped.
 
         Args:
             run_id: a new id; repeating an id starts nothing and returns the existing run.
@@ -264,7 +267,7 @@ class RunAdmission:
 
         if run is not self._state.active:
             await self._transactor.run(change)
-        if run is self._state.active:  # perhaps only since the change above waited for the lock
+        if run is self._state.active:  # it may have become active while the change waited for the lock
             run.request_cancel(reason, discard=self._discards)
         if not await run.wait(timeout_s):
             return None
@@ -308,7 +311,7 @@ class RunAdmission:
     # Checks
 
     def _accept(self, prompts: Sequence[Prompt]) -> tuple[list[Block], list[str]]:
-        """See `accept`."""
+        """Return the prompts as blocks and as stored text; see `prompts.accept`."""
         builder = self._engines.current.builder
         refuses = builder.refuses if isinstance(builder, Selective) else takes_all
         return accept(self._state.session_id, prompts, self._engines.config.max_prompt_bytes, refuses)
@@ -355,7 +358,7 @@ class RunAdmission:
         )
 
     async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
-        """Return the run with this id or idempotency key, or None; with `stored`, search the id in the store too."""
+        """Return the run with this id or idempotency key, or None; with `stored`, look up the id in the store too."""
         open_run, ended = self._state.open_run(request.run_id), self._state.ended_run(request.run_id)
         record = open_run.record if open_run else ended[0] if ended else None
         if record is None and request.key:

@@ -67,8 +67,8 @@ class Approvals:
     async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
         """Decide a waiting tool call; durable on return. The run continues when all of its calls are decided.
 
-        Idempotent: repeating a decision changes nothing, in whatever state the run is. A rejection or a provided result
-        is part of the run's output at once, so it is kept even if the run is cancelled afterwards.
+        Idempotent: repeating a decision changes nothing, whatever the run's state. A rejection or a provided result is
+        part of the run's output at once, so it is kept even if the run is cancelled afterwards.
 
         Raises:
             RunNotFoundError: the session has no such run.
@@ -134,7 +134,7 @@ class Approvals:
             said |= {"span": (session.log_size - 1, session.log_size), "blocks": tuple(new)}
         events: list[NewEvent] = [(CallDecided, said)]
         if goes_on:
-            events.append((RunResumed, {**about(record), "why": "all is decided"}))
+            events.append((RunResumed, {**about(record), "why": "all decisions have been made"}))
         turns = [turn] if new else []
         await self._transactor.commit(run.charged(session, record), events, blocks=new, turns=turns, runs=[record])
         run.turn, run.output = turn, RecordedOutput.read(turn.output, self._journal.blocks.cache)
@@ -152,6 +152,8 @@ class Approvals:
 def _check_decision(state: CallState, decision: ApprovalDecision) -> None:
     """Raise InvalidInputError if the call does not allow this kind of decision."""
     if state.wants == "result" and decision.verdict == "approved":
-        raise InvalidInputError("approve", shown(state.name), "it runs outside: provide() its result, or reject() it")
+        why = "the tool runs outside turnwise: call provide() with its result, or reject()"
+        raise InvalidInputError("approve", shown(state.name), why)
     if state.wants == "budget" and (decision.verdict == "provided" or decision.input is not None):
-        raise InvalidInputError(decision.verdict, shown(state.name), "a budget is approved or rejected, nothing else")
+        why = "a budget request can only be approved or rejected"
+        raise InvalidInputError(decision.verdict, shown(state.name), why)

@@ -12,7 +12,7 @@ from turnwise.memory.conversation.usage import Usage
 class Budget:
     """Limits; None is no limit. They are checked before each model call; a call that exceeds a limit is finished.
 
-    So a run exceeds its budget by at most one model call, and its output is kept.
+    Therefore a run exceeds its budget by at most one model call, and its output is kept.
     """
 
     tokens: int | None = None
@@ -32,7 +32,10 @@ class Budget:
                 raise ConfigError(f"Budget.{limit.name}", value, "must be more than 0, or None for no limit")
 
     def exceeded(self, spent: Usage, times: int = 1) -> str | None:
-        """Return which limit is reached and how far, if the budget is given `times` over; None if none is."""
+        """Return the first limit that is reached, as a text such as "12 of 10 calls", or None if none is reached.
+
+        All limits are multiplied by `times`.
+        """
         for limit in fields(self):
             allowed = getattr(self, limit.name)
             used = spent.input_tokens + spent.output_tokens if limit.name == "tokens" else getattr(spent, limit.name)

@@ -1,4 +1,4 @@
-"""`CachedBlocks`: the blocks of a session that its process has in memory, and reads of those that it has not."""
+"""`CachedBlocks`: a cache of a session's blocks; reads from the store those that are not cached."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class CachedBlocks:
         ]
 
     async def _with(self, spans: Iterable[Span]) -> BlockCache:
-        """Return a cache that has these blocks: the own one, or one of a single use, read from the store."""
+        """Return a cache that contains these blocks: `self.cache`, or a temporary one filled from the store."""
         if not self.cache.missing(spans):
             return self.cache
         cache, wanted = BlockCache(self.cache.source), union(spans)

@@ -39,10 +39,10 @@ from turnwise.strategies.window import TokenBudget, Window
 Result = TypeVar("Result")
 
 COUNTED_AT_ONCE = 64
-"""How many blocks are counted on the event loop; more are counted off it."""
+"""The maximum number of blocks that are counted on the event loop; more are counted off it."""
 
 RESERVE_SHARE, RESERVE_MOST = 8, 4096
-"""The part of the window that is reserved for the answer by default: an eighth of it, at most so many tokens."""
+"""The default share of the model's window reserved for the answer, as a divisor, and its maximum in tokens."""
 
 
 def check_overflow(strategy: OverflowStrategy, builder: EngineBuilder, config: SessionConfig) -> None:
@@ -87,7 +87,9 @@ SHRINKS_TO = 0.75
 
 
 class Compactor:
-    """Counts the tokens of a session's windows, and knows how many of them a request may take. Changes nothing.
+    """Counts the tokens of a session's windows, and gives the token limit of a request.
+
+    Changes neither windows nor the store.
 
     Each block is counted once. For the first window, the counter's vocabulary is loaded and all blocks are counted off
     the event loop; for each later window, only new blocks are counted.
@@ -111,7 +113,10 @@ class Compactor:
         """The limit of a request; has the overhead of each request once a window has been counted."""
 
     def recount(self) -> None:
-        """Drop all counts, so that those of blocks that left the window leave memory. Windows keep theirs."""
+        """Drop all token counts, to free those of blocks that are no longer in the window.
+
+        Existing `Window` objects keep their counts.
+        """
         if self._index and not self._counting.locked():
             self._index = TokenIndex(self._index.counter)
 
@@ -147,7 +152,8 @@ class Compactor:
     async def shrink(self, turn: TurnRecord, cache: BlockCache, more: Block | None) -> None:
         """Lower the limit to three quarters of this turn's request, which a provider has refused as too long.
 
-        A quarter each time, since servers count tokens differently, and few say how many they accept.
+        The limit is lowered by a quarter each time, since servers count tokens differently, and few say how many they
+        accept.
 
         Args:
             more: a block that the request contains beside the turn, or None.
@@ -158,7 +164,9 @@ class Compactor:
         self.budget = replace(self.budget, max_tokens=self._limit)
 
     async def window(self, turn: TurnRecord, cache: BlockCache, *, base: bool = False) -> Window:
-        """Return the turn's window, or with `base` the window that the next turn continues. The cache has all blocks.
+        """Return the turn's window, or with `base` the window that the next turn continues.
+
+        `cache` must contain all of the window's blocks.
 
         Raises:
             ConfigError: the token counter raised an error.
@@ -216,7 +224,7 @@ class Prepared:
     summary: Summary | None
 
     def spans(self, at: Span | None) -> Spans:
-        """Return the spans that replace the window; the summary, if there is one, is stored `at`."""
+        """Return the spans that replace the window; the summary, if there is one, is stored at the span `at`."""
         return self.plan.spans(self.window, at)
 
     def outcome(self) -> Compaction:
@@ -271,7 +279,7 @@ class Preparation:
             await self._save(self.plan.flush)
 
     def prepared(self) -> Prepared | None:
-        """Return the plan as far as it can be carried out by now; None if nothing of it can.
+        """Return the part of the plan that can be carried out now, or None.
 
         Blocks that some memory did not save stay in the window, which may then still exceed its budget.
         """
@@ -343,4 +351,4 @@ class Preparation:
             why = error.why if isinstance(error, LongTermMemoryError) else str(error)
             return f"{name}: {why or type(error).__name__}"
         left = sum(item.id not in saved for item in missing)
-        return f"{name}: it did not take {left} of {len(missing)}" if left else None
+        return f"{name}: {left} of {len(missing)} items were not saved" if left else None

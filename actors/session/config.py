@@ -17,14 +17,16 @@ class SessionConfig:
     """Settings of a manager's sessions. A live session switches to a later manager's settings at its next run."""
 
     on_cancel: Literal["keep", "discard"] = "keep"
-    """What a cancelled run leaves: "keep" its prompts and the text so far, marked; "discard" nothing of the run."""
+    """What remains of a cancelled run. "keep": its prompts and the output so far, marked as cancelled. "discard":
+    nothing; prompts that were stored by `append` move to the next turn."""
 
     on_lost: Literal["interrupt", "resume"] = "interrupt"
     """What happens to a run whose process was lost: it ends as interrupted, or resumes after its last record.
     An unfinished model call is repeated; a tool call that had begun is not, unless the tool is `repeatable`."""
 
     max_resumes: int = 3
-    """How often a run is resumed at most before it ends as interrupted, since the run itself may crash its process."""
+    """The maximum number of times that a run is resumed. After that it ends as interrupted, since the run itself may be
+    what crashes its process."""
 
     run_budget: Budget | None = None
     """The limits of one run."""
@@ -43,7 +45,8 @@ class SessionConfig:
     """What sessions recall from long-term memory and save in it."""
 
     max_context_tokens: int | None = None
-    """How many tokens a request and its answer may have together; if omitted, the model's own limit, if it is known."""
+    """The maximum number of tokens of a request and its answer together; if omitted, the model's own limit, if
+    that is known."""
 
     reserve_output_tokens: int | None = None
     """How many of these tokens are reserved for the answer. If omitted, the engine's maximum answer length, else an
@@ -62,7 +65,7 @@ class SessionConfig:
     """How long a cancelled engine may take to stop before it is abandoned, in seconds."""
 
     max_queued: int = 16
-    """How many runs may wait behind the active one with `if_busy="enqueue"`."""
+    """The maximum number of runs that wait behind the active one with `if_busy="enqueue"`."""
 
     max_prompt_bytes: int = 4_000_000
     """The largest prompt, as UTF-8 JSON."""
@@ -71,10 +74,10 @@ class SessionConfig:
     """The largest metadata of a session, as UTF-8 JSON."""
 
     max_labels: int = 64
-    """How many labels a run may have."""
+    """The maximum number of labels of a run."""
 
     max_label_chars: int = 256
-    """How many characters a label's name, and its value, may have."""
+    """The maximum number of characters of a label's name, and of its value."""
 
     idle_s: float = 300.0
     """How long a session's process stays after its last call or run, in seconds."""
@@ -83,7 +86,8 @@ class SessionConfig:
     """How long pieces of the answer are gathered before they are published as one event, in seconds."""
 
     store_retry_s: float = 30.0
-    """How long a finished answer is offered to a failing store before its waiters get the StoreError, in seconds."""
+    """How long storing a finished answer is retried before callers that wait for the run get the StoreError, in
+    seconds."""
 
     def __post_init__(self) -> None:
         if self.on_cancel not in ("keep", "discard"):

@@ -48,13 +48,14 @@ class SessionCore:
 
     Invariants, each checked by tests:
 
-    1. At most one run is active. Checking that and activating a run is one step; a finished run is inactive before any
+    1. At most one run is active. The check and the activation are one step; a finished run is inactive before any
        waiter wakes.
-    2. What a call acknowledged is in the store. A commit (blocks, turns, runs, events) is stored whole or not at all.
+    2. What a call has stored is durable when the call returns. A commit (blocks, turns, runs, events) is stored whole
+       or not at all.
     3. A run has exactly one terminal event, and it is that run's last.
     4. The next request to a provider is always valid, whatever was cancelled, failed or crashed.
-    5. A late result (of an engine that ignored cancel, or of a core whose session another process has activated)
-       changes nothing: the run's context is closed, and the store refuses the stale epoch.
+    5. A late result changes nothing, whether an engine ignored a cancel or another process has taken over the session:
+       the run's context is closed, and the store refuses the stale epoch.
 
     Every state change runs alone, behind one lock, as decide, commit, apply; see `Transactor`. Reads take no lock. A
     turn costs two commits: one starts the run, one ends it (and starts the next run of the queue).
@@ -189,7 +190,7 @@ class SessionCore:
         return await self._admission.end_session(reason, timeout_s)
 
     async def refresh(self) -> None:
-        """Make an empty commit, which restarts the session's `ttl_s`; durable on return."""
+        """Make an empty commit, which restarts the session's time to live (`ttl_s`); durable on return."""
         await self._store_row()
 
     async def use_memory(self, use: MemoryUse) -> None:

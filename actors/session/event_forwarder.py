@@ -17,9 +17,10 @@ MAX_PAUSE_S = 30.0
 class EventForwarder:
     """Copies a session's stored events into its history store, in order, in the background.
 
-    An event is first stored in the session's store, in the commit of what it reports. Once the history store has it, a
-    later commit deletes it from the session's store. So no event is lost or duplicated, wherever a process dies, and a
-    history store that is slow or unreachable delays no run: events wait in the session's store.
+    An event is first stored in the session's store, in the same commit as the change that it reports. Once the
+    history store has it, a later commit deletes it from the session's store. Therefore no event is lost or duplicated,
+    whenever a process dies, and a history store that is slow or unreachable delays no run: events wait in the session's
+    store.
     """
 
     def __init__(self, session_id: str, store: SessionStore, history: HistoryStore) -> None:

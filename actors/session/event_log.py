@@ -59,7 +59,10 @@ class EventLog:
         self._wake()
 
     def publish_live(self, make: Callable[[int], Event | None]) -> None:
-        """Publish the event, if any, that `make` returns for its number; while events are being stored, after them."""
+        """Call `make` with the next number and publish the event that it returns, if any.
+
+        While numbers are reserved for a commit, this happens once that commit is published. Does not wait.
+        """
         if self._reserved:
             self._waiting.append(make)
         elif event := make(self.last_seq + 1):

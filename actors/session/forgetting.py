@@ -37,15 +37,17 @@ from turnwise.memory.longterm.deletion_report import Forgotten
 class Forgetting:
     """Removes a turn from later requests, from summaries and from long-term memories; deletes sessions.
 
-    | await in `forget_turn` | what else may run there | what a kill there leaves |
+    While `forget_turn` awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | the commit | reads; a compaction, which is then discarded | all of it or nothing |
     | stopping the background compaction | reads | a turn forgotten by the session only: repeat the call |
-    | memories | everything; they no longer get the turn, but a run that begins may recall it | as above |
-    | memories, searched again for such a run | everything | all of it |
+    | memories | everything; they no longer get the turn, but a run that begins may recall it | the same |
+    | memories, searched again for such a run | everything | the turn forgotten everywhere |
 
     The history keeps the turn unchanged until the session is deleted. A delete is one change that clears memories
-    first, so that it can be repeated if it fails; a kill in it leaves the session, with less in memories.
+    first, so that it can be repeated if it fails; a crash in it leaves the session, with less in memories.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Forgetting:
                 raise TurnNotFoundError(self._state.session_id, index)
             if not turn.forgotten:
                 done = Forgotten(turns=1, summaries=await self._leave_out(turn))
-            # Repeated also if the turn is forgotten already: an earlier attempt may have stopped after its commit.
+            # Repeated even if the turn is forgotten already: an earlier attempt may have stopped after its commit.
             done += Forgotten(waiting=int(self._progress.make_private(index)))
             await self._compaction.stop()  # it may be saving the turn in a memory
             self._compaction.watch()
@@ -146,7 +148,7 @@ class Forgetting:
             return await self._delete_unread(updated_at, memory=memory, verify=verify)
 
     async def _delete_unread(self, updated_at: float | None, *, memory: bool, verify: Verify) -> Forgotten:
-        """Delete a session that cannot be loaded, since something of it cannot be read.
+        """Delete a session that cannot be loaded, because one of its records is corrupt.
 
         Raises:
             CorruptRecordError: the session's record cannot be read, so its user's memories cannot be found.
@@ -248,7 +250,7 @@ class Forgetting:
             else:
                 items[slot.name] = result
         if failures:
-            raise LongTermMemoryError(f"{'; '.join(failures)}. Forget it again")
+            raise LongTermMemoryError(f"{'; '.join(failures)}. Repeat the call")
         self._retrieval.memories_forgot()
         notes = 0
         if index is None and run_resources.notes is not None:
@@ -266,7 +268,7 @@ class Forgetting:
         if isinstance(slot.memory, Eraser):
             return await slot.memory.erase(self._scope, files=verify == "files", **which)
         if verify == "files":
-            from turnwise.memory.longterm.file_search import erase_and_search  # whose numpy few processes need
+            from turnwise.memory.longterm.file_search import erase_and_search  # needs numpy, which few processes load
 
             return await erase_and_search(slot.memory, self._scope, **which)
         return await erase(slot.memory, self._scope, **which)
@@ -277,10 +279,13 @@ def _places(spans: Spans) -> list[Span]:
 
 
 def _less(spans: Spans, own: Spans) -> list[Span]:
-    """Return the spans without some positions, in their order."""
+    """Return `spans` without the positions of `own`, in order."""
     return [part for span in spans for part in subtract([span], own)]
 
 
 def _carrying(turn: TurnRecord, base: Spans) -> TurnRecord:
-    """Return an ended turn with `carried` set so that the next turn continues `base`, which ends with its output."""
+    """Return an ended turn with `carried` set so that the next turn continues `base`.
+
+    `base` must end with the turn's output, unless the turn is forgotten.
+    """
     return replace(turn, carried=base if turn.forgotten else cut(base, size(base) - size(turn.output))[0])

@@ -39,7 +39,8 @@ REVERTED = "turnwise.reverted"
 """The key of the first `SessionReverted` event."""
 
 MISSED = 1000
-"""How many events an activation catches up at most: more than another owner and a commit in doubt can have stored."""
+"""The maximum number of missed events that an activation reads from the store. Another owner and a commit of unknown
+outcome store fewer."""
 
 
 class Journal:
@@ -74,7 +75,7 @@ class Journal:
         self.lost: Exception | None = None
         """Why this process no longer owns the session; None while it may."""
         self._is_reverted = False
-        """Whether the store is known to be in an earlier state than this process committed."""
+        """Whether the store is known to lack commits of this process, for example after a restore from a backup."""
         self._activations = 0
         """How many activations were sent to the store since `session` was set; each may have raised the epoch."""
 
@@ -115,14 +116,16 @@ class Journal:
     # Writing
 
     async def activate(self) -> Activation:
-        """Take ownership of the session; cache the blocks of its head and open turns; publish events missed so far.
+        """Take ownership of the session; cache the blocks of its head and open turns; publish missed events.
 
         Live events still wait: the next commit, or `log.publish`, publishes them.
 
         Raises:
             SessionFencedError, SessionNotFoundError: this process owned the session, and meanwhile another process
-                took it, or it was deleted; the journal is `lost`. A process that was cut off does not take it back.
-            SessionRevertedError: the store is in an earlier state than this process committed; the journal is `lost`.
+                took it, or it was deleted; the journal is `lost`. A process that has lost the session does not
+                take it back.
+            SessionRevertedError: the store lacks commits of this process, for example because it was restored from a
+                backup; the journal is `lost`.
         """
         left = await self.check_own() if self.session.epoch else None
         self._activations += 1
@@ -159,7 +162,8 @@ class Journal:
         """Return the stored row, if it can be the result of this process's own commits.
 
         Raises:
-            SessionFencedError, SessionNotFoundError, SessionRevertedError: it cannot; the journal is `lost`.
+            SessionFencedError, SessionNotFoundError, SessionRevertedError: the stored row is not the result of this
+                process's commits; the journal is `lost`.
             StoreError: the store could not be read.
         """
         own = self.session
@@ -181,7 +185,8 @@ class Journal:
         """Raise if the stored row has changed since `found` was read, for example by a restore.
 
         Raises:
-            SessionFencedError, SessionNotFoundError: it has; the journal is `lost`, and a new core must load it.
+            SessionFencedError, SessionNotFoundError: the stored row has changed; the journal is `lost`. Create a new
+                `SessionCore` to load the session.
         """
         try:
             now = await self.store.get(self.session_id)
@@ -193,7 +198,7 @@ class Journal:
             raise
 
     async def revert(self) -> None:
-        """Continue the session from the store's earlier state, since the store misses commits of this process.
+        """Record that the store has lost commits of this process, and give up the session. Always raises.
 
         Raises:
             SessionFencedError, SessionNotFoundError, SessionRevertedError: always one of them; the journal is `lost`.
@@ -255,10 +260,11 @@ class Journal:
         Raises:
             SessionFencedError, SessionNotFoundError: another process took the session, or it was deleted; the journal
                 is `lost`.
-            SessionRevertedError: the store is in an earlier state than this process committed; the journal is `lost`.
+            SessionRevertedError: the store lacks commits of this process, for example because it was restored from a
+                backup; the journal is `lost`.
             DuplicateKeyError: nothing was stored.
-            StoreError: the outcome is unknown; the journal is `stale`. Raised also for errors of the store that are not
-                turnwise's.
+            StoreError: the outcome is unknown; the journal is `stale`. Other exceptions of the store are converted to
+                this error.
         """
         indices = [turn.index + 1 for turn in commit.turns]
         session = replace(
@@ -328,7 +334,7 @@ class Journal:
 
 def _failed(verb: str, error: Exception) -> StoreError:
     """Return a StoreError for an exception that is not turnwise's, so that callers retry as after any StoreError."""
-    return StoreError(f"the store raised {type(error).__name__} at {verb}, whose outcome is unknown: try again")
+    return StoreError(f"the store raised {type(error).__name__} during {verb}, so its outcome is unknown: try again")
 
 
 def _follows(found: SessionRecord, left: SessionRecord) -> bool:

@@ -23,7 +23,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 
 AT_ONCE = 16
-"""How many turns are sent to a memory in one call at most."""
+"""The maximum number of turns that are sent to a memory in one call."""
 
 DELAY_S = 0.05
 """How many seconds saving waits after a turn, so that it does not slow an immediate next prompt's search."""
@@ -35,7 +35,7 @@ ATTEMPTS = 3
 """How many times saving a turn is tried if a memory's model returns unusable answers."""
 
 PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-"""The pause after a memory's failure, in seconds: the first, doubled each time up to the second."""
+"""The first and the longest pause after a memory's failure, in seconds; each pause is twice the previous one."""
 
 
 class MemoryIngestion:
@@ -48,7 +48,9 @@ class MemoryIngestion:
     A memory that fails delays no run and no other memory. Its turns are sent again with growing pauses, and events say
     that it is behind and when it has caught up. A turn that a memory cannot keep is skipped, and an event says so.
 
-    | await in saving | what else may run there | what a kill there leaves |
+    While saving awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | a read of the store | everything; a turn that is forgotten meanwhile is not sent | an unsaved turn |
     | a memory | everything; a forget waits for it, a cancel does not stop it | a turn that is sent again |
@@ -112,7 +114,7 @@ class MemoryIngestion:
         if not self._progress.writable or self._is_paused or (self._finding and not self._finding.done()):
             return
         if self._progress.is_behind:
-            self._finding = self._spawn_retried(self._find_unsaved, "finding what is to be saved")
+            self._finding = self._spawn_retried(self._find_unsaved, "finding unsaved turns")
             return
         for slot in self._progress.writable:
             saver = self._savers.get(slot.name)
@@ -124,7 +126,7 @@ class MemoryIngestion:
         return self._tasks.spawn(retry(work, self._tasks.name(what), until=self._transactor.is_final))
 
     async def _find_unsaved(self) -> None:
-        """Read the turns that an earlier process did not save, one page per change, so that runs can start between.
+        """Read the turns that an earlier process did not save, one page per change, so that runs can start in between.
 
         A corrupt turn, or one whose run is corrupt, is skipped, and an event says so.
         """
@@ -209,7 +211,7 @@ class MemoryIngestion:
 
     async def _send(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
         read = [(turn, await self._item(turn)) for turn in turns]
-        # A turn that was forgotten during the read has become private.
+        # A turn that was forgotten during the read is private now, so it is not to be saved.
         items = [item for turn, item in read if item and self._progress.is_current(turn)]
         if not items:
             return
@@ -218,10 +220,10 @@ class MemoryIngestion:
         call.add_done_callback(self._in_flight.discard)
         await ended(call, self._tasks.name(f"saving in {slot.name}"))
         if call.cancelled():
-            raise LongTermMemoryError("it cancelled itself")
+            raise LongTermMemoryError("the memory's call was cancelled")
         has = call.result()
         if left := sum(item.id not in has for item in items):
-            raise LongTermMemoryError(f"it did not take {left} of {len(items)}")
+            raise LongTermMemoryError(f"{left} of {len(items)} items were not saved")
 
     async def _item(self, turn: TurnBlocks) -> MemoryItem | None:
         if turn.is_private:
@@ -240,7 +242,9 @@ class MemoryIngestion:
             await self._transactor.commit(self._journal.session)
 
     async def wait_for_memory(self, timeout_s: float | None = None) -> bool | None:
-        """Wait until all saving has ended; return whether all memories have all ended turns, None after `timeout_s`.
+        """Wait until saving has ended; return whether every memory now has every ended turn that it should have.
+
+        Returns None if `timeout_s` seconds pass first.
 
         Raises:
             SessionFencedError, SessionNotFoundError: another process took the session, or it was deleted.

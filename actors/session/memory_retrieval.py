@@ -34,7 +34,7 @@ from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
 from turnwise.memory.working.memory import WorkingMemory
 
 MOST_ASKED = 8000
-"""How many characters of a prompt are used as the query at most."""
+"""The maximum number of characters of a prompt that are used as the query."""
 
 SHARE = 2
 """Retrieved text may take up to 1/SHARE of a request's tokens."""
@@ -139,7 +139,7 @@ class MemoryRetrieval:
     def ask_early(self, run: ActiveRun, prompt: Sequence[Block]) -> None:
         """Start the search for a prompt while that prompt is being stored."""
         if run.run_resources.memories and run.run_resources.config.memory.recall and run.record.memory != "off":
-            run.asked = self._tasks.spawn_logged(self._ask_all(run.run_resources, prompt), "asking its memories")
+            run.asked = self._tasks.spawn_logged(self._ask_all(run.run_resources, prompt), "searching its memories")
 
     def _before(self) -> Sequence[Block]:
         """Return the previous turn's prompt; empty if its blocks are not in memory."""
@@ -151,7 +151,7 @@ class MemoryRetrieval:
     async def _ask_all(self, run_resources: RunResources, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
         """Return each memory's results, the value of `_forgets` at the start of the search, and the query."""
         query, slots, forgets = _query(prompt, self._before()), run_resources.memories, self._forgets
-        if not query:  # such as for a picture; only the user's profile can be retrieved
+        if not query:  # for example, the prompt is an image; only the user's profile can be retrieved
             slots = [slot for slot in slots if _has_profile(slot, run_resources.config.memory)]
         results = await asyncio.gather(
             *(self._ask(slot, query, run_resources.config.memory) for slot in slots), return_exceptions=True
@@ -186,7 +186,7 @@ class MemoryRetrieval:
         return found, forgets
 
     async def _ask(self, slot: MemorySlot, query: str, config: MemoryConfig) -> Sequence[MemoryItem] | ProfiledRecall:
-        """Search one memory; if it has profiles, get both at once."""
+        """Search one memory; if it has profiles, get results and profile in one call."""
         types = None if is_read_only(slot.memory) else config.types
         if _has_profile(slot, config) and isinstance(slot.memory, Profiled):
             return await slot.memory.recall_with_profile(self._scope, query, limit=config.max_results, types=types)

@@ -1,4 +1,4 @@
-"""`Ownership`: whether this process owns a session, whether it may give the session up, and how it does."""
+"""`Ownership`: whether this process owns a session, whether it may give the session up, and giving it up."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ The next process forwards the rest."""
 class Ownership:
     """A process's ownership of a session, from activation until it leaves, is fenced, or the session is deleted.
 
-    | await in `leave` | what else may run there | what a kill there leaves |
+    While `leave` awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | the commit of the memories' progress | reads | turns that memories receive again |
-    | the note of the waiting runs' engines | reads | the session here, or an unused note |
+    | the note of the waiting runs' engines | reads | a session that was not given up, and perhaps an unused note |
     | the event history | nothing: the session is given up | events that the next process forwards |
     """
 
@@ -42,7 +44,8 @@ class Ownership:
         self._compaction = compaction
         self._ingestion = ingestion
         self.left_waiting: dict[str, str] = {}
-        """The engine id by run id, of the runs that waited for a decision (or behind one that did) on leaving."""
+        """The engine ids, by run id, of the runs that were waiting for a decision, or queued behind such a run, when
+        this process gave the session up."""
 
     @property
     def is_in_use(self) -> bool:
@@ -66,10 +69,11 @@ class Ownership:
         return bool(self._journal.session.epoch) and not self.is_lost
 
     async def check_log(self, log: str) -> None:
-        """Raise if the loaded session's log is another than `log`. Costs nothing if it is the same.
+        """Raise if the loaded session's log differs from `log`. Costs nothing if it is the same.
 
         Raises:
-            SessionFencedError: the store has another session with this id by now; load it with a new core.
+            SessionFencedError: the store has another session with this id by now; create a new `SessionCore` to load
+                it.
             SessionNotFoundError: the session with this log was deleted, or removed by a restore; the id belongs to
                 another session.
         """
@@ -82,16 +86,20 @@ class Ownership:
         """Raise if the stored session is not as this process last committed it. Call it when a record is missing.
 
         Raises:
-            SessionFencedError, SessionNotFoundError, SessionRevertedError: it differs; load it with a new core.
+            SessionFencedError, SessionNotFoundError, SessionRevertedError: the stored session differs; create a new
+                `SessionCore` to load it.
         """
         if self._journal.session.epoch:
             await self._transactor.run(self._journal.check_own)
 
     async def leave(self, note: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> bool:
-        """Give the session up unless it `is_in_use`; return whether it was given up. Later calls are fenced.
+        """Give the session up unless it `is_in_use`; return whether it was given up.
+
+        Later calls raise SessionFencedError.
 
         Args:
-            note: called first with the engine id of each waiting run, by run id. If it raises, the session stays here.
+            note: called first with the engine id of each waiting run, by run id. If it raises, this process keeps the
+                session.
         """
         async with self._transactor.alone:
             if self.is_lost:

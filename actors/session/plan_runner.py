@@ -32,7 +32,7 @@ PAUSE_S = 1.0
 """The pause after a failed attempt, in seconds; doubled each time."""
 
 MOST_SKIPPED = 16
-"""How many runs are skipped at most before the next compaction, after several that failed in a row."""
+"""The maximum number of runs for which compaction is suspended after repeated failures."""
 
 
 class CompactionBill:
@@ -59,7 +59,9 @@ class CompactionBill:
 
 
 class PlanRunner:
-    """Prepares plans and stores the windows that they make. Each verb is charged to a bill, exactly once.
+    """Prepares plans and stores the windows that they make.
+
+    Each method adds the usage of its model calls to a `CompactionBill`; each use is charged exactly once.
 
     A plan is prepared for one window, without the session's lock, and is applied only to turns that continue that
     window (see `rebased`). A compaction costs one commit, and one for each attempt that fails.
@@ -73,7 +75,7 @@ class PlanRunner:
         self._failures = 0
         """How many compactions have failed since the last one that succeeded."""
         self._skip = 0
-        """For how many more runs compaction is skipped after failures, unless a request would not fit."""
+        """For how many more runs compaction is suspended after failures, unless a request would not fit."""
 
     def bill(self, run: ActiveRun | None = None) -> CompactionBill:
         """Return an empty bill for a compaction of the run's window; without a run, for one in the background."""
@@ -152,7 +154,7 @@ class PlanRunner:
                 values |= {"tokens_before": outcome.tokens_before, "tokens_after": outcome.tokens_after}
                 values |= {"summary": (span.start, span.stop) if new else None}
             else:
-                values |= {"attempt": 1, "of": 1, "why": "the conversation has moved on"}
+                values |= {"attempt": 1, "of": 1, "why": "the session's window changed during the compaction"}
                 session = self._journal.session
             kind = WindowCompacted if done else CompactionFailed
             stored = new if done else []
@@ -205,13 +207,13 @@ class PlanRunner:
     async def _commit_once(
         self, commit: Callable[[Usage | None, UnknownOutcome], Awaitable[None]], bill: CompactionBill
     ) -> None:
-        """Store a commit with the bill's unpaid usage exactly once, also if the store's answer is lost."""
+        """Store a commit with the bill's unpaid usage exactly once, even if the store's answer is lost."""
         doubt = UnknownOutcome()
 
         async def change() -> None:
             if doubt.stored:
                 return
-            # From here on this commit charges the usage, also if the caller is cancelled.
+            # From here on this commit charges the usage, even if the caller is cancelled.
             spent, bill.unpaid = bill.unpaid, None
             try:
                 await commit(spent, doubt)
@@ -234,6 +236,6 @@ class PlanRunner:
 
 
 def check_open(run: ActiveRun) -> None:
-    """Raise EngineError if the run's outcome is decided, so that nothing may change its turn."""
+    """Raise EngineError if the run's outcome is settled, so that nothing may change its turn."""
     if run.done.done() or run.closed:
         raise EngineError("the run has ended: nothing can be added to it")

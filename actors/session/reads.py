@@ -179,7 +179,8 @@ class SessionReads:
             after = max(after, (await self.run(run_id)).first_seq - 1)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            in_doubt = self._journal.stale or self._journal.lost  # then a run that is not open may still not have ended
+            # Then a run that is not open has not necessarily ended.
+            in_doubt = self._journal.stale or self._journal.lost
             ended = run_id is not None and self._state.open_run(run_id) is None and not in_doubt
             events = await self._journal.events(after, limit)
             after = events[-1].seq if events else after
@@ -204,6 +205,6 @@ class SessionReads:
         turns = [turn for turn in (head, active and active.turn) if turn]
         held = union(*(part for turn in turns for part in (turn.spans, turn.base)))
         if not await find(summary, held, self._journal.blocks.read):
-            why = f"it is none of session {self.session_id!r}: pass one of a turn's blocks"
+            why = f"it is not a summary of session {self.session_id!r}: pass a Summary from one of its turns"
             raise InvalidInputError("summary", shown(summary.text), why)
         return await self._journal.blocks.read(await originals(summary, self._journal.blocks.read))

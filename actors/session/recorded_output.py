@@ -11,7 +11,9 @@ from turnwise.memory.conversation.spans import Span, Spans, join
 
 
 class RecordedOutput:
-    """Blocks in reading order, with their positions in the log: parallel tools end in any order, so these differ.
+    """Blocks in reading order, with their positions in the log.
+
+    Parallel tools end in any order, so the two orders may differ.
 
     Immutable. Blocks are compared by identity, so a block that was stored is never stored again.
     """
@@ -22,7 +24,7 @@ class RecordedOutput:
 
     @classmethod
     def read(cls, spans: Spans, cache: BlockCache) -> Self:
-        """Return the output that `spans` contain; the cache has all of its blocks."""
+        """Return the output that `spans` contain; `cache` must contain all of these blocks."""
         return cls(cache.read(spans), [(span.log, at) for span in spans for at in range(span.start, span.stop)])
 
     @property
@@ -36,7 +38,7 @@ class RecordedOutput:
         return [block for block in blocks if id(block) not in stored]
 
     def grown(self, blocks: Sequence[Block], span: Span) -> RecordedOutput:
-        """Return the output with these blocks in this order, of which the missing ones are stored as `span`."""
+        """Return an output of `blocks`, in this order; those that were not stored yet get the positions of `span`."""
         known = {id(block): place for block, place in zip(self.blocks, self._places, strict=True)}
         new = iter(range(span.start, span.stop))
         return RecordedOutput(blocks, [known.get(id(block)) or (span.log, next(new)) for block in blocks])

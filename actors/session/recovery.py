@@ -21,13 +21,18 @@ from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import Activation
 
-LOST = "the session's process was lost, or another took the session over, while it ran"
+LOST = "the session's process was lost, or another process took over the session, during the run"
+GIVEN_UP = "; the run has already been resumed as often as max_resumes allows"
 
 
 class Recovery:
-    """Loads the state that an activation found in the store: the first one here, or one after a store error.
+    """Loads the state that an activation found in the store.
 
-    | await in recovery | what else may run there | what a kill there leaves |
+    The activation is the first one in this process, or one after a store error.
+
+    While a recovery awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | the store, to read | reads, streaming; live events wait | the session as the last owner left it |
     | the commit | reads, streaming; live events wait | the same, or each lost run ended or resumed |
@@ -112,13 +117,14 @@ class Recovery:
         """In one commit, resume or end the runs whose process was lost, and begin the next queued run.
 
         `on_lost` decides which runs resume; the others end as interrupted. In an ended session, queued runs are
-        cancelled. If a run is still active, the commit is made too, since live events need numbers above it.
+        cancelled. If a run is still active, this commits even without any change, since the commit reserves the numbers
+        of the run's next live events.
         """
         session, now = self._journal.session, self._journal.clock()
         goes_on = session.status == "active"
         resumed = [run for run in lost if goes_on and _resumes(run)]
         ending = [run for run in lost if run not in resumed]
-        given_up = " too often" if self._engines.config.on_lost == "resume" and goes_on else ""
+        given_up = GIVEN_UP if self._engines.config.on_lost == "resume" and goes_on else ""
         ends = [run.ended("interrupted", LOST + given_up, now) for run in ending]
         events: list[NewEvent] = []
         blocks: list[Block] = []

@@ -1,4 +1,4 @@
-"""Replaces images and documents that a provider refused by texts, in later requests."""
+"""Puts a text in the place of each image or document that a provider refused, in later requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def leave_out(turn: TurnRecord, cache: BlockCache, log: str, size: int) -> tuple
     Nothing is replaced if the run has recorded output: the provider has then accepted its prompts in an earlier step.
 
     Args:
-        cache: has the blocks that the next turn would continue with.
+        cache: must contain the blocks that the next turn would continue with.
         size: the log's size; the texts are stored after it.
     """
     handed_on = [

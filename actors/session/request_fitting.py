@@ -19,14 +19,14 @@ from turnwise.strategies.strategy import OverflowStrategy, decide
 from turnwise.strategies.window import Window
 
 LAST_RESORTS = 8
-"""How many strategies are tried for one request at most; each is the `otherwise` of the previous one."""
+"""The maximum number of strategies tried for one request; each is the previous one's fallback (`otherwise`)."""
 
 
 class RequestFitting:
     """Compacts the window of the active run before a request that would not fit: replaces the `input` of its turn.
 
     While requests fit, nothing waits for a model or a memory. The run waits for the compaction and pays for it. What
-    else may run at each await, and what a kill leaves, is as for `WindowCompaction`.
+    else may run meanwhile, and what a crash leaves, is described in `WindowCompaction`.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class RequestFitting:
     async def make_room(self, run: ActiveRun) -> Turn:
         """See `StepContext.make_room`.
 
-        If the request does not fit, this waits for the background compaction first. The retrieved memory text is
-        removed last, before the run would fail.
+        If the request does not fit, this waits for the background compaction first. As a last resort, the retrieved
+        memory text is removed.
         """
         try:
             return await self._fit(run)

@@ -43,9 +43,11 @@ class RunDriver:
     """Drives a session's active run: begins it, records its output, ends it, and begins the next run of the queue.
 
     The run's engine works concurrently with the session's changes, in a task that is never cancelled (`_drive`). Each
-    record that the engine makes is a change (see `inference.attempt.RunCallbacks`).
+    time the engine records output, that is one change (see `Transactor` and `inference.attempt.RunCallbacks`).
 
-    | await in a run | what else may run there | what a kill there leaves |
+    While a run awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | building the engine, memories, room in the window | everything | an interrupted run |
     | the engine | everything; each record is a change | an interrupted run, with what it recorded |
@@ -92,7 +94,10 @@ class RunDriver:
         return replace(record, state="running", started_at=self._journal.clock()), turn
 
     def begin_next(self, head: TurnRecord | None, requeued: Sequence[TurnRecord] = ()) -> list[Begun]:
-        """Return the first queued run as running, in a list; its turn is the first of `requeued`, if any."""
+        """Return a list with the first queued run as running, whose turn is the first of `requeued`, if any.
+
+        The list is empty if no run is queued.
+        """
         queue = list(self._state.run_queue.queue)[:1]
         return [(run, *self.begin(run.record, next(iter(requeued), run.turn), head)) for run in queue]
 
@@ -104,7 +109,7 @@ class RunDriver:
             self.launch(run)
 
     def launch(self, run: ActiveRun) -> None:
-        """Make a run active that a commit stored as running or waiting, and start its engine."""
+        """Make a run the active one, after the commit that stored it as running or waiting, and start its engine."""
         self._state.trim_events(run)
         self._state.set_active(run)
         self._drop_old_blocks()
@@ -112,7 +117,10 @@ class RunDriver:
         self._tasks.spawn_logged(self._drive(run), f"run {run.run_id!r}")
 
     def _drop_old_blocks(self) -> None:
-        """Drop blocks from memory that neither the next request nor an open turn contains; only once they add up."""
+        """Drop blocks from memory that neither the next request nor an open turn contains.
+
+        Does nothing until enough blocks have accumulated.
+        """
         if self._journal.stale:
             return  # an activation is recovering the session, and may need the blocks
         compactor = self._engines.current.compactor
@@ -134,13 +142,14 @@ class RunDriver:
                 else:
                     ending = await self._attempt(run)
                 if ending and ending.state == "suspended" and not ending.calls and run.record.calls == calls:
-                    ending = Ending("failed", "the engine suspended, and there is nothing to decide")
+                    why = "the engine suspended the run without a tool call or budget to decide about"
+                    ending = Ending("failed", why)
                 if ending and ending.state == "suspended":
                     await self._transactor.run_with_retries(partial(self._suspend, run, ending), shielded=False)
                 elif ending:
                     await self._transactor.run_with_retries(partial(self._end, run, ending), shielded=False)
                     return
-        except TurnwiseError as error:  # such as a store that stayed away, or a corrupt row
+        except TurnwiseError as error:  # such as a store that remained unavailable, or a corrupt row
             failure = error
         except Exception as error:  # noqa: BLE001 - any error must end the wait of the run's callers
             failure = StoreError(f"the end of run {run.run_id!r} could not be stored: {error!r}")
@@ -246,7 +255,7 @@ class RunDriver:
         self._engines.close_unused()
 
     def requeue_prompts(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
-        """Return the turn, in a list, that gets the prompts of cancelled `runs`; see `RunQueue.requeue_prompts`."""
+        """Return a list with the turn that gets the prompts of cancelled `runs`; see `RunQueue.requeue_prompts`."""
         index = self._journal.session.next_index
         return self._state.run_queue.requeue_prompts(runs, discard=discard, index=index, now=self._journal.clock())
 

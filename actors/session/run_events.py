@@ -55,13 +55,16 @@ def end_event(end: RunRecord, new: Sequence[Block] = (), session: SessionRecord 
 
 
 def request_event(record: RunRecord, call_id: str, state: CallState) -> NewEvent:
-    """Return the event that asks for a decision that is about no tool call, such as a budget."""
+    """Return the event that asks for a decision that does not concern a tool call, such as a budget."""
     asked = {"call_id": call_id, "name": state.name, "wants": state.wants, "why": state.why}
     return ApprovalRequested, about(record) | asked
 
 
 def placed(events: Sequence[NewEvent], new: Sequence[Block], session: SessionRecord) -> list[NewEvent]:
-    """Return the events, each with the blocks that it adds, out of `new`, the last blocks of the session's log."""
+    """Return the events, each with those of the blocks `new` that it adds.
+
+    `new` are the last blocks of the session's log.
+    """
     first = session.log_size - len(new)
     said = [at for at, block in enumerate(new) if not isinstance(block, ToolResult)]
     results = {block.call_id: at for at, block in enumerate(new) if isinstance(block, ToolResult)}

@@ -14,8 +14,8 @@ from turnwise.memory.conversation.turns import TurnRecord
 class RunQueue:
     """The queued runs of a session in order of arrival, and its pending turn.
 
-    Prompts that were appended on their own are never dropped: when the run that used them is discarded, or is
-    cancelled while queued, they move to the next queued run, or become pending again.
+    Prompts that were stored by `append` are never dropped: when the run that used them is discarded, or is cancelled
+    while queued, they move to the next queued run, or become pending again.
     """
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class RunQueue:
         return self.pending or TurnRecord(index=index, created_at=now)
 
     def requeue_prompts(self, runs: Sequence[ActiveRun], *, discard: bool, index: int, now: float) -> list[TurnRecord]:
-        """Return the turn, in a list, that gets the prompts of cancelled `runs`; an empty list if there are none.
+        """Return a list with the turn that gets the prompts of cancelled `runs`; empty if there are no such prompts.
 
         Args:
-            runs: neighbours in the queue.
-            discard: hand back only prompts that were appended on their own; otherwise all prompts.
+            runs: the active run, or consecutive runs of the queue.
+            discard: move only prompts that were stored by `append`; otherwise all prompts.
             index: the index of a new turn, which is created if no turn waits behind the runs.
         """
         prompts = kept_prompts(runs, discard=discard)
@@ -84,12 +84,12 @@ class RunQueue:
 
 
 def kept_prompts(runs: Iterable[ActiveRun], *, discard: bool) -> Spans:
-    """Return the prompts to hand back of queued runs: all, or with `discard` those appended on their own."""
+    """Return the prompts of `runs` that move to another turn: all, or with `discard` only those stored by `append`."""
     return join(*(run.turn.appended if discard else run.turn.prompt for run in runs))
 
 
 def with_earlier_prompts(turn: TurnRecord, prompts: Spans) -> TurnRecord:
-    """Return a waiting turn with these prompts, as appended ones, before its own."""
+    """Return `turn` with `prompts` inserted before its own prompts, and marked as appended."""
     if not prompts:
         return turn
     return replace(turn, prompt=join(prompts, turn.prompt), appended=join(prompts, turn.appended))

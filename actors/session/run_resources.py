@@ -17,7 +17,7 @@ from turnwise.strategies.strategy import OverflowStrategy
 class RunResources:
     """A manager's engine, settings, overflow strategy and memories. A run keeps those that it was started with.
 
-    The runner is made when a run first needs it, and serves all runs that have this.
+    The runner is made when a run first needs it, and serves all runs that use these resources.
 
     Args:
         engine_id: identifies the engine together with its settings; see `identity`.

@@ -28,7 +28,8 @@ class SavingProgress:
         """The mark."""
         self._is_behind = False
         self._unsaved: dict[int, TurnBlocks] = {}
-        """Turns that have ended and that some memory may lack, by index; private ones only move the mark."""
+        """Ended turns that some memory may lack, by index. Turns that are not to be saved (`is_private`) are skipped,
+        and only advance the mark."""
         self._has: dict[str, int] = {}
         """The turn up to which each memory has all its turns, by the memory's name."""
         self.restart()
@@ -64,14 +65,14 @@ class SavingProgress:
         """Return whether a turn is still to be saved unchanged; False if it was forgotten since it was read."""
         return self._unsaved.get(turn.index) == turn
 
-    # What changes it
+    # Changes
 
     def restart(self) -> None:
-        """Track the memories that are attached now; each has the turns that all earlier memories had."""
+        """Track the memories that are attached now; each is taken to have the turns up to the mark."""
         self._has = {slot.name: self._saved for slot in self.writable}
 
     def load(self, session: SessionRecord, head: TurnRecord | None) -> None:
-        """Set the mark that the store has."""
+        """Load the mark from the session's row."""
         self._saved = max(self._saved, session.saved)
         self._drop_saved()
         self._has = {name: max(has, self._saved) for name, has in self._has.items()}
@@ -97,7 +98,7 @@ class SavingProgress:
         self._unsaved[turn.index] = TurnBlocks(turn.index, join(turn.prompt, turn.output), turn.created_at, skip)
 
     def make_private(self, index: int) -> bool:
-        """Save this turn in no further memory; return whether some memory was still to get it."""
+        """Do not save this turn in any more memories; return whether any memory still lacked it."""
         turn = self._unsaved.get(index)
         if turn is None or turn.is_private:
             return False

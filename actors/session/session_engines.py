@@ -39,7 +39,7 @@ class SessionEngines:
         self.current = run_resources
         """The resources of runs that start next."""
         self.config = run_resources.config
-        """Their settings."""
+        """The settings of `current`."""
         self._former: list[RunResources] = []
         """Earlier resources that open runs still use."""
         self._of_run: dict[str, RunResources] = {}
@@ -54,7 +54,7 @@ class SessionEngines:
         known = {run_id: run_resources.engine_id for run_id, run_resources in self._of_run.items()}
         return known | {run.run_id: run.run_resources.engine_id for run in self._state.open_runs}
 
-    # Its writers
+    # Changes
 
     def switch(self, run_resources: RunResources) -> None:
         """Use these resources for later runs; open runs keep theirs."""
@@ -117,7 +117,7 @@ class SessionEngines:
         self._close_soon(self.remove_all())
 
     def remove_all(self) -> list[RunResources]:
-        """Return the resources of all runs, for `close`."""
+        """Return all resources, current and former ones, to be passed to `close`."""
         unused, self._former = [self.current, *self._former], []
         return unused
 
@@ -152,5 +152,5 @@ async def close_runner(runner: object, grace_s: float) -> None:
 async def _close(runner: Closable) -> None:
     try:
         await runner.close()
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - code of the engine's
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the engine's own code may raise anything
         _log.warning("%s could not be closed: %r", type(runner).__name__, error)

@@ -30,7 +30,7 @@ class SessionTasks:
         return task
 
     def spawn_logged(self, work: Coroutine[Any, Any, Result], what: str) -> asyncio.Task[Result]:
-        """Start a task whose error is logged, since nobody may wait for it.
+        """Start a task and log its error, since perhaps nobody waits for its result.
 
         Args:
             what: the task, for the log.

@@ -39,8 +39,8 @@ class Spending:
         """Raise if the run's budget or the session's forbids another model call.
 
         Raises:
-            LimitError: the run fails, by `over_budget` or because a caller rejected to raise the budget.
-            Suspend: the run waits until a caller approves or rejects that it continues.
+            LimitError: the run fails, because `over_budget` is "fail" or a caller refused to let it continue.
+            Suspend: the run waits until a caller decides whether it may continue.
         """
         config = run.run_resources.config
         if not (config.run_budget or config.session_budget):

@@ -84,12 +84,12 @@ class SessionState:
         self.active = run
 
     def replace_backlog(self, turns: Iterable[TurnRecord] = ()) -> None:
-        """Replace the queue by an empty one, with the pending turn among `turns`, if any."""
+        """Empty the queue; keep the pending turn among `turns`, if there is one."""
         self.run_queue = RunQueue()
         self.run_queue.apply(turn for turn in turns if turn.status == "pending")
 
     def set_interrupted(self, runs: Sequence[ActiveRun]) -> None:
-        """Set the runs that were interrupted with an earlier process, until a commit has ended or resumed them."""
+        """Set the runs that were interrupted when an earlier process died, until a commit has ended or resumed them."""
         self._interrupted = runs
 
     def add_ended(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
@@ -100,7 +100,10 @@ class SessionState:
             self._ended.popitem(last=False)
 
     def clear(self, why: Exception) -> None:
-        """Stop all runs and raise `why` for all their waiters, since this process no longer owns the session."""
+        """Stop all runs and make all callers that wait for them raise `why`.
+
+        Called when this process no longer owns the session.
+        """
         for run in self.known_runs:
             run.request_cancel("the session was taken over", discard=False)
             run.close()
@@ -114,7 +117,10 @@ class SessionState:
     # Live events, which are not stored
 
     def trim_events(self, next_run: ActiveRun) -> None:
-        """Drop events from memory, except those of `next_run` and of the run before it, for readers that lag."""
+        """Drop old events from memory.
+
+        Those of `next_run` and of the run before it are kept for readers that lag behind.
+        """
         before = next(reversed(self._ended.values()), None)
         first = next_run.record.first_seq
         self.journal.log.trim(min(first, before[0].first_seq if before else first))

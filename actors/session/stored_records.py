@@ -12,7 +12,7 @@ from turnwise.memory.stores.base import SessionStore
 
 
 class StoredRecords:
-    """Reads the stored turns and runs of one session. Each method asks the store again."""
+    """Reads the stored turns and runs of one session. Nothing is cached."""
 
     def __init__(self, session_id: str, store: SessionStore) -> None:
         self._session_id = session_id
@@ -51,7 +51,7 @@ class StoredRecords:
     async def find_turns_of_blocks(self, session: SessionRecord, spans: Spans) -> list[TurnBlocks]:
         """Return the turns that added some of these blocks to the session's log, each with all blocks that it added.
 
-        Reads these turns and their runs, and some ten other turns to find the first one.
+        Reads these turns and their runs, and about ten other turns to find the first one.
 
         Args:
             session: the session's row, which names its log.

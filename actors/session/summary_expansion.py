@@ -1,4 +1,7 @@
-"""Finds the blocks that summaries replaced, also through summaries of summaries."""
+"""Finds the blocks that summaries replaced, including those replaced by summaries of summaries.
+
+A summary that a later summary replaced is *folded into* the later one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ Read = Callable[[Spans], Awaitable[tuple[AnyBlock, ...]]]
 
 
 async def find(summary: Summary, spans: Spans, read: Read) -> bool:
-    """Return whether the summary is in `spans`, or was folded into a summary there. One read for each level."""
+    """Return whether the summary is in `spans`, or was folded into a summary there, at any depth.
+
+    One read for each level.
+    """
     seen = Seen()
     while spans:
         found = await _summaries(spans, read)
@@ -25,9 +31,10 @@ async def find(summary: Summary, spans: Spans, read: Read) -> bool:
 
 
 async def originals(summary: Summary, read: Read) -> Spans:
-    """Return the spans that a summary replaced, in order; a summary that was folded into it is expanded in its place.
+    """Return the spans that a summary replaced, in order.
 
-    Each position is returned once. One read for each summary.
+    If a part of them is itself a summary, its originals are returned instead of it. Each position is returned once. One
+    read for each summary.
     """
     seen = Seen()
     spans: list[Span] = []
@@ -46,7 +53,7 @@ async def originals(summary: Summary, read: Read) -> Spans:
 
 
 async def reach(spans: Spans, read: Read) -> Spans:
-    """Return `spans`, and all spans that summaries in them replaced, also through folded summaries; sorted.
+    """Return `spans`, and all spans that summaries in them, or summaries folded into those, replaced; sorted.
 
     One read for each level.
     """

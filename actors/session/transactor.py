@@ -43,7 +43,7 @@ class UnknownOutcome:
 
 
 class CommitMark(Protocol):
-    """A value in the session's row that is updated along with whichever commit comes next."""
+    """A value in the session's row that is stored with the next commit, whatever that is."""
 
     def stamp(self, session: SessionRecord, turns: Iterable[TurnRecord]) -> SessionRecord:
         """Return the session's row, updated with the mark, for a commit that stores these turns."""
@@ -55,11 +55,13 @@ class CommitMark(Protocol):
 class Transactor:
     """Changes a session's state: every change runs alone, behind one lock, as decide, commit, apply.
 
-    The state in memory changes only after the commit, so a kill at any point leaves the state of the last commit.
+    The state in memory changes only after the commit, so a crash at any point leaves the state of the last commit.
     After a store error, the commit's outcome is unknown; the next change first activates the session again and loads
     what the store has.
 
-    | await in a change | what else may run there | what a kill there leaves |
+    While a change awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | the lock | reads, streaming, the previous change | nothing of this change |
     | the store's commit | reads, streaming; live events wait | all of it or nothing |
@@ -91,7 +93,11 @@ class Transactor:
     # Changes
 
     async def run(self, change: Callable[[], Awaitable[Result]]) -> Result:
-        """Run one change exclusively, and to its end even if the caller is cancelled."""
+        """Run one change exclusively, and to its end even if the caller is cancelled.
+
+        Args:
+            change: decides, commits, and then changes the state in memory.
+        """
         return await shielded(self._tasks.spawn(self.run_here(change)), self._tasks.name("a change"))
 
     async def run_here(self, change: Callable[[], Awaitable[Result]]) -> Result:
@@ -253,7 +259,10 @@ class Transactor:
         self._journal.mark_loaded()  # from here on, a run that is not open has ended, and its last event is stored
 
     def give_up(self, why: Exception) -> None:
-        """Stop all runs, raise `why` for all waiters and close the engines: this process no longer owns the session."""
+        """Stop all runs, make all callers that wait for them raise `why`, and close the engines.
+
+        Called when this process no longer owns the session.
+        """
         self._state.clear(why)
         self._engines.close_all()
         # Break the reference cycle, so that the parts are freed at once, not by the garbage collector.

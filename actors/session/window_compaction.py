@@ -28,7 +28,9 @@ class WindowCompaction:
     A compacted window replaces the prefix that later turns continue: the `carried` blocks of the newest ended turn and
     of the active one. Requests that were sent and blocks that are stored never change; blocks are only added.
 
-    | await in a compaction | what else may run there | what a kill there leaves |
+    While a compaction awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | a model, a memory | everything; runs that fit start and end | the old window; memories keep what they saved |
     | the commit | reads, streaming | all of it or nothing |
@@ -125,7 +127,8 @@ class WindowCompaction:
         if task.cancelled():
             if self._journal.session.status == "ended":
                 raise self._journal.lost or SessionEndedError(self._state.session_id)
-            raise self._journal.lost or CompactionError(self._state.session_id, name, "the conversation has moved on")
+            why = "the compaction was stopped, for example because a turn was forgotten"
+            raise self._journal.lost or CompactionError(self._state.session_id, name, why)
         done = task.result()
         return done.outcome() if done else None
 
@@ -159,9 +162,11 @@ class WindowCompaction:
         try:
             prepared, failure = await self._plans.prepare(compactor, plan, window, bill)
             if prepared is None:
-                raise CompactionError(self._state.session_id, name, reason(failure) if failure else "nothing may go")
+                why = reason(failure) if failure else "no block may be removed from the window"
+                raise CompactionError(self._state.session_id, name, why)
             if not await self._plans.store(prepared, bill):
-                raise CompactionError(self._state.session_id, name, "the conversation has moved on")
+                why = "the session's window changed during the compaction"
+                raise CompactionError(self._state.session_id, name, why)
         finally:
             self._transactor.add_unbilled(bill.unpaid)
         return prepared

@@ -1,4 +1,4 @@
-"""Replaces the compacted prefix of turns that continue a window."""
+"""Applies a compacted window to the turns that continue the window."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from turnwise.memory.conversation.turns import TurnRecord
 
 
 def continued_under(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
-    """Return the parent turn of a running one with `carried` set to the compacted prefix of the running one's window.
+    """Apply a compaction of the running turn's window to its parent `turn`; return the parent with `carried` set.
 
-    So a compaction that was paid for is kept if the running turn is discarded. None if the compaction touched blocks
-    of the running turn or the parent's output, or the window does not begin with the blocks that follow the parent.
+    The compaction, which was paid for, is then kept even if the running turn is discarded. `was` and `becomes` are the
+    running turn's window before and after it. Returns None if the compaction replaced blocks of the running turn or the
+    parent's output, or if the window does not begin with `turn.base`.
     """
     if not begins_with(was, turn.base):
         return None
@@ -24,8 +25,8 @@ def continued_under(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord 
 def rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
     """Return the turn with `carried` set so that the next turn continues `becomes` instead of the window `was`.
 
-    What the turn added behind the window stays behind it, its output last. None if the turn does not continue the
-    window, or its output was compacted.
+    What the turn added after the window stays after it; the turn's output stays last. Returns None if the turn does not
+    continue the window, or if its output was compacted.
     """
     if not begins_with(turn.base, was):
         return None

@@ -322,7 +322,7 @@ async def test_a_run_that_kills_its_process_is_resumed_a_limited_number_of_times
         assert (await stage.core.reads.run("run")).resumes == resumes
     stage.new_core()
     outcome = await stage.outcome()
-    assert outcome.run.state == "interrupted" and "too often" in str(outcome.run.why)
+    assert outcome.run.state == "interrupted" and "max_resumes allows" in str(outcome.run.why)
     assert results(outcome)[0].is_error
 
 

@@ -354,7 +354,7 @@ async def test_an_invalid_answer_changes_nothing(answer: str) -> None:
     before = await texts(facts)
     model.say = lambda _: answer
     for _ in range(2):
-        with pytest.raises(LongTermMemoryError, match="long-term memory failed: the model gave no facts") as caught:
+        with pytest.raises(LongTermMemoryError, match="memory failed: the model's answer is invalid") as caught:
             await memory.remember(USER, [told(2, "I own a car.")])
         assert caught.value.__cause__ is not None
     assert await texts(facts) == before

@@ -125,7 +125,7 @@ async def test_a_model_that_fails_or_lies_leaves_words_to_be_found_by(answer: An
     await memory.remember(ANN, items())
     found = await memory.recall(ANN, "Which cello?")
     assert [item.text for item in found] == [FACTS[1]]
-    assert str(trouble_of(found)).startswith("the model chose no facts: ")
+    assert str(trouble_of(found)).startswith("the model could not choose facts: ")
     found = await memory.recall(ANN, "Which cello?")
     assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None, "the nearest is f1"
 

@@ -83,7 +83,7 @@ async def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> Non
     fork = type(stage.core)("fork", stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now)
     assert await fork.reads.expand(summary) == behind, "a fork has what its summaries stand for"
     other = summary.model_copy(update={"of": (("9", 0, 1),)})
-    with pytest.raises(InvalidInputError, match="none of session"):
+    with pytest.raises(InvalidInputError, match="not a summary of session"):
         await fork.reads.expand(other)
 
 
@@ -528,7 +528,7 @@ async def test_nobody_expands_what_was_rolled_back() -> None:
     await stage.core.start(["never mind"], run_id="kept", if_busy="rollback")
     await stage.core.reads.wait("kept")
     session = await stage.core.reads.session()
-    with pytest.raises(InvalidInputError, match="none of session"):
+    with pytest.raises(InvalidInputError, match="not a summary of session"):
         await stage.core.reads.expand(Summary(text="", of=((session.log, 0, session.log_size),)))
 
 

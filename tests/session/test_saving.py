@@ -176,7 +176,7 @@ async def test_a_turn_that_a_memory_cannot_keep_is_reported_and_delays_no_other(
     book = Book()
     book.refuses = {
         "odd": InvalidMemoryError("x", "its text is odd"),
-        "lies": ExtractionError("the model gave no facts"),
+        "lies": ExtractionError("the model's answer is invalid"),
     }
     stage = await MemoryStage.opened(book)
     book.held.clear()
@@ -437,7 +437,7 @@ async def test_a_memory_that_cancels_itself_is_asked_again() -> None:
     await stage.say("first")
     assert await stage.core.wait_for_memory() and book.turns == [0]
     (behind,) = await stage.events_of(MemoryBehind)
-    assert "cancelled itself" in behind.why
+    assert "call was cancelled" in behind.why
 
 
 async def test_a_process_that_lost_the_session_saves_no_more_and_its_waiters_get_the_error() -> None:

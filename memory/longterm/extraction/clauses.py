@@ -138,12 +138,12 @@ def subjects(text: str) -> frozenset[str]:
 
 
 def normal(text: str) -> str:
-    """Return the text without differences of case, quotes and spaces, one line per line of the text."""
+    """Return the text in lower case, with uniform quotes and single spaces, without blank lines."""
     return shown(text).casefold()
 
 
 def shown(text: str) -> str:
-    """Return the text without differences of quotes and spaces, like `normal` but with its case."""
+    """Like `normal`, but keep upper and lower case."""
     text = unicodedata.normalize("NFKC", text).translate(_QUOTES)
     return "\n".join(line for part in text.splitlines() if (line := " ".join(part.split())))
 

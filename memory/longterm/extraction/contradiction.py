@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from turnwise.memory.longterm.extraction.clauses import flat
+from turnwise.memory.longterm.extraction.evidence import tokens
 from turnwise.memory.longterm.extraction.grammatical_person import LANGUAGES, word_set
-from turnwise.memory.longterm.extraction.support import tokens
 
 
 def contradict(one: str, other: str, *, same_topic: bool) -> bool:
@@ -37,9 +37,10 @@ def contradict(one: str, other: str, *, same_topic: bool) -> bool:
 
 @lru_cache(maxsize=8192)
 def attribute_of(text: str) -> tuple[str, str, str] | None:
-    """Return the single-valued attribute that a fact is about, its value, and "moved" if it is said as a move.
+    """Return the single-valued attribute that a fact is about, its value, and whether the user moved there.
 
-    None if the fact is about no such attribute.
+    The third text is "moved" if the fact says that the user moved to the place, otherwise it is empty. Returns None if
+    the fact is about no such attribute.
     """
     said = flat(text).strip(" .!")
     for language in LANGUAGES:

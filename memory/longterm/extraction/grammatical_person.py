@@ -1,4 +1,4 @@
-"""Word lists by which `support` compares the user's first-person sentence with a third-person claim, by language.
+"""Word lists by which `evidence` compares the user's first-person sentence with a third-person claim, by language.
 
 Claims in other languages are not supported by any rule.
 """
@@ -35,7 +35,7 @@ class Language:
     before: re.Pattern[str]
     """Phrases that may precede a sentence without changing its meaning."""
     tails: re.Pattern[str]
-    """The beginnings of a rest of the sentence that a claim may leave out."""
+    """Matches the rest of a sentence, from its beginning, if a claim may leave that rest out."""
     nots: frozenset[str] = frozenset()
     """Negations that may precede a verb without a subject."""
     drops_subjects: bool = False
@@ -59,7 +59,7 @@ def word_set(text: str) -> frozenset[str]:
 
 
 def _table(text: str) -> dict[str, frozenset[str]]:
-    """Read "am:is,are have:has"."""
+    """Parse a table of words and their counterparts, such as "am:is,are have:has"."""
     pairs = (entry.split(":") for entry in text.split())
     return {word: frozenset(others.split(",")) for word, others in pairs}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from turnwise.memory.longterm.extraction import support
+from turnwise.memory.longterm.extraction import evidence
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, flat, overrides_instructions, subjects
 from turnwise.memory.longterm.extraction.grammatical_person import RETRACTS, TAKES_BACK
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
@@ -58,7 +58,7 @@ def _inner(text: str) -> str:
 def judge(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Verdict | Refusal:
     """Return the statement that supports the candidate, or a quotation to store instead, or why it is refused.
 
-    A candidate is supported if a sentence of the quoted evidence supports it, see `support`, and the text around that
+    A candidate is supported if a sentence of the quoted evidence supports it, see `evidence`, and the text around that
     sentence does not mark it as a question, as quoted, as fiction or as taken back.
     """
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in candidate.text[: limits.min_chars])
@@ -114,13 +114,16 @@ def _look(candidate: Candidate, messages: ExtractionInput, most: int) -> Verdict
 _TYPES = frozenset(map(str, MemoryType))
 
 QUOTED = 4
-"""How many times the length of a fact a quotation may have."""
+"""The maximum length of a quotation, as a multiple of `Limits.max_chars`."""
 
 
 def _verdict(
     candidate: Candidate, claimed: frozenset[str], said: UserStatement, place: tuple[int, int]
 ) -> Verdict | Refusal | None:
-    """Return a verdict if the words at this place support the candidate, a refusal if not at all; None if in part."""
+    """Return a verdict if the words at this place support the candidate, and a refusal if they do not.
+
+    Returns None if they support it only partly, so that they may be quoted.
+    """
     kind = MemoryType(candidate.type)
     _, start = place
     stop = start + len(flat(candidate.evidence))
@@ -158,13 +161,13 @@ def _sentences(said: UserStatement, start: int, stop: int) -> tuple[int, int]:
 
 
 _SENTENCES = 8
-"""The most sentences of the evidence that are compared with a claim."""
+"""The maximum number of sentences of the evidence that are compared with a claim."""
 
 
 def _is_agreed(said: UserStatement, claim: str) -> bool:
     start, stop = said.sentences[0]
-    is_plain = not TAKES_BACK.intersection(support.tokens(said.text[start:stop])) and _is_asserted(said, 0)
-    return is_plain and support.yes_supports(said.question, claim)
+    is_plain = not TAKES_BACK.intersection(evidence.tokens(said.text[start:stop])) and _is_asserted(said, 0)
+    return is_plain and evidence.yes_supports(said.question, claim)
 
 
 def _is_supported(said: UserStatement, number: int, claim: str, kind: MemoryType) -> bool:
@@ -172,7 +175,7 @@ def _is_supported(said: UserStatement, number: int, claim: str, kind: MemoryType
     sentence = said.text[start:stop].strip()
     if not _is_asserted(said, number):
         return False
-    return support.supports(sentence, claim) or (kind in ORDERS and support.supports_instruction(sentence, claim))
+    return evidence.supports(sentence, claim) or (kind in ORDERS and evidence.supports_instruction(sentence, claim))
 
 
 def _is_asserted(said: UserStatement, number: int) -> bool:
@@ -203,7 +206,7 @@ def _quote(said: UserStatement, begin: int, end: int, most: int) -> str:
 
 
 def _places(flat: str, quoted: str) -> Iterator[int]:
-    """Yield the first places of the quoted words in a text, without those inside a word."""
+    """Yield the first places of the quoted words in a text, except those inside a word."""
     at = -1
     for _ in range(_LOOKS):
         at = flat.find(quoted, at + 1)

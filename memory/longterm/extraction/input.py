@@ -60,7 +60,7 @@ class UserStatement:
         return cls(item, source, flat_text, raw, flat(asked), clauses, subjects(asked), sentences, made_up)
 
     def quote(self, start: int, stop: int) -> str:
-        """Return this part of the text with its upper and lower case; O(text)."""
+        """Return this part of the text in its original case. Takes time linear in the text."""
         found = shown(self.raw).replace("\n", " ")
         if len(found) != len(self.text):  # case folding turns some characters into several
             ends = list(accumulate(len(char.casefold()) for char in found))

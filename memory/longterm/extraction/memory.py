@@ -55,29 +55,30 @@ class ExtractiveMemory:
     history. A fact's source is the quoted block, so it is deleted with its turn or session. An item without blocks,
     such as one that a tool or a program saves, is a fact already and is stored unchanged.
 
-    If the model fails or its answer is invalid, `remember` raises and nothing has changed. Each item is read once. For
-    that, the store holds two records per item, without any text of the user, which are superseded from the start so
-    that no recall returns them: see `is_record`. The first is written before the model call: if it is gone afterwards,
-    the item was forgotten meanwhile. The second is written in one transaction with the item's facts.
+    If the model fails or its answer is invalid, `remember` raises and nothing has changed. Facts are extracted from
+    each item once. For that, the store holds two records per item, without any text of the user, which are superseded
+    from the start so that no recall returns them: see `is_record`. The first is written before the model call: if it is
+    gone afterwards, the item was forgotten meanwhile. The second is written in one transaction with the item's facts.
 
-    A pickle has the settings only, without the counts.
+    Pickling keeps the settings only, without the counts.
 
     Args:
-        model: a `TextModel`, or something that the caller of `bind` makes one from, such as an engine builder.
+        model: a `TextModel`, or a value from which the caller of `bind` makes one, such as an engine builder.
         facts: the fact store; it is closed with the memory.
         prompt: the instructions to the model. The schema of the answer is fixed: see `extraction.SCHEMA`.
-        max_facts_per_call: the most facts taken from an answer; the rest are ignored.
-        min_chars: shorter facts are refused. A character of two columns counts as two.
+        max_facts_per_call: the maximum number of facts taken from an answer; the rest are ignored.
+        min_chars: shorter facts are refused. A wide (East Asian) character counts as two.
         max_chars: longer facts are refused.
-        max_shown_chars: the most characters of messages in one model call; the longest parts are cut.
-        nearest: the most known facts shown per statement. The newest facts are added, up to three times this number.
+        max_shown_chars: the maximum number of characters of messages in one model call; the longest parts are cut.
+        nearest: the maximum number of similar known facts that the model is shown for each statement. The newest facts
+            are added, up to three times this number.
         weights: the weights of the ranking.
         embedding: a Chroma embedding function, for vectors of facts; facts are found by words alone if left out.
         profile: the types of facts that are in every request, in addition to pinned facts; () for none. See
             `MemoryConfig.profile_tokens`.
         chooses: whether recalls ask the model which facts are relevant to the query.
-        retention: how long unused facts are kept; without it, they never expire. A fact that the user says again is
-            used by that. It applies to everything in the store, including the records of read items.
+        retention: how long unused facts are kept; without it, they never expire. Saying a fact again counts as a use of
+            it. It applies to everything in the store, including the records of processed items.
         clock: returns the time in seconds since the epoch.
 
     Raises:
@@ -202,7 +203,7 @@ class ExtractiveMemory:
             try:
                 return await self._choose(scope, query, limit, FactFilter(types=types, as_of=as_of))
             except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
-                why = f"the model chose no facts: {error!r}"[:_WHY_CHARS]
+                why = f"the model could not choose facts: {error!r}"[:_WHY_CHARS]
         found = await self._found.recall(scope, query, limit=limit, types=types, as_of=as_of)
         return recalled(found, why or trouble_of(found))
 
@@ -265,7 +266,7 @@ class ExtractiveMemory:
             return sum(not is_record(name) for name in gone)
         names = dict.fromkeys(ids)
         keys = {_key(name) for name in names}
-        # The first records go too: a reader that finds its record gone deletes the facts that it extracted.
+        # The first records go too: an extraction that finds its first record deleted deletes its facts.
         marks = [_seen(key) for key in keys]
         gone = await self.facts.delete(scope, [*dict.fromkeys((*names, *marks, *await self._made(scope, keys)))])
         # Again, since facts may have been written after the query and before the deletion of the records.
@@ -281,7 +282,7 @@ class ExtractiveMemory:
         return texts_of(item for item in await self._found.to_delete(scope, ids, turn_index) if not is_record(item.id))
 
     async def still_contains(self, texts: Collection[str]) -> set[str]:
-        """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
+        """Return the texts that an item of any user still contains, whole or as a part of its text."""
         return await self._found.still_contains(texts)
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
@@ -295,7 +296,7 @@ class ExtractiveMemory:
     async def sweep(self) -> int:
         """Delete the expired facts and records of all users for good, in batches; return how many.
 
-        Items whose records were deleted are not read again.
+        Items whose records were deleted are not processed again.
 
         Raises:
             StoreError: the store fails. Items deleted before that stay deleted; the next sweep deletes the rest.
@@ -308,7 +309,7 @@ class ExtractiveMemory:
     # Extraction
 
     async def _extract(self, scope: Scope, items: Sequence[MemoryItem]) -> None:
-        """Extract facts from the items that were not read before."""
+        """Extract facts from the items that were not processed before."""
         now = self._clock()
         items = await self._unread(scope, items, now)
         messages = await asyncio.to_thread(input_of, items, self._limits)
@@ -318,14 +319,14 @@ class ExtractiveMemory:
             await asyncio.shield(self._keep(scope, items, decision, now))
 
     async def _unread(self, scope: Scope, items: Sequence[MemoryItem], now: float) -> list[MemoryItem]:
-        """Return the items that were not read before, and record in the store that they are being read."""
+        """Return the items that were not processed before, and record in the store that they are being processed."""
         keys = {item.id: _key(item.id) for item in items}
         new = await self.facts.put(scope, [_mark(_seen(keys[item.id]), item, now, "{}") for item in items], at=now)
         marks = [mark for key in keys.values() for mark in (_seen(key), _done(key))]
         there = await self.facts.get(scope, marks)
         begun = {key for key in keys.values() if _seen(key) in new or _seen(key) in there}
         unread = [item for item in items if _done(keys[item.id]) not in there and keys[item.id] in begun]
-        # Items that were forgotten during the model call of a reader that crashed before it deleted their facts.
+        # Delete facts of items that were forgotten during another extraction that crashed before deleting them.
         await self._unmake(scope, {key for key in keys.values() if _done(key) in there} - begun)
         await self._finish(scope, {name: there[name] for key in begun for name in [_done(key)] if name in there})
         return unread
@@ -341,12 +342,12 @@ class ExtractiveMemory:
             answer = await model.answer(request(self._prompt, messages, names), schema=SCHEMA)
         except Exception as error:
             self._counts["failed"] += 1
-            raise LongTermMemoryError(f"the model gave no facts: {error!r}"[:_WHY_CHARS]) from error
+            raise LongTermMemoryError(f"the extraction model failed: {error!r}"[:_WHY_CHARS]) from error
         try:
             candidates = await asyncio.to_thread(parse, answer)
         except Exception as error:
             self._counts["failed"] += 1
-            raise ExtractionError(f"the model gave no facts: {error!r}"[:_WHY_CHARS]) from error
+            raise ExtractionError(f"the model's answer is invalid: {error!r}"[:_WHY_CHARS]) from error
         known = await self._found.items(scope)  # facts may have been deleted meanwhile
         now = self._clock()
         decision = await asyncio.to_thread(decide, candidates, messages, known, names, self._limits, now=now)
@@ -391,12 +392,15 @@ class ExtractiveMemory:
         return None if await self.facts.get(replace(scope, agent=None), [old.id]) else old
 
     async def _finish(self, scope: Scope, records: Mapping[str, MemoryItem]) -> None:
-        """Complete the replacements of other readers of these items, who may have crashed."""
+        """Complete the replacements of concurrent extractions from these items, which may have crashed."""
         done = [json.loads(record.text) for name, record in records.items() if name.endswith("-done")]
         await self._supersede(scope, [pair for pairs in done for pair in pairs])
 
     async def _supersede(self, scope: Scope, pairs: Sequence[Sequence[str]]) -> list[str]:
-        """Replace facts by others unless either is gone; return the ids of those stored. Idempotent."""
+        """In each pair, supersede the first fact by the second if both still exist. Idempotent.
+
+        Returns the ids of the second facts for which this was done.
+        """
         if not pairs:
             return []
         facts = await self.facts.get(scope, [name for pair in pairs for name in pair])
@@ -407,7 +411,7 @@ class ExtractiveMemory:
         return there
 
     async def _made(self, scope: Scope, keys: Collection[str]) -> list[str]:
-        """Return the ids of the facts extracted from items, and of the records that the items were read."""
+        """Return the ids of the facts extracted from items, and of the items' records."""
         every = await all_items(self.facts, scope, FactFilter(superseded=True)) if keys else []
         return [item.id for item in every if item.id.rpartition("-")[0] in keys]
 
@@ -437,7 +441,7 @@ def _fact(id: str, accepted: Accepted, olds: Sequence[MemoryItem], now: float) -
     is_semantic = fact.type.category is MemoryCategory.SEMANTIC
     for old in olds:
         if (old.type.category is MemoryCategory.SEMANTIC) is not is_semantic:
-            fact = replace(fact, type=old.type)  # the same agents see it
+            fact = replace(fact, type=old.type)  # so that the same agents see it
     return fact
 
 
@@ -461,18 +465,19 @@ def _is_older_news(fact: MemoryItem, old: MemoryItem) -> bool:
 def _since(new: MemoryItem, old: MemoryItem) -> MemoryItem:
     """Return the new fact with the time from which it replaces the old one, for `FactStore.supersede`.
 
-    If it was created earlier than the old one, this is the time of its last change, but not before the old one.
+    If it was created earlier than the old one, this is the time of its last change, or the creation of the old one if
+    that is later.
     """
     return (
         replace(new, created_at=max(new.updated_at or 0.0, old.created_at)) if new.created_at < old.created_at else new
     )
 
 
-# Records of read items: their type makes them visible to all agents, and they are superseded from the start.
+# Records of processed items: their type makes them visible to all agents, and they are superseded from the start.
 
 
 def is_record(id: str) -> bool:
-    """Return whether an id in the store belongs to a record that an item was read, not to a fact."""
+    """Return whether an id in the store belongs to a record that an item was processed, not to a fact."""
     return _RECORD.fullmatch(id) is not None
 
 

@@ -80,7 +80,7 @@ def request(prompt: str, messages: ExtractionInput, known: Mapping[str, MemoryIt
 
 
 _KNOWN_CHARS = 1000
-"""The most characters shown of a known fact, since programs may save long ones."""
+"""The maximum number of characters shown of a known fact, since programs may save long ones."""
 
 
 def _row(**fields: str | None) -> str:

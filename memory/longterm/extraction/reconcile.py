@@ -20,7 +20,7 @@ def nearest(messages: ExtractionInput, known: Sequence[MemoryItem], *, count: in
 
     Args:
         known: all known facts, the newest first.
-        count: the most similar facts per statement.
+        count: the maximum number of similar facts to return for each statement.
         recent: the newest facts are added up to this number, since a contradicting fact may share no word.
     """
     from turnwise.memory.longterm.search.user_index import find, index_of
@@ -35,10 +35,10 @@ def nearest(messages: ExtractionInput, known: Sequence[MemoryItem], *, count: in
 
 
 _LOOSE = replace(FACTS, tail=0.0, margin=float("-inf"), part=0.0)
-"""Weights by which a single common word makes a fact similar."""
+"""Weights with which one shared word is enough to make a fact similar."""
 
 _SHOWN = 64
-"""The most similar facts that are shown for many statements, unless `count` is larger."""
+"""The maximum number of similar facts shown if there are many statements, unless `count` is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class _Reconciling:
             self.again.add(of)
 
     def accept(self, number: int, candidate: Candidate, verdict: Verdict, of: str | None, now: float) -> None:
-        """Accept the candidate, or a quotation instead, unless it is known."""
+        """Accept the candidate, or a quotation instead, unless it is already known."""
         text = verdict.text(candidate.text, verdict.said.item.created_at or now)
         candidate = candidate.model_copy(update={"text": text})
         target = self._target(candidate, of)
@@ -163,7 +163,10 @@ class _Reconciling:
         return None if quoted_in(candidate.text) is not None and quoted_in(target.text) is None else target
 
     def _contradicted(self, candidate: Candidate, place: tuple[int, int]) -> list[int]:
-        """Return the numbers of earlier facts of the answer that it contradicts; record it at later ones."""
+        """Return the numbers of earlier facts of the answer that the candidate contradicts.
+
+        The candidate is added to the later facts that contradict it.
+        """
         before = []
         for at, other in enumerate(self.accepted):
             if _contradicts(candidate, other.candidate.text, other.candidate.topic):
@@ -176,7 +179,7 @@ class _Reconciling:
 
 
 _READ = 20
-"""How many times `Limits.max_facts` candidates of an answer are read."""
+"""The maximum number of candidates read from an answer, as a multiple of `Limits.max_facts`."""
 
 
 def _contradicts(candidate: Candidate, text: str, topic: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""The prompt by which a model chooses the facts relevant to a query, and the reading of its answer."""
+"""The prompt by which a model chooses the facts relevant to a query, and the parser of its answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEMA: Mapping[str, Any] = {
 
 
 MOST = 60
-"""The most facts that the model is shown. Up to half are the most similar ones; the newest follow."""
+"""The maximum number of facts that the model is shown. Up to half are the most similar ones; the newest follow."""
 
 
 class _Answer(BaseModel):

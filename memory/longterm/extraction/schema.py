@@ -1,4 +1,4 @@
-"""Parses a model's answer into candidate facts, with the reasons for refusing one."""
+"""Parses a model's answer into candidate facts, and lists the reasons for which a candidate may be refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Candidate(BaseModel):
 
 
 MOST_ALIASES = 8
-"""The most aliases of a fact that are read from an answer."""
+"""The maximum number of aliases of a fact that are read from an answer."""
 
 _NAME_CHARS = 80
 
@@ -85,19 +85,20 @@ class Limits:
     """Size limits of facts and answers."""
 
     max_facts: int = 16
-    """The most facts of one answer."""
+    """The maximum number of facts of one answer."""
     min_chars: int = 8
-    """The fewest characters of a fact. A wide character counts as two."""
+    """The minimum number of characters of a fact. A wide character counts as two."""
     max_chars: int = 400
     max_shown_chars: int = 60_000
-    """The most characters of messages in a request. The longest messages are cut first."""
+    """The maximum number of characters of messages in a request. The longest messages are cut first."""
 
 
 def parse(answer: str) -> list[Candidate | Refusal]:
     """Return the candidate facts of an answer in order, with a `Refusal` for each malformed one.
 
     Raises:
-        ValueError: the answer is not JSON of the requested shape, or all of its facts are malformed; says why.
+        ValueError: the answer is not JSON of the requested shape, or all of its facts are malformed; the message says
+                why.
     """
     fenced = _FENCED.fullmatch(answer.strip())
     found = _Answer.model_validate(pydantic_core.from_json(fenced[1] if fenced else answer, allow_inf_nan=False))

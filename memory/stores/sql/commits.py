@@ -37,9 +37,9 @@ class CommitWriter:
     """Writes commits of different sessions in the transaction that a cursor is in.
 
     Session rows are locked in the order of their keys, so groups of several processes cannot deadlock. PostgreSQL gets
-    all statements at once (pipeline mode), so a group costs one round trip and the COMMIT. There a commit whose session
-    row another transaction holds waits briefly and is then refused (`is_locked`), so that the rest of the group need
-    not wait. A SQLite file has one writer and no row locks.
+    all statements at once (pipeline mode), so a group costs one round trip and the COMMIT. A commit waits
+    only briefly there if another transaction has locked its session row, and is then refused (`is_locked`), so that the
+    rest of the group need not wait. A SQLite file has one writer and no row locks.
     """
 
     def __init__(self, sql: Statements, dialect: sa.Dialect, lock_timeout_s: float) -> None:

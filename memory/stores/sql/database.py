@@ -45,7 +45,7 @@ class Schema:
     name: str
     """The name of the row in `turnwise_meta` that has the version."""
     version: int
-    """The version of the tables. Raise it with every change of them."""
+    """The version of the tables. Increase it with every change to the tables."""
     tables: sa.MetaData
     migrations: Mapping[int, Sequence[str]]
     """By version: the statements that migrate its tables to the next version, in SQL for both SQLite and PostgreSQL."""
@@ -58,10 +58,10 @@ class SQLDatabase(Shared):
     one for SQLite, `connections` for PostgreSQL. Many processes may use one database at once; a SQLite file belongs to
     one machine. The tables are created or migrated at first use.
 
-    **Failures and timeouts.** A call that cannot be carried out raises StoreError after at most three times
-    `lock_timeout_s`; at most one of the three is the wait until it begins. The next call tries again and replaces dead
+    **Failures and timeouts.** A call that cannot be carried out raises StoreError after at most `3 * lock_timeout_s`,
+    of which at most `lock_timeout_s` passes before the call begins. The next call tries again and replaces dead
     connections, so nothing needs a restart. A SQLite file that is deleted or replaced while it is open is refused. On
-    PostgreSQL, `lock_timeout_s` is also the most time for a statement and for an idle transaction: the store sets
+    PostgreSQL, `lock_timeout_s` is also the time limit for a statement and for an idle transaction: the store sets
     `statement_timeout`, `lock_timeout`, `idle_in_transaction_session_timeout` and, twice as long, `transaction_timeout`
     unless the server, database or role sets them. A URL may set them too, as `?options=-c%20statement_timeout%3D60s`,
     and `connect_timeout=10` (s). A connection without an answer for 1.5 times its `statement_timeout` is closed.
@@ -70,7 +70,7 @@ class SQLDatabase(Shared):
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
         schema: the tables.
         lock_timeout_s: how long to wait for another transaction before a StoreError, in seconds.
-        connections: the most connections to PostgreSQL at once.
+        connections: the maximum number of connections to PostgreSQL at once.
 
     Raises:
         StoreURLError: the URL names no database that can be used here.
@@ -131,7 +131,10 @@ class SQLDatabase(Shared):
     # Ownership by a Ray cluster
 
     def own(self, ray: RayId) -> None:
-        """See `Shared`. One Ray cluster at a time may have a SQLite file; a server has named connections."""
+        """See `Shared`. A SQLite file is locked for one Ray cluster.
+
+        On PostgreSQL nothing is locked; connections carry the cluster's name, by which `rivals` finds other clusters.
+        """
         self._ray = ray
         if self.is_local:
             self._owner = SQLiteOwner(path_of(self._url), self._name, ray)
@@ -168,7 +171,10 @@ class SQLDatabase(Shared):
         return await self._on_thread(lambda: self._connected(self._reader, work))
 
     async def _write_fast(self, work: Callable[[Any], None]) -> None:
-        """Run `work` in a transaction on the driver's own cursor, which is faster. For writes of every turn."""
+        """Run `work` in a transaction on the driver's own cursor, which is faster.
+
+        Used for the writes that every turn makes.
+        """
         await self._on_thread(lambda: self._transact(work))
 
     def _is_duplicate(self, error: StoreError) -> bool:
@@ -207,7 +213,7 @@ class SQLDatabase(Shared):
         return StoreError(f"store {self._name}: {why}; is it reachable, and not overloaded?")
 
     def _checked(self, work: Callable[[], Result]) -> Result:
-        """Run `work` after the tables exist, check that the SQLite file is still in place, and return the result."""
+        """Create missing tables, run `work`, check that the SQLite file is still in place, and return the result."""
         self._check_before()
         result = work()
         self._check_after()
@@ -340,7 +346,8 @@ class SQLDatabase(Shared):
         found = self._version(connection)  # read again: another process may have migrated meanwhile
         if found is None:
             if not self._schema.tables.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
-                raise CorruptRecordError(f"{self._schema.name} of {self._name}", "missing, and its tables are there")
+                why = "the row is missing although the tables exist"
+                raise CorruptRecordError(f"{self._schema.name} of {self._name}", why)
             for index in (each for table in self._schema.tables.tables.values() for each in table.indexes):
                 if WHERE in index.info:
                     index.kwargs[f"{connection.dialect.name}_where"] = index.info[WHERE]
@@ -370,7 +377,7 @@ def insert_into(table: sa.Table, dialect: sa.Dialect) -> Any:
 
 
 def is_read_only(url: sa.URL) -> bool:
-    """Return whether the URL is one of `memory.urls.read_only`."""
+    """Return whether the URL opens the database for reading only; see `memory.stores.urls.read_only`."""
     return url.query.get("mode") == "ro" or READ_ONLY in url.query.get("options", "")
 
 

@@ -26,7 +26,8 @@ BRIEF_MS = 200
 TRANSACTION_TIMEOUT_SINCE = 170_000
 """The first server version with this setting. Older servers do not notice a client that freezes after a pipeline."""
 
-# Sets only what has its default: settings of the URL, the role, the database and the server take precedence.
+# Changes only settings that still have their default value: settings of the URL, the role, the database and the server
+# take precedence.
 _SETTINGS = """
     SELECT name, setting, CASE source WHEN 'default' THEN set_config(
         name, CASE name WHEN 'transaction_timeout' THEN %(twice)s ELSE %(once)s END, false
@@ -55,9 +56,9 @@ class PostgresConnection(psycopg.Connection[Any]):
         """Return a new connection.
 
         Args:
-            timeout_s: the most time for a statement, for the wait for a lock, and for a transaction without a
-                statement; half of the most time for a transaction (from PostgreSQL 17 on). Settings of the URL, the
-                role, the database and the server take precedence.
+            timeout_s: the time limit for a statement, for waiting for a lock, and for an idle transaction. A whole
+                transaction may take twice as long (limited from PostgreSQL 17 on). Settings of the URL, the role, the
+                database and the server take precedence.
             args, settings: as `psycopg.connect` takes them.
 
         Raises:

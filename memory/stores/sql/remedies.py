@@ -12,14 +12,14 @@ _OF_SQLITE = {
     sqlite3.SQLITE_CORRUPT: "it is damaged: restore it from a backup",
     sqlite3.SQLITE_IOERR: "is its disk full or broken?",
 }
-_READ_ONLY = "it is read-only: it is a standby, or default_transaction_read_only is set: write to the primary"
+_READ_ONLY = "it is read-only (a standby, or default_transaction_read_only is set): write to the primary"
 _OF_POSTGRES = {
     "53100": _ROOM,
     "55P03": _AGAIN,
     "57014": _AGAIN,
     "25006": _READ_ONLY,
     "3F000": "none of the schemas of its search_path exists: CREATE SCHEMA, or name another one in the URL",
-    "42P01": "its tables were dropped: restore them from a backup, or they are created at the next use",
+    "42P01": "its tables were dropped: restore them from a backup; otherwise empty ones are created at the next use",
 }
 """By SQLSTATE: disk full; lock not available; statement timeout; read-only; no such schema; no such table."""
 
@@ -28,7 +28,7 @@ _OPTION = "settings of the server go into the URL as ?options=-c%20search_path%3
 
 
 def remedy(error: object) -> str:
-    """Return the remedy for a driver's error, with which its message ends."""
+    """Return advice for a driver's error, for the end of the error message."""
     primary = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are the extended code
     state = getattr(error, "sqlstate", None) or ""
     if _NO_OPTION in str(error):

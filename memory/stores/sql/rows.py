@@ -1,4 +1,4 @@
-"""What the tables of `SQLStore` add to the codec of records: columns, short texts of usage, and a log's own spans."""
+"""Converts records to rows of `SQLStore`'s tables, and rows to records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turnwise.memory.stores.sql.schema import USAGE
 
 
 def log_key(log: str) -> int:
-    """Return the key of the session that has this log; 0, which no session has, for a name that is not a log's."""
+    """Return the session key that a log's name stands for; 0, which is no session's key, if the name is invalid."""
     key = int(log) if log.isascii() and log.isdigit() and len(log) <= _KEY_DIGITS else 0
     return key if key.bit_length() <= _KEY_BITS else 0
 
@@ -77,7 +77,8 @@ def _usage_text(usage: Usage | None) -> str | None:
 
 
 _OWN_LOG = 0
-"""Stands for the turn's own session in stored spans, since keys have 19 digits. No session has the key 0."""
+"""Stored in spans instead of the key of the turn's own log, to save space: a key has up to 19 digits. No session has
+the key 0."""
 
 
 def _spans_text(spans: Spans, own: int) -> str:
@@ -126,7 +127,7 @@ def changed_session_row(session_id: str, epoch: int, commit: Commit) -> dict[str
 
 
 def read_usage(row: Any) -> Usage:
-    """Return the usage of a session, which has its own columns."""
+    """Return a session's usage, which has a column per field."""
     values: dict[str, Any] = {name: number(getattr(row, name)) for name, number in USAGE.items()}
     return Usage(**values)
 

@@ -1,7 +1,7 @@
 """The tables of `SQLStore`, for every SQL database.
 
-Times are seconds since the epoch; `spans` and other nested values are JSON text. Rows stay small, because a turn is
-many rows and the text should be most of what is stored.
+Times are seconds since the epoch; `spans` and other nested values are JSON text. Rows stay small, because a turn takes
+many rows, and most of the stored bytes should be text.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _EMPTYING_MS = 1000
 
 
 class SecureDeleteDatabase(SQLDatabase):
-    """Base of stores of users' text. A pickle has its settings, with the URL's password.
+    """Base of stores of users' text. Pickling keeps the settings only, including the URL's password.
 
     Text deleted from a SQLite file is overwritten there, and the log is emptied unless another process is reading.
     PostgreSQL overwrites deleted text later, when it vacuums.
@@ -78,9 +78,10 @@ class SecureDeleteDatabase(SQLDatabase):
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
 
     async def _erase(self, *works: Callable[[sa.Connection], Result]) -> list[Result]:
-        """Run each piece of work, which deletes, in its own transaction; return the results. No deleted text stays.
+        """Run each of `works` in a transaction of its own, and return their results.
 
-        The file's pages that they wrote are noted for `erase`.
+        Then empties SQLite's log, so that no deleted text remains in it. Inside `touched_pages.noting`, the pages that
+        were written are recorded.
         """
         done: list[Result] = []
         try:

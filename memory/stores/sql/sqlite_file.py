@@ -62,7 +62,9 @@ def path_of(url: sa.URL) -> Path:
 
 
 def begin_writing(connection: sqlite3.Connection, timeout_s: float) -> None:
-    """Begin a transaction that takes the write lock at once. An upgrade from a read lock can fail at once.
+    """Begin a transaction that takes the write lock immediately.
+
+    Upgrading a read lock later can fail without waiting.
 
     Waits for other writers by trying every `LOOK_S` seconds. SQLite's own wait tries less and less often, at last every
     0.1 s: of two processes that write all the time, one would then repeatedly stall for half a second.

@@ -15,7 +15,7 @@ LOOK_S = 0.05
 """How often a held lock is tried again, in seconds."""
 
 PATIENCE_S = 0.5
-"""How long another cluster's brief lock, such as for reading the owner, is waited for, in seconds."""
+"""How long to wait for a lock that another cluster holds briefly, for example to read the owner, in seconds."""
 
 ENDING_S = 20.0
 """How long to wait for the processes of a Ray cluster that has ended, in seconds. They end soon after it."""
@@ -57,7 +57,10 @@ class SQLiteOwner:
         self._connection = None
 
     def _try(self) -> RayId | None:
-        """Take a share of the lock. Return the holder if it is another Ray cluster, or an unknown process."""
+        """Take a share of the lock; return None if that succeeded, otherwise the Ray cluster that holds the lock.
+
+        Its ids are empty if the holder is unknown.
+        """
         connection: sqlite3.Connection | None = None
         try:
             connection = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)

@@ -31,7 +31,7 @@ class Statement:
         self._text = str(compiled)
         self._pick = _picker(compiled.positiontup)
         self._constants = {name: value for name, value in compiled.params.items() if value is not None}
-        # Only SQLite gets faster by it: PostgreSQL gets all rows of a statement in one round trip anyway.
+        # Multi-row statements help only with SQLite: PostgreSQL gets all rows of a statement in one round trip anyway.
         values = _VALUES.search(self._text) if dialect.name == "sqlite" else None
         self._inserts = {size: _with_rows(values, size) for size in _SIZES} if values else {}
         """By number of rows: the statement that inserts that many."""

@@ -84,7 +84,7 @@ class _Job:
 
 
 LOCKED_PAUSE_S = 0.1
-"""Pause before a commit is retried whose session row another transaction holds, in seconds."""
+"""The pause before retrying a commit whose session row is locked by another transaction, in seconds."""
 
 
 def _time(of_server: float | None) -> float:
@@ -103,7 +103,7 @@ class SQLStore(SecureDeleteDatabase):
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
         lock_timeout_s: how long to wait for another's transaction before a StoreError; see `SQLDatabase` for what else
             it bounds.
-        connections: the most connections to PostgreSQL at once.
+        connections: the maximum number of connections to PostgreSQL at once.
 
     Raises:
         StoreURLError: the URL names no database that can be used here.
@@ -169,8 +169,8 @@ class SQLStore(SecureDeleteDatabase):
     async def _write_along(self, work: Callable[[sa.Connection], Result]) -> Result:
         """Run `work` in a transaction and return its result. On SQLite, waiting work shares a transaction.
 
-        Sessions are opened by the thousand, and a SQLite file has one writer. A server has many writers, which would
-        wait for each other's rows in a shared transaction.
+        Thousands of sessions may be opened at once, and a SQLite file has one writer. On PostgreSQL, each work gets its
+        own transaction, so that none waits for another's row locks.
 
         Args:
             work: must raise a TurnwiseError only if it has changed nothing.

@@ -16,7 +16,7 @@ from functools import lru_cache
 from turnwise.memory.longterm.extraction.grammatical_person import BLOCKS, LANGUAGES, ORDERS, TAKES_BACK, Language
 
 MOST_WORDS = 120
-"""The most words of a sentence and of a claim. Longer ones are not compared."""
+"""The maximum number of words of a sentence, and of a claim. Longer ones are not compared."""
 
 
 def supports(sentence: str, claim: str) -> bool:
@@ -145,7 +145,7 @@ _OPENS = frozenset(["that", "who", "which", '"', ":", "dass", "que", "che", "dat
 
 
 def _says(language: Language, said: Sequence[str], claim: Sequence[str]) -> bool:
-    """Return whether words that begin with the speaker say what the claim says."""
+    """Return whether a clause with the speaker as its subject says what the claim says."""
     if said[0] in language.possessives:
         return language.agrees(said[0], claim[0]) and _follows(language, said[1:], claim[1:], is_listing=False)
     rest = claim[1:] if claim[0] in language.users or claim[0] in language.selves & {said[0]} else claim
@@ -161,14 +161,17 @@ def _says(language: Language, said: Sequence[str], claim: Sequence[str]) -> bool
 
 
 def _without_adverbs(language: Language, said: Sequence[str], word: str = "") -> Sequence[str]:
-    """Return the words without leading adverbs, up to the given word."""
+    """Return the words without leading adverbs, stopping at `word`."""
     while said and said[0] in language.adverbs and said[0] != word:
         said = said[1:]
     return said
 
 
 def _follows(language: Language, said: Sequence[str], claim: Sequence[str], *, is_listing: bool = True) -> bool:
-    """Return whether the claim has these words, in order."""
+    """Return whether the claim has these words, in order.
+
+    The claim may leave out adverbs, a harmless end, and with `is_listing` earlier parts of one enumeration.
+    """
     at = 0
     for number, word in enumerate(claim):
         while at < len(said) and said[at] in language.adverbs and not language.agrees(said[at], word):
@@ -186,7 +189,10 @@ def _follows(language: Language, said: Sequence[str], claim: Sequence[str], *, i
 
 
 def _behind_equals(language: Language, said: Sequence[str], start: int, word: str) -> int:
-    """Return the place of the word in an enumeration whose earlier parts the claim leaves out; 0 if there is none."""
+    """Return the position of `word` as a later part of an enumeration, if the claim skips the earlier parts.
+
+    Returns 0 otherwise.
+    """
     begins = start
     for at in range(start, min(start + _ROW, len(said))):
         if said[at] == word and at > start and said[at - 1] in language.links:
@@ -199,7 +205,7 @@ def _behind_equals(language: Language, said: Sequence[str], start: int, word: st
 
 
 _ROW, _EQUAL = 10, 2
-"""The most words of an enumeration, and of each part of it: a longer part may be a clause."""
+"""The maximum number of words of an enumeration, and of each part of it: a longer part may be a clause."""
 
 
 def _is_harmless(language: Language, rest: Sequence[str]) -> bool:

@@ -124,8 +124,7 @@ class Recovery:
         goes_on = session.status == "active"
         resumed = [run for run in lost if goes_on and _resumes(run)]
         ending = [run for run in lost if run not in resumed]
-        given_up = GIVEN_UP if self._engines.config.on_lost == "resume" and goes_on else ""
-        ends = [run.ended("interrupted", LOST + given_up, now) for run in ending]
+        ends = [run.ended("interrupted", _why(run) if goes_on else LOST, now) for run in ending]
         events: list[NewEvent] = []
         blocks: list[Block] = []
         turns: list[TurnRecord] = []
@@ -164,6 +163,11 @@ class Recovery:
             self._driver.launch(run)
         self._driver.launch_next(begun)
         self._ingestion.save_soon()
+
+
+def _why(run: ActiveRun) -> str:
+    """Return why a run that is not resumed has ended, although its session goes on."""
+    return LOST + GIVEN_UP if run.run_resources.config.on_lost == "resume" else LOST
 
 
 def _resumes(run: ActiveRun) -> bool:

@@ -326,6 +326,19 @@ async def test_a_run_that_kills_its_process_is_resumed_a_limited_number_of_times
     assert results(outcome)[0].is_error
 
 
+async def test_a_run_that_its_own_settings_do_not_resume_does_not_claim_to_have_been_resumed_too_often() -> None:
+    @tool
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    stage = Stage(Scripted([[use("a", "slow")]], ToolRegistry(slow)), on_lost="resume")
+    await stage.start()
+    await stage.until(lambda: _has(stage, ToolStarted))
+    stage.new_core().use(stage.engine, SessionConfig(on_lost="interrupt"), runs=["run"])
+    outcome = await stage.outcome()
+    assert outcome.run.state == "interrupted" and "max_resumes" not in str(outcome.run.why)
+
+
 def approving() -> tuple[Scripted, list[str]]:
     called: list[str] = []
 

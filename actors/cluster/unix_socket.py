@@ -1,6 +1,6 @@
 """Requests and answers over a Unix socket, between processes of one user on one machine.
 
-A Ray call takes about a millisecond each way, a message here a tenth of that. A message is its length and its number,
+A Ray call takes about a millisecond each way, a message here a quarter of that. A message is its length and its number,
 in network byte order, and its bytes; an answer has the number of its request.
 """
 

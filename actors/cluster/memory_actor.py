@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from collections.abc import Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast, runtime_checkable
@@ -113,7 +114,9 @@ class MemoryHost:
     async def _listen(self, name: str) -> str | None:
         try:
             path = path_of(name)
-            self._server = await serve(path, self.call)
+            # A process whose raylet has ended is an actor no more: another may have taken its place.
+            raylet = os.getppid()
+            self._server = await serve(path, self.call, may_answer=lambda: os.getppid() == raylet)
         except OSError as error:
             log_failure("listening on a Unix socket", error, "; all recalls come by Ray")
             return None

@@ -37,11 +37,12 @@ def path_of(name: str) -> Path:
     return folder / name
 
 
-async def serve(path: Path, answer: Answering) -> asyncio.Server:
+async def serve(path: Path, answer: Answering, *, may_answer: Callable[[], bool] = lambda: True) -> asyncio.Server:
     """Listen on a socket, and answer the requests that come, many at a time. A socket of an ended process is replaced.
 
     Args:
         answer: raises nothing but CancelledError.
+        may_answer: called for each request; if false, the connection is closed instead.
 
     Raises:
         OSError: nobody can listen there.
@@ -54,6 +55,9 @@ async def serve(path: Path, answer: Answering) -> asyncio.Server:
             messages.send(number, await answer(request))
 
         def take(number: int, request: bytes) -> None:
+            if not may_answer():
+                messages.close()
+                return
             task = asyncio.get_running_loop().create_task(reply(number, request))
             under_way.add(task)
             task.add_done_callback(under_way.discard)

@@ -109,3 +109,15 @@ def test_the_folder_of_sockets_is_the_users_alone(tmp_path: Path, monkeypatch: p
     path.parent.symlink_to(tmp_path)
     with pytest.raises(OSError, match="remove it"):
         path_of("name")
+
+
+async def test_a_process_that_may_answer_no_more_closes_the_connection(tmp_path: Path) -> None:
+    may = True
+    server = await serve(tmp_path / "s", echo, may_answer=lambda: may)
+    connection = await Connection.open(tmp_path / "s")
+    assert await connection.ask(b"ab") == b"ba"
+    may = False
+    with pytest.raises(ConnectionError):
+        await connection.ask(b"ab")
+    assert not connection.is_open
+    server.close()

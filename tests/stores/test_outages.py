@@ -432,7 +432,9 @@ def test_tables_without_a_version_are_refused(filled: Path) -> None:
         connection.execute("DELETE FROM turnwise_meta")
     connection.close()
     before = filled.read_bytes()
-    with pytest.raises(CorruptRecordError, match=r"schema_version of sqlite:.*store\.db in the store: missing"):
+    with pytest.raises(
+        CorruptRecordError, match=r"schema_version of sqlite:.*store\.db in the store: the row is missing"
+    ):
         using(f"sqlite:///{filled}", lambda store: store.count())
     assert filled.read_bytes() == before
 

@@ -111,8 +111,10 @@ def test_similar_facts_are_cut_and_similar_turns_are_not() -> None:
     known = items("The user is allergic to peanuts.", "The user is allergic to nothing else.", "Peanuts are cheap.")
     assert ids(known, "Am I allergic to peanuts?") == ["0"]
     assert len(ids(known, "Am I allergic to peanuts?", Weights())) == 3
+    context = [replace(item, type=MemoryType.CONTEXT) for item in known]
+    assert ids(context, "Am I allergic to peanuts?") == ["0"], "the circumstances are facts too"
     happened = [replace(item, type=MemoryType.INTERACTION) for item in known]
-    assert len(ids(happened, "Am I allergic to peanuts?")) == 3, "of what happened nothing is cut"
+    assert len(ids(happened, "Am I allergic to peanuts?")) == 3, "of turns nothing is cut"
     mixed = [*known, replace(happened[2], id="3")]
     assert set(ids(mixed, "Am I allergic to peanuts?")) == {"0", "3"}, "of both, facts only"
 

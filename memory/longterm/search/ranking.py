@@ -65,7 +65,7 @@ class Weights:
     """The least vector similarity at which an item is relevant regardless of its words."""
     tail: float = 0.0
     """Facts that bear on the query less than this share of what the best fact does are left out: most are look-alikes.
-    Of what happened nothing is left out so: each part of a conversation may tell another part of the answer."""
+    No turn is left out so (an item of type INTERACTION): each may tell another part of the answer."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -164,7 +164,7 @@ def rank(matched: Matched, *, facts: NDArray[np.bool_], similarities: Numbers | 
     """Rank the items by their words and names, and by their vectors.
 
     Args:
-        facts: of each item, whether it is a fact and not something that happened.
+        facts: of each item, whether it is a fact and not what was said in a turn.
         similarities: of each item's vector to the query's, from -1 to 1, NaN for items without one; None if there are
             none at all.
         limit: how many are wanted at most.

@@ -22,7 +22,7 @@ from turnwise.memory.longterm.search.passages import MOST_VECTORS, Passage, pass
 from turnwise.memory.longterm.search.query import Query, Term, parse
 from turnwise.memory.longterm.search.ranking import Asked, Matched, Weights, match, rank
 from turnwise.memory.longterm.search.word_frequency import is_frequent, log_frequency
-from turnwise.memory.longterm.types import MemoryCategory
+from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, Revision, Row
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class UserIndex:
         """Where the passages are, in the order in which they came."""
         self._sessions = _NOWHERE
         self._facts = np.zeros(0, dtype=bool)
-        """Of each passage, whether its item is a fact and not something that happened."""
+        """Of each passage, whether its item is a fact and not what was said in a turn."""
         self._codes: dict[str, int] = {}
         self._plain = True
         """Whether all items are for any agent, and none was superseded, expires or is resolved."""
@@ -99,7 +99,7 @@ class UserIndex:
         new._places = _merged(self._places, [place for place, _ in placed], at)
         new._codes = codes = dict(self._codes)
         new._sessions = np.insert(self._sessions, at, [_code(row, codes) for row in rows])
-        facts = [row.item.type.category is not MemoryCategory.EPISODIC for row in rows]
+        facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
         new._facts = np.insert(self._facts, at, facts)
         passages = [came[number][1] for number in order]
         new._passages = _merged(self._passages, passages, at)

@@ -618,3 +618,23 @@ async def test_items_beside_a_profile_are_as_many_as_requested(make: MakeMemory)
         assert len(pinned) == 6
         assert sum(each.id not in pinned for each in got.found) == min(limit, 6)
         assert sum(each.id in pinned for each in got.found) == min(limit, 6)
+
+
+async def test_recalls_that_are_the_first_at_once_open_one_connection_for_revisions(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
+    opened = 0
+    connect = memory._text._engine.raw_connection
+
+    def counted() -> Any:
+        nonlocal opened
+        opened += 1
+        return connect()
+
+    monkeypatch.setattr(memory._text._engine, "raw_connection", counted)
+    found = await asyncio.gather(*(memory._text.load(["ann"], {}) for _ in range(8)))
+    assert opened == 1 and len(found) == 8
+    await memory.close()
+    assert memory._text._glance is None

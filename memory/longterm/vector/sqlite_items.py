@@ -123,7 +123,7 @@ class SQLiteItems(SecureDeleteDatabase):
 
         loaded = await self._read(work)
         if self._glance is None:
-            self._glance = await self._on_thread(self._open_glance)
+            await self._on_thread(self._open_glance)
         return loaded
 
     def revisions(self, users: Collection[str]) -> dict[str, Revision] | None:
@@ -140,16 +140,18 @@ class SQLiteItems(SecureDeleteDatabase):
         except (StoreError, self._driver.Error):
             return None
 
-    def _open_glance(self) -> Any:
-        pooled = self._engine.raw_connection()
-        pooled.detach()
-        glance: Any = pooled.dbapi_connection
-        glance.execute("PRAGMA busy_timeout = 0")
-        return glance
+    def _open_glance(self) -> None:
+        """Open the connection of `revisions` unless another `load` has; on the one thread of the file, so once."""
+        if self._glance is None:
+            pooled = self._engine.raw_connection()
+            pooled.detach()
+            glance: Any = pooled.dbapi_connection
+            glance.execute("PRAGMA busy_timeout = 0")
+            self._glance = glance
 
     async def close(self) -> None:
+        await super().close()  # the thread of the file ends here, so nobody opens it again
         glance, self._glance = self._glance, None
-        await super().close()
         if glance is not None:
             glance.close()
 

@@ -638,3 +638,16 @@ async def test_recalls_that_are_the_first_at_once_open_one_connection_for_revisi
     assert opened == 1 and len(found) == 8
     await memory.close()
     assert memory._text._glance is None
+
+
+async def test_vectors_that_are_made_later_are_used_by_the_next_recall(make: MakeMemory) -> None:
+    embedding = FlakyEmbedding()
+    memory = make(embedding, pause_s=0, keep_s=0)
+    embedding.down = True
+    await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
+    assert trouble_of(await memory.recall(ANN, "What is the walrus called?"))
+    embedding.down = False
+    await memory.catch_up()
+    assert await ids(memory, "Who is called Antje?") == ["1"]
+    assert memory._user_indexes["ann"].missing() == []
+    await memory.close()

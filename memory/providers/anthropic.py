@@ -20,7 +20,7 @@ from turnwise.memory.conversation.blocks import (
 )
 from turnwise.memory.conversation.transcript import messages_of, system_of
 from turnwise.memory.providers.openai_chat import ERROR, INTERRUPTED, SUMMARY
-from turnwise.memory.providers.validation import ANTHROPIC, fit
+from turnwise.memory.providers.validation import ANTHROPIC, Rules, fit
 
 LOST = "bG9zdA=="
 """The data of the redacted thought that replaces thoughts whose signatures were lost."""
@@ -30,7 +30,7 @@ _MAX_CHECKPOINTS = 4
 Part = dict[str, Any]
 
 
-def encode(blocks: Sequence[Block]) -> tuple[str | list[Part] | None, list[Part]]:
+def encode(blocks: Sequence[Block], rules: Rules = ANTHROPIC) -> tuple[str | list[Part] | None, list[Part]]:
     """Return the system prompt and the messages for the blocks.
 
     - The last `System` is the system prompt. The messages of user and assistant alternate.
@@ -43,6 +43,9 @@ def encode(blocks: Sequence[Block]) -> tuple[str | list[Part] | None, list[Part]
 
     The messages are valid if the blocks are: see `repair` and `validation.check`.
 
+    Args:
+        rules: `ANTHROPIC`, or `BEDROCK` where Amazon hosts the model.
+
     Raises:
         UnsupportedBlockError: the API accepts an image or document in none of its forms.
     """
@@ -50,11 +53,11 @@ def encode(blocks: Sequence[Block]) -> tuple[str | list[Part] | None, list[Part]
     system: Part | None = {"type": "text", "text": text} if text.strip() else None
     last, cached = system, list[Part]()
     messages: list[Part] = []
-    for message in fit(messages_of(filter(_is_sent, blocks)), ANTHROPIC):
+    for message in fit(messages_of(block for block in blocks if _is_sent(block, rules)), rules):
         said: list[Part] = []
         for block in message.blocks:
             if not isinstance(block, CacheCheckpoint | Thinking):
-                last = _part(block)
+                last = _part(block, rules)
                 said.append(last)
             elif isinstance(block, CacheCheckpoint) and last is not None:
                 cached = [*(part for part in cached if part is not last), last][-_MAX_CHECKPOINTS:]
@@ -67,8 +70,8 @@ def encode(blocks: Sequence[Block]) -> tuple[str | list[Part] | None, list[Part]
     return [system] if "cache_control" in system else text, messages
 
 
-def _is_sent(block: Block) -> bool:
-    return ANTHROPIC.sends(block) or isinstance(block, CacheCheckpoint)
+def _is_sent(block: Block, rules: Rules) -> bool:
+    return rules.sends(block) or isinstance(block, CacheCheckpoint)
 
 
 def _thoughts(said: Sequence[Block]) -> list[Part]:
@@ -90,7 +93,7 @@ def _thought(thought: Thinking) -> Part:
     return {"type": "thinking", "thinking": thought.text, "signature": thought.signature}
 
 
-def _part(block: Block) -> Part:
+def _part(block: Block, rules: Rules) -> Part:
     match block:
         case User() | Summary() | Recalled():
             return {"type": "text", "text": SUMMARY * isinstance(block, Summary) + block.text}
@@ -101,9 +104,13 @@ def _part(block: Block) -> Part:
         case ToolResult():
             return _result(block)
         case Image():
-            return {"type": "image", "source": _source(block)}
+            return {"type": "image", "source": _source(block, rules)}
         case Document():
-            return {"type": "document", "source": _source(block), **({"title": block.name} if block.name else {})}
+            return {
+                "type": "document",
+                "source": _source(block, rules),
+                **({"title": block.name} if block.name else {}),
+            }
         case _:
             raise TypeError(f"{block.kind} is never sent")
 
@@ -118,8 +125,8 @@ def _result(result: ToolResult) -> Part:
     return part
 
 
-def _source(block: Image | Document) -> Part:
-    match ANTHROPIC.form(block):
+def _source(block: Image | Document, rules: Rules) -> Part:
+    match rules.form(block):
         case "text":
             return {"type": "text", "media_type": "text/plain", "data": getattr(block, "text", None)}
         case "data":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import Literal, NoReturn
 
@@ -34,6 +34,7 @@ Kind = Literal[
     "unsupported",
     "thinking_only",
     "thinking_late",
+    "thinking_missing",
     "empty_id",
     "empty_name",
     "duplicate_id",
@@ -170,6 +171,15 @@ ANTHROPIC = Rules(
 )
 """Thoughts are sent back unchanged if they are signed or redacted."""
 
+BEDROCK = replace(
+    ANTHROPIC,
+    name="Anthropic on Amazon Bedrock",
+    image_forms=("data",),
+    document_forms=("text", "data"),
+    name_limit=64,
+)
+"""Takes the messages of `ANTHROPIC`, but fetches nothing by URL."""
+
 
 def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
     """Return the messages with the names and call ids that the provider takes; those it takes stay as they are.
@@ -242,7 +252,7 @@ class _Calls:
     answered: dict[str, int] = field(default_factory=dict)
 
 
-def check(messages: Sequence[Message], rules: Rules) -> None:
+def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) -> None:
     """Raise if the provider would refuse these messages. The system prompt is not among them. O(blocks).
 
     Adjacent messages of one role count as one group. Blocks that are not sent to the provider are ignored. Names and
@@ -253,6 +263,7 @@ def check(messages: Sequence[Message], rules: Rules) -> None:
     - unsupported: the provider accepts an image or document in none of its forms;
     - thinking_only: thoughts without a text or call after them;
     - thinking_late: the thoughts of a message that calls tools are not at its start;
+    - thinking_missing: `thinking` is set, and a message that calls tools has no thoughts;
     - empty_id, empty_name: a call or a result has no id, or a call has no name;
     - duplicate_id: two calls have one id in a group, or while the first has no result; or a call has two results;
     - missing: a call has no result, and neither has any other call of its group;
@@ -260,6 +271,9 @@ def check(messages: Sequence[Message], rules: Rules) -> None:
     - orphan: a result without a call before it;
     - late: a result at a place where the provider does not accept it;
     - first, last: the conversation begins or ends with the wrong role.
+
+    Args:
+        thinking: whether the request enables thinking; matters where thoughts lead (`Rules.thinking_leads`).
 
     Raises:
         InvalidRequestError: names the message, the block in it, and the call's id if there is one.
@@ -274,7 +288,7 @@ def check(messages: Sequence[Message], rules: Rules) -> None:
     for number, (is_assistant, neighbours) in enumerate(groupby(said, key=_is_assistant)):
         group = list(neighbours)
         if is_assistant:
-            _check_thoughts(group, rules)
+            _check_thoughts(group, rules, thinking=thinking)
             _declare(number, group, calls, rules)
         else:
             _answer(group, calls, rules)
@@ -317,11 +331,17 @@ def _check_form(at: _At, rules: Rules) -> None:
         raise UnsupportedBlockError(rules.name, at.index, at.block_at, "unsupported", rules.why_not(block))
 
 
-def _check_thoughts(group: Sequence[_At], rules: Rules) -> None:
+def _check_thoughts(group: Sequence[_At], rules: Rules, *, thinking: bool) -> None:
     thoughts = [at for at in group if isinstance(at.block, Thinking)]
     if len(thoughts) == len(group):
         _refuse(rules, thoughts[0], "thinking_only", "no text and no call follows the thoughts: leave them out")
-    if not thoughts or not rules.thinking_leads or not any(isinstance(at.block, ToolUse) for at in group):
+    if not rules.thinking_leads or not any(isinstance(at.block, ToolUse) for at in group):
+        return
+    if not thoughts:
+        if thinking:
+            kinds = ", ".join(at.block.kind for at in group)
+            why = f"with thinking on, a message that calls tools must begin with a thinking block; it has: {kinds}"
+            _refuse(rules, group[0], "thinking_missing", why)
         return
     if thoughts[0] is not group[0]:
         _refuse(rules, thoughts[0], "thinking_late", "a message that calls tools must begin with its thoughts")

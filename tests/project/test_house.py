@@ -23,6 +23,7 @@ from turnwise import (
     memories,
     stores,
     strategies,
+    transcripts,
 )
 from turnwise.memories import AsyncSessionMemory, SessionMemory
 
@@ -113,7 +114,7 @@ def test_nobody_imports_from_the_package_root() -> None:
             assert top != "turnwise" or "." in rest, f"{where}: import from the module that owns the name"
 
 
-PUBLIC = [turnwise, conformance, engines, memories, stores, strategies]
+PUBLIC = [turnwise, conformance, engines, memories, stores, strategies, transcripts]
 NAMES = [(module, name) for module in PUBLIC for name in dir(module)]
 
 

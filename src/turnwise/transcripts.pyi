@@ -1,0 +1,7 @@
+from turnwise.memory.conversation.transcript import (
+    Ledger as Ledger,
+    Message as Message,
+    messages_of as messages_of,
+    repair as repair,
+)
+from turnwise.memory.providers.requests import Provider as Provider, encode as encode, validate as validate

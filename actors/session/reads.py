@@ -14,7 +14,7 @@ from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import join, union
+from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.tool_calls import PendingCall, decode_calls
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
@@ -135,22 +135,18 @@ class SessionReads:
     async def latest(self) -> Turn | None:
         """Return the newest turn: pending, queued, running or ended; None if there is none.
 
-        A pending or queued turn is returned with the prompts of all turns that wait before it.
+        For turns that have not ended see `SessionState.open_turns`.
         """
         await self._load()
-        active, head = self._state.active, self._state.head
-        if waiting := self._state.run_queue.turns:
-            base = active.turn.input if active else head.base if head else ()
-            turn = replace(waiting[-1], input=join(base, *(turn.prompt for turn in waiting)))
-            return self._journal.blocks.turn(turn)
-        newest = active.turn if active else head
+        newest = next(reversed(self._state.open_turns), self._state.head)
         return self._journal.blocks.turn(newest) if newest else None
 
     async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
         """Return up to `limit` turns with an index above `after`, by index."""
         await self._load()
         found = await self._journal.store.turns(self.session_id, after=after, limit=limit)
-        return await self._journal.blocks.read_turns(found)
+        opened = {turn.index: turn for turn in self._state.open_turns}
+        return await self._journal.blocks.read_turns([opened.get(turn.index, turn) for turn in found])
 
     async def turn(self, index: int) -> Turn:
         """Return the turn.
@@ -159,7 +155,9 @@ class SessionReads:
             TurnNotFoundError: no turn has this index.
         """
         await self._load()
-        return (await self._journal.blocks.read_turns([await self._journal.records.find_turn(index)]))[0]
+        opened = next((turn for turn in self._state.open_turns if turn.index == index), None)
+        found = opened or await self._journal.records.find_turn(index)
+        return (await self._journal.blocks.read_turns([found]))[0]
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""

@@ -32,7 +32,7 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import join, union
 from turnwise.memory.conversation.tool_calls import CallState, encode_calls
 from turnwise.memory.conversation.transcript import Ledger
-from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_id
 from turnwise.memory.conversation.usage import Usage
 
 Begun = tuple[ActiveRun, RunRecord, TurnRecord]
@@ -88,7 +88,7 @@ class RunDriver:
         turn = replace(
             turn,
             status="running",
-            parent=f"{self._state.session_id}#{head.index}" if head else None,
+            parent=turn_id(self._state.session_id, head.index) if head else None,
             input=join(head.base if head else (), turn.prompt),
         )
         return replace(record, state="running", started_at=self._journal.clock()), turn

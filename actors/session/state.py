@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from turnwise.actors.inference.engine import SessionView
@@ -13,8 +14,8 @@ from turnwise.actors.session.run_events import about
 from turnwise.actors.session.run_queue import RunQueue
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.spans import Spans
-from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.spans import Spans, join
+from turnwise.memory.conversation.turns import TurnRecord, turn_id
 
 REMEMBERED = 128
 """How many ended runs are kept in memory, for callers that wait for them later."""
@@ -59,6 +60,23 @@ class SessionState:
     def ended_run(self, run_id: str) -> tuple[RunRecord, TurnRecord | None] | None:
         """Return a run that ended recently, and its turn (None if the turn was dropped); None for other runs."""
         return self._ended.get(run_id)
+
+    @property
+    def open_turns(self) -> list[TurnRecord]:
+        """The turns that have not ended, by index, as callers see them.
+
+        A queued or pending turn is shown with what it would continue now: the active turn or the newest ended one, and
+        the prompts of all turns that wait before it.
+        """
+        before = self.active.turn if self.active else self.head
+        turns = [self.active.turn] if self.active else []
+        shown = before.input if before and self.active else before.base if before else ()
+        for turn in self.run_queue.turns:
+            shown = join(shown, turn.prompt)
+            parent = turn_id(self.session_id, before.index) if before else None
+            before = replace(turn, parent=parent, input=shown)
+            turns.append(before)
+        return turns
 
     @property
     def shown_spans(self) -> list[Spans]:

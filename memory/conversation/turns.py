@@ -71,6 +71,11 @@ class TurnRecord:
         return join(self.carried or self.input or self.prompt, self.output)
 
 
+def turn_id(session_id: str, index: int) -> str:
+    """Return the name of a turn among all sessions."""
+    return f"{session_id}#{index}"
+
+
 _RECALLED = "recalled"
 """The name of a log that is never stored. It holds the recalled blocks of a turn, for requests only."""
 
@@ -106,7 +111,7 @@ class Turn:
     @property
     def id(self) -> str:
         """Names this turn among all sessions: `session_id#index`."""
-        return f"{self._session_id}#{self._record.index}"
+        return turn_id(self._session_id, self._record.index)
 
     @property
     def session_id(self) -> str:
@@ -125,7 +130,10 @@ class Turn:
 
     @property
     def parent(self) -> str | None:
-        """The id of the turn it continues; in a fork this may be a turn of another session."""
+        """The id of the turn it continues; in a fork this may be a turn of another session.
+
+        Of a turn that waits, pending or queued, the turn that it would continue if nothing else happened.
+        """
         return self._record.parent
 
     @property

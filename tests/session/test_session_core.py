@@ -12,6 +12,7 @@ import pytest
 from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine
 from schedules import SESSION, texts
+from turnwise.actors.hosting.stored_session import StoredSession
 from turnwise.actors.inference.engine import EngineBuilder, RunContext
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -227,6 +228,26 @@ async def test_a_returned_turn_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         turn.metadata["key"] = "value"
     assert (await core.reads.turn(0)).blocks == turn.blocks
+
+
+async def test_a_turn_that_waits_has_one_content_and_names_the_turn_before_it() -> None:
+    core, store = await new_core()
+    await turn_of(core, "one", "one")
+    await core.append(["two"], key="two")
+    stored = StoredSession(SESSION, store, None).reads
+    for reads in (core.reads, stored):
+        latest = await reads.latest()
+        assert latest and texts(latest.blocks) == ["one", "two"] and latest.parent == f"{SESSION}#0"
+        assert latest == await reads.turn(1) == (await reads.turns())[-1] and latest.status == "pending"
+    await core.start(["slow 100000"], run_id="two")
+    await core.start(["three"], run_id="three", if_busy="enqueue")
+    await core.append(["four"], key="four")
+    turns = await core.reads.turns()
+    assert [turn.parent for turn in turns] == [None, *(f"{SESSION}#{index}" for index in range(3))]
+    assert texts(turns[2].blocks)[1:] == ["two", "slow 100000", "three"]
+    assert texts(turns[3].blocks)[1:] == ["two", "slow 100000", "three", "four"]
+    assert turns[3] == await core.reads.latest() == await core.reads.turn(3)
+    await core.end()
 
 
 async def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alone() -> None:

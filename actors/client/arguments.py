@@ -11,7 +11,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
 
-from turnwise.errors import InvalidInputError, shown
+from turnwise.errors import InvalidIdError, InvalidInputError, shown
 from turnwise.memory.conversation.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
@@ -123,6 +123,17 @@ def _look(value: Any) -> Verify:
     raise ValueError("must be True, False or 'files'")
 
 
+def _which(value: Any) -> int | str:
+    if isinstance(value, str):
+        try:
+            return check_id("turn id", value)
+        except InvalidIdError as error:
+            raise ValueError(str(error)) from None
+    if isinstance(value, int) and not isinstance(value, bool) and MIN_INTEGER <= value <= MAX_INTEGER:
+        return value
+    raise ValueError("must be the index of a turn, or the turn_id that it was started with")
+
+
 def _folder(value: Any) -> Path:
     if not isinstance(value, str | os.PathLike) or not isinstance(path := os.fspath(value), str):
         raise ValueError("must be the path of a folder")
@@ -134,6 +145,7 @@ def _folder(value: Any) -> Path:
 SessionId = Annotated[str, PlainValidator(partial(check_id, "session id"))]
 UserId = Annotated[str, PlainValidator(partial(check_id, "user id"))]
 AgentName = Annotated[str, PlainValidator(partial(check_id, "agent"))]
+TurnId = Annotated[str, PlainValidator(partial(check_id, "turn id"))]
 RunId = Annotated[str, PlainValidator(partial(check_id, "run id"))]
 IdempotencyKey = Annotated[str, PlainValidator(partial(check_id, "idempotency key"))]
 
@@ -146,6 +158,8 @@ Time = Annotated[float, Field(allow_inf_nan=False)]
 
 Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
 """The index of a turn, or the number of an event."""
+Which = Annotated[int | str, PlainValidator(_which)]
+"""The index of a turn, or its id."""
 Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from typing import Any
 
+from pydantic import InstanceOf
+
 from turnwise.actors.client.arguments import Number, Patience, Text, checked, json_object
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
@@ -21,9 +23,10 @@ from turnwise.errors import (
     RunLimitError,
     WaitTimeoutError,
 )
-from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.partial_output import Partials
+from turnwise.memory.conversation.phases import Phases, phase_of
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.steps import Step, steps_of
 from turnwise.memory.conversation.tool_calls import PendingCall
@@ -129,6 +132,13 @@ class _Handle:
         return record
 
     def _steps(self) -> Request[list[Step]]:
+        return steps_of((yield from self._events_now()))
+
+    def _phase(self) -> Request[Phase]:
+        return phase_of((yield from self._events_now())) or "prompted"
+
+    def _events_now(self) -> Request[list[AnyEvent]]:
+        """Return the run's events up to now."""
         events: list[AnyEvent] = []
         after, done, more = 0, False, True
         while more and not done:
@@ -136,11 +146,14 @@ class _Handle:
             page, later, done = yield from ask
             events += page
             after, more = later, later > after
-        return steps_of(events)
+        return events
 
     @checked
-    def _page(self, after: Number) -> Request[tuple[list[AnyEvent], int, bool]]:
-        return self._client.follow(self._stored_id, after, PAGE, self.run_id)
+    def _page(
+        self, after: Number, phases: bool = False, derived: InstanceOf[Phases] | None = None
+    ) -> Request[tuple[list[AnyEvent], int, bool]]:
+        events, after, done = yield from self._client.follow(self._stored_id, after, PAGE, self.run_id)
+        return list(derived.add(events)) if phases and derived else events, after, done
 
 
 class ExecutionHandle(_Handle):
@@ -213,6 +226,10 @@ class ExecutionHandle(_Handle):
         """Return the state of the run."""
         return self.info().state
 
+    def phase(self) -> Phase:
+        """Return the run's phase, derived from its events up to now: see `events(phases=True)`."""
+        return carry_out(self._phase(), self._client.portal)
+
     def info(self) -> RunRecord:
         """Return the run's record: state, finish class, labels, times, and usage up to now."""
         return carry_out(self._record(), self._client.portal)
@@ -221,19 +238,24 @@ class ExecutionHandle(_Handle):
         """Return the run's model calls and tool calls up to now, with their times, in order."""
         return carry_out(self._steps(), self._client.portal)
 
-    def events(self, after: int = 0) -> Iterator[AnyEvent]:
+    def events(self, after: int = 0, *, phases: bool = False) -> Iterator[AnyEvent]:
         """Yield the run's events with a number above `after`, live, up to its terminal event; no gaps or duplicates.
 
         After the run has ended, the stored events are replayed: all except the deltas; the terminal event has the
         text. Deltas are replayed too until the run after the next one starts. Stopping the iteration does not cancel
         the run.
 
+        Args:
+            phases: also yield a `PhaseChanged` where the run's phase changes: `prompted`, `planning`,
+                `executing_tools`, `synthesizing`, `suspended`, `completed`, `failed`, `cancelled`. They are derived
+                from the events, so a replay has them too; the last one comes right before the terminal event.
+
         Raises:
             OverloadedError: no event arrived for a minute in which too many other callers were waiting.
         """
-        done = False
+        done, derived = False, Phases()
         while not done:
-            events, after, done = carry_out(self._page(after), self._client.portal)
+            events, after, done = carry_out(self._page(after, phases, derived), self._client.portal)
             yield from events
 
     def partials(self) -> Iterator[dict[str, Any]]:
@@ -320,6 +342,10 @@ class AsyncExecutionHandle(_Handle):
         """Return the state of the run."""
         return (await self.info()).state
 
+    async def phase(self) -> Phase:
+        """Return the run's phase, derived from its events up to now: see `events(phases=True)`."""
+        return await carry_out_async(self._phase())
+
     async def info(self) -> RunRecord:
         """Return the run's record: state, finish class, labels, times, and usage up to now."""
         return await carry_out_async(self._record())
@@ -328,19 +354,24 @@ class AsyncExecutionHandle(_Handle):
         """Return the run's model calls and tool calls up to now, with their times, in order."""
         return await carry_out_async(self._steps())
 
-    async def events(self, after: int = 0) -> AsyncIterator[AnyEvent]:
+    async def events(self, after: int = 0, *, phases: bool = False) -> AsyncIterator[AnyEvent]:
         """Yield the run's events with a number above `after`, live, up to its terminal event; no gaps or duplicates.
 
         After the run has ended, the stored events are replayed: all except the deltas; the terminal event has the
         text. Deltas are replayed too until the run after the next one starts. Stopping the iteration does not cancel
         the run.
 
+        Args:
+            phases: also yield a `PhaseChanged` where the run's phase changes: `prompted`, `planning`,
+                `executing_tools`, `synthesizing`, `suspended`, `completed`, `failed`, `cancelled`. They are derived
+                from the events, so a replay has them too; the last one comes right before the terminal event.
+
         Raises:
             OverloadedError: no event arrived for a minute in which too many other callers were waiting.
         """
-        done = False
+        done, derived = False, Phases()
         while not done:
-            events, after, done = await carry_out_async(self._page(after))
+            events, after, done = await carry_out_async(self._page(after, phases, derived))
             for event in events:
                 yield event
 

@@ -21,7 +21,9 @@ from turnwise.actors.client.arguments import (
     Seconds,
     SessionId,
     Text,
+    TurnId,
     Use,
+    Which,
     checked,
 )
 from turnwise.actors.client.cluster_client import ClusterClient
@@ -48,6 +50,7 @@ from turnwise.strategies.compaction import Compaction
 class RunOptions(TypedDict, total=False):
     """The options of `Session.run` and `Session.start`, which describe them. All may be omitted."""
 
+    turn_id: str | None
     if_busy: IfBusy
     idempotency_key: str | None
     timeout_s: float | None
@@ -96,6 +99,7 @@ class _Session:
         self,
         prompts: Any,
         *,
+        turn_id: TurnId | None = None,
         if_busy: IfBusy = "reject",
         idempotency_key: IdempotencyKey | None = None,
         timeout_s: Seconds | None = None,
@@ -108,6 +112,7 @@ class _Session:
     ) -> Request[StartedRun]:
         settings = {
             "run_id": new_id(),
+            "turn_id": turn_id,
             "if_busy": if_busy,
             "idempotency_key": idempotency_key,
             "timeout_s": timeout_s,
@@ -125,7 +130,7 @@ class _Session:
         return self._client.unpack(packed, cache) if packed else None
 
     @checked
-    def _turn(self, index: Number) -> Request[Turn]:
+    def _turn(self, index: Which) -> Request[Turn]:
         cache = self._client.cache(self._stored_id)
         packed: PackedTurn = yield from self._ask("turn", index, cache.held)
         return self._client.unpack(packed, cache)
@@ -209,6 +214,8 @@ class Session(_Session):
         """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
 
         Args:
+            turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
+                and `turn(turn_id)` finds the turn. Without it, the turn has its index only.
             if_busy: what to do while another run is active: `reject` (raise SessionBusyError), `enqueue` (wait behind
                 it, in order of arrival), `interrupt` (cancel it and all queued runs, keep their prompts and text, then
                 run) or `rollback` (cancel them, remove their turns, then run).
@@ -233,7 +240,7 @@ class Session(_Session):
             InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
                 object, or the engine does not support typed output. Nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
-            IdempotencyConflictError: nothing was stored.
+            IdempotencyConflictError, TurnIdTakenError: nothing was stored.
         """
         started = carry_out(self._start(prompts, **options), self._client.portal)
         whose = self._stored_id, started.run_id, started.turn_index
@@ -243,11 +250,11 @@ class Session(_Session):
         """Return the newest turn, pending prompts included; None if the session has no turns."""
         return carry_out(self._latest(), self._client.portal)
 
-    def turn(self, index: int) -> Turn:
-        """Return a turn with all of its blocks.
+    def turn(self, index: int | str) -> Turn:
+        """Return a turn with all of its blocks, by its index or by the id that `run(turn_id=...)` gave it.
 
         Raises:
-            TurnNotFoundError: no turn has this index.
+            TurnNotFoundError: no turn has this index or id.
         """
         return carry_out(self._turn(index), self._client.portal)
 
@@ -372,6 +379,8 @@ class AsyncSession(_Session):
         """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
 
         Args:
+            turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
+                and `turn(turn_id)` finds the turn. Without it, the turn has its index only.
             if_busy: what to do while another run is active: `reject` (raise SessionBusyError), `enqueue` (wait behind
                 it, in order of arrival), `interrupt` (cancel it and all queued runs, keep their prompts and text, then
                 run) or `rollback` (cancel them, remove their turns, then run).
@@ -396,7 +405,7 @@ class AsyncSession(_Session):
             InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
                 object, or the engine does not support typed output. Nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
-            IdempotencyConflictError: nothing was stored.
+            IdempotencyConflictError, TurnIdTakenError: nothing was stored.
         """
         started = await carry_out_async(self._start(prompts, **options))
         whose = self._stored_id, started.run_id, started.turn_index
@@ -406,11 +415,11 @@ class AsyncSession(_Session):
         """Return the newest turn, pending prompts included; None if the session has no turns."""
         return await carry_out_async(self._latest())
 
-    async def turn(self, index: int) -> Turn:
-        """Return a turn with all of its blocks.
+    async def turn(self, index: int | str) -> Turn:
+        """Return a turn with all of its blocks, by its index or by the id that `run(turn_id=...)` gave it.
 
         Raises:
-            TurnNotFoundError: no turn has this index.
+            TurnNotFoundError: no turn has this index or id.
         """
         return await carry_out_async(self._turn(index))
 

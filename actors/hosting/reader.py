@@ -60,7 +60,7 @@ class Reader:
         turn = await self._reads.latest()
         return PackedTurn.pack(turn, held) if turn else None
 
-    async def turn(self, index: int, held: Spans) -> PackedTurn:
+    async def turn(self, index: int | str, held: Spans) -> PackedTurn:
         return PackedTurn.pack(await self._reads.turn(index), held)
 
     async def turns(self, after: int, limit: int, held: Spans) -> list[PackedTurn]:

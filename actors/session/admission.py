@@ -16,7 +16,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.reads import SessionReads
 from turnwise.actors.session.run_driver import RunDriver
-from turnwise.actors.session.run_events import about, end_event
+from turnwise.actors.session.run_events import about, end_event, start_event, turn_key
 from turnwise.actors.session.run_queue import kept_prompts, with_earlier_prompts
 from turnwise.actors.session.run_resources import RunResources
 from turnwise.actors.session.session_engines import SessionEngines
@@ -32,10 +32,11 @@ from turnwise.errors import (
     RunNotFoundError,
     SessionBusyError,
     SessionEndedError,
+    TurnIdTakenError,
     shown,
 )
 from turnwise.memory.conversation.blocks import Block
-from turnwise.memory.conversation.events import PromptAppended, RunQueued, RunStarted, SessionEnded
+from turnwise.memory.conversation.events import PromptAppended, RunQueued, SessionEnded
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
@@ -59,6 +60,7 @@ class StartOptions(TypedDict, total=False):
     """The options of a run; see `RunAdmission.start`."""
 
     run_id: Required[str]
+    turn_id: str | None
     if_busy: IfBusy
     idempotency_key: str | None
     timeout_s: float | None
@@ -80,6 +82,7 @@ class _StartRequest:
         self.encoded = encoded
         self.run_resources = run_resources
         self.run_id = options["run_id"]
+        self.turn_id = options.get("turn_id")
         self.if_busy: IfBusy = options.get("if_busy", "reject")
         self.key = options.get("idempotency_key")
         self.fingerprint = self._fingerprint() if self.key else None
@@ -165,6 +168,8 @@ class RunAdmission:
 
         Args:
             run_id: a new id; repeating an id starts nothing and returns the existing run.
+            turn_id: the caller's id of the turn. The event that stores the run has it as its key, so the store refuses
+                an id that the session has already had.
             idempotency_key: like `run_id`, but chosen by the caller, and valid as long as the session exists; costs one
                 more read.
             timeout_s: the run fails after so many seconds, and keeps its output.
@@ -176,7 +181,7 @@ class RunAdmission:
 
         Raises:
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
-            IdempotencyConflictError: nothing was stored.
+            IdempotencyConflictError, TurnIdTakenError: nothing was stored.
             InvalidInputError: there are more or longer labels than `SessionConfig` allows, or the engine does not
                 support a parameter, a choice of model or typed output; nothing was stored.
         """
@@ -188,6 +193,8 @@ class RunAdmission:
         except DuplicateKeyError:
             if found := await self._find_run(request, stored=True):
                 return found
+            if request.turn_id is not None:
+                await self._refuse_taken(request.turn_id)
             raise
 
     async def _start(self, request: _StartRequest) -> Started:
@@ -211,16 +218,21 @@ class RunAdmission:
         ends = [run.ended("cancelled", f"{if_busy} by run {record.run_id}", now) for run in gone]
         span, session = self._journal.extend(len(blocks))
         turn = with_earlier_prompts(run_queue.next_turn(session.next_index, now), kept_prompts(gone, discard=rollback))
-        turn = replace(turn, run_id=record.run_id, status="queued", prompt=join(turn.prompt, (span,)))
+        turn = replace(
+            turn, run_id=record.run_id, turn_id=request.turn_id, status="queued", prompt=join(turn.prompt, (span,))
+        )
         record = replace(record, turn_index=turn.index, first_seq=self._journal.log.last_seq + 1 + len(ends))
         run = ActiveRun(self._state.view(), record, turn, request.run_resources)
         if busy is None:
             run.record, run.turn = self._driver.begin(record, turn, self._state.head)
             waiting = cut(turn.prompt, size(turn.prompt) - len(blocks))[0]
             self._retrieval.ask_early(run, (*self._journal.blocks.cache.read(waiting), *blocks))
+        kind, values = (RunQueued, about(record)) if busy else start_event(run.record, run.turn)
+        if request.turn_id is not None:
+            values |= {"turn_id": request.turn_id, "key": turn_key(request.turn_id)}
         await self._transactor.commit(
             session,
-            [*map(end_event, ends), (RunQueued if busy else RunStarted, about(record))],
+            [*map(end_event, ends), (kind, values)],
             blocks=blocks,
             encoded=request.encoded,
             turns=[run.turn],
@@ -309,6 +321,12 @@ class RunAdmission:
         return self._engines.config.on_cancel == "discard"
 
     # Checks
+
+    async def _refuse_taken(self, turn_id: str) -> None:
+        """Raise TurnIdTakenError if the session has or had a turn with this id."""
+        event = await self._journal.store.event_of_key(self._state.session_id, turn_key(turn_id))
+        if event:
+            raise TurnIdTakenError(self._state.session_id, turn_id, event.run_id or "")
 
     def _accept(self, prompts: Sequence[Prompt]) -> tuple[list[Block], list[str]]:
         """Return the prompts as blocks and as stored text; see `prompts.accept`."""

@@ -68,7 +68,7 @@ class Forking:
         if await get_of_user(store, other_id(session.user_id, session_id), session.user_id):
             raise SessionExistsError(session_id)
         try:
-            return await store.create(fork, replace(base, parent=parent), subtract(also, spans))
+            return await store.create(fork, replace(base, parent=parent, turn_id=None), subtract(also, spans))
         except SessionExistsError:
             found = await store.get(session_id)
             # A session of another user may name the same parent: that user once had a session with the parent's id.

@@ -6,9 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from turnwise.actors.session.run_events import turn_key
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.summary_expansion import find, originals
-from turnwise.errors import InvalidInputError, RunNotFoundError, SessionRevertedError, shown
+from turnwise.errors import (
+    InvalidInputError,
+    RunNotFoundError,
+    SessionRevertedError,
+    TurnNotFoundError,
+    shown,
+)
 from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.frozen_json import FrozenDict
@@ -148,16 +155,26 @@ class SessionReads:
         opened = {turn.index: turn for turn in self._state.open_turns}
         return await self._journal.blocks.read_turns([opened.get(turn.index, turn) for turn in found])
 
-    async def turn(self, index: int) -> Turn:
-        """Return the turn.
+    async def turn(self, index: int | str) -> Turn:
+        """Return the turn with this index, or with this id of the caller's, which costs one more read.
 
         Raises:
-            TurnNotFoundError: no turn has this index.
+            TurnNotFoundError: no turn has this index or id.
         """
         await self._load()
+        if isinstance(index, str):
+            index = await self._index_of(index)
         opened = next((turn for turn in self._state.open_turns if turn.index == index), None)
         found = opened or await self._journal.records.find_turn(index)
         return (await self._journal.blocks.read_turns([found]))[0]
+
+    async def _index_of(self, turn_id: str) -> int:
+        event = await self._journal.store.event_of_key(self.session_id, turn_key(turn_id))
+        if event and event.turn_index is not None:
+            found = await self._journal.store.turns(self.session_id, after=event.turn_index - 1, limit=1)
+            if found and found[0].turn_id == turn_id:
+                return found[0].index
+        raise TurnNotFoundError(self.session_id, turn_id)
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""

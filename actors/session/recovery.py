@@ -140,7 +140,7 @@ class Recovery:
         cancelled = [run.ended("cancelled", "session ended", now) for run in gone]
         begun = self._driver.begin_next(head) if goes_on and self._state.active is None and not resumed else []
         again = [replace(run.record, resumes=run.record.resumes + 1) for run in resumed]
-        events += [*map(end_event, cancelled), *(start_event(record) for _, record, _ in begun)]
+        events += [*map(end_event, cancelled), *(start_event(record, turn) for _, record, turn in begun)]
         events += [(RunResumed, {**about(record), "why": LOST}) for record in again]
         await self._transactor.commit(
             session,

@@ -231,7 +231,7 @@ class RunDriver:
         waiting = [next_turn for _, _, next_turn in begun]
         await self._transactor.commit(
             session,
-            [ended, *(start_event(record) for _, record, _ in begun)],
+            [ended, *(start_event(record, next_turn) for _, record, next_turn in begun)],
             blocks=blocks,
             turns=[*([] if drop else [turn]), *(waiting or requeued)],
             dropped_turns=[turn.index] if drop else [],

@@ -21,6 +21,7 @@ from turnwise.memory.conversation.events import (
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.turns import TurnRecord
 
 _END_EVENTS: dict[RunState, type[RunEnded]] = {
     "completed": RunCompleted,
@@ -30,14 +31,19 @@ _END_EVENTS: dict[RunState, type[RunEnded]] = {
 }
 
 
+def turn_key(turn_id: str) -> str:
+    """Return the key of the event that stores the run of the turn with this id."""
+    return f"turnwise.turn:{turn_id}"
+
+
 def about(record: RunRecord) -> dict[str, Any]:
     """Return the fields that all events of a run have."""
     return {"turn_index": record.turn_index, "run_id": record.run_id}
 
 
-def start_event(record: RunRecord) -> NewEvent:
+def start_event(record: RunRecord, turn: TurnRecord) -> NewEvent:
     """Return the event of a run that has become active."""
-    return RunStarted, about(record)
+    return RunStarted, about(record) | {"turn_id": turn.turn_id}
 
 
 def end_event(end: RunRecord, new: Sequence[Block] = (), session: SessionRecord | None = None) -> NewEvent:

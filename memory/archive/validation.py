@@ -57,7 +57,7 @@ def checked_block(line: Line) -> Block:
 
 def check_turn(line: Line, turn: TurnRecord) -> None:
     """Raise ArchiveError if the turn has an impossible value."""
-    _check_ids(line, {"run id": turn.run_id, "parent": _session_of(line, turn.parent)})
+    _check_ids(line, {"run id": turn.run_id, "turn id": turn.turn_id, "parent": _session_of(line, turn.parent)})
     _check_numbers(line, turn, "index", "created_at")
     _check_usage(line, turn.usage)
     for spans in (turn.prompt, turn.appended, turn.input, turn.output, turn.carried):
@@ -77,7 +77,7 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
         turn: the status and the run id of the turn with its index; None if the turn was discarded.
         last_seq: the session's last sequence number.
     """
-    _check_ids(line, {"run id": run.run_id, "idempotency key": run.idempotency_key})
+    _check_ids(line, {"run id": run.run_id, "parent run": run.parent, "idempotency key": run.idempotency_key})
     _check_asked(line, run)
     if run.output is not None and not OutputType.is_record(run.output):
         line.refuse("the type of an answer must be a schema and a number of retries")

@@ -47,12 +47,16 @@ class RunQueued(Event):
     """A run is accepted and waits for the runs before it."""
 
     kind: Literal["run_queued"] = "run_queued"
+    turn_id: str | None = None
+    """The id that the caller gave the turn."""
 
 
 class RunStarted(Event):
     """A run has left the queue and runs: a session has one running run at a time."""
 
     kind: Literal["run_started"] = "run_started"
+    turn_id: str | None = None
+    """The id that the caller gave the turn."""
 
 
 class TextDelta(Event):
@@ -61,6 +65,25 @@ class TextDelta(Event):
     kind: Literal["text_delta"] = "text_delta"
     live: ClassVar[bool] = True
     text: str
+
+
+Phase = Literal[
+    "prompted", "planning", "executing_tools", "synthesizing", "suspended", "completed", "failed", "cancelled"
+]
+"""What a run does. `prompted`: it is queued, or has begun; `planning`: the model was asked and has said nothing yet, or
+only thoughts and calls; `synthesizing`: it answers with text; `suspended`: a call waits for a decision. An interrupted
+run has `failed`."""
+
+
+class PhaseChanged(Event):
+    """The run enters a phase. Derived from the other events by the reader that asks for phases.
+
+    Its number is that of an event before it, so a reader may continue after it.
+    """
+
+    kind: Literal["phase_changed"] = "phase_changed"
+    live: ClassVar[bool] = True
+    phase: Phase
 
 
 class ThinkingDelta(Event):
@@ -328,6 +351,7 @@ AnyEvent = Annotated[
     | RunStarted
     | TextDelta
     | ThinkingDelta
+    | PhaseChanged
     | ModelCallStarted
     | ModelCallEnded
     | ToolStarted

@@ -62,6 +62,8 @@ class RunRecord:
     """States of its tool calls, without their results, by call id: see `memory/conversation/tool_calls`."""
     resumes: int = 0
     """How often it was resumed after its process was lost."""
+    parent: str | None = None
+    """The run, of any session of the user, on whose behalf this run was started."""
     memory: MemoryUse = "on"
     """Whether it recalls from long-term memory, and whether its turn is saved there."""
     model: str | None = None

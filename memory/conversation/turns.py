@@ -34,6 +34,8 @@ class TurnRecord:
     index: int
     """From 0; grows with every turn of the session. A discarded turn leaves a gap."""
     parent: str | None = None
+    turn_id: str | None = None
+    """The id that the caller of `run` gave the turn; unique in the session."""
     run_id: str | None = None
     status: TurnStatus = "pending"
     prompt: Spans = ()
@@ -122,6 +124,11 @@ class Turn:
     def index(self) -> int:
         """Its place in the session, from 0; a discarded turn leaves a gap."""
         return self._record.index
+
+    @property
+    def turn_id(self) -> str | None:
+        """The id that the caller gave it, by `run(turn_id=...)`; `Session.turn` finds the turn by it."""
+        return self._record.turn_id
 
     @property
     def run_id(self) -> str | None:

@@ -28,6 +28,7 @@ TurnwiseError
 ├── NoActiveRunError
 ├── CallDecidedError           the tool call was decided differently
 ├── IdempotencyConflictError
+├── TurnIdTakenError           the session has, or had, another turn with this id
 ├── RunEndedError              the run ended without an answer; .turn is what was kept
 │   ├── RunCancelledError
 │   ├── RunFailedError
@@ -225,11 +226,11 @@ class SessionNotFoundError(NotFoundError):
 
 
 class TurnNotFoundError(NotFoundError):
-    """The session has no turn with this index."""
+    """The session has no turn with this index or id."""
 
-    message = "session {session_id!r} has no turn {index}: turns() lists those it has (a discarded turn leaves a gap)"
+    message = "session {session_id!r} has no turn {index!r}: turns() lists those it has (a discarded turn leaves a gap)"
     session_id: str
-    index: int | None
+    index: int | str | None
 
 
 class RunNotFoundError(NotFoundError):
@@ -360,6 +361,18 @@ class IdempotencyConflictError(TurnwiseError):
     )
     session_id: str
     key: str
+    run_id: str
+
+
+class TurnIdTakenError(TurnwiseError):
+    """`run(turn_id=...)` repeats an id of the session; nothing was stored."""
+
+    message = (
+        "session {session_id!r} has, or had, a turn with the id {turn_id!r}, of run {run_id!r}: pass another turn_id, "
+        "or an idempotency_key to repeat a call"
+    )
+    session_id: str
+    turn_id: str
     run_id: str
 
 

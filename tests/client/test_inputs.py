@@ -291,6 +291,7 @@ NEVER = [object(), Sly(), b"bytes", 1j, lambda: 0, [object()]]
 WRONG: dict[str, list[Any]] = {
     "bool": [1, 0, "yes", 1.0],
     "int": [True, "1", 1.0, 2**63, -(2**63) - 1, 10**5000, "x" * 100_000],
+    "int | str": [True, 1.0, 2**63, "", "\ud800", "x" * 100_000, ["a"]],
     "float": [True, "3", math.nan, math.inf, -math.inf, 10**400],
     "type[Any]": [1, "x", int, list[int], {"type": "object"}, object, "\ud800"],
     "str": [1, True, 1.5, "\ud800", ["a"], {"a": "b"}],

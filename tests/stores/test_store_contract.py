@@ -155,6 +155,12 @@ CREATE INDEX turnwise_sessions_ttl ON turnwise_sessions (key) WHERE ttl_s IS NOT
 UPDATE turnwise_meta SET value = '5' WHERE name = 'schema_version';"""
 OLD[6] = f"""{OLD[5]} ALTER TABLE turnwise_sessions ADD COLUMN revision BIGINT DEFAULT 0 NOT NULL;
 UPDATE turnwise_meta SET value = '6' WHERE name = 'schema_version';"""
+OLD[7] = (
+    OLD[6]
+    + "".join(f"{change};" for change in MIGRATIONS[6])
+    + """
+UPDATE turnwise_meta SET value = '7' WHERE name = 'schema_version';"""
+)
 """The tables of older schema versions, and a session with an answer, a run that runs and one that waits."""
 
 

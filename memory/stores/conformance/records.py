@@ -47,7 +47,7 @@ async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
         "input": (Span(far.log, 1, 2), Span(span.log, 2, 3), Span(span.log, 0, 1)),
         "output": (Span(span.log, 0, 2),),
     }
-    texts = {"parent": "an'other#1", "run_id": "run", "stop_reason": TEXT}
+    texts = {"parent": "an'other#1", "turn_id": "t'\"\\%ü", "run_id": "run", "stop_reason": TEXT}
     turns = [a_turn(7, **parts, **texts, usage=USAGE, metadata=NESTED, created_at=1763700000.123456), a_turn(7)]
     turns.append(a_turn(7, forgotten=True))
     turns += [a_turn(7, status=status, usage=Usage(), stop_reason="") for status in get_args(TurnStatus)]
@@ -97,6 +97,7 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     times = {"created_at": 1763700000.123456, "started_at": 0.1 + 0.2, "ended_at": 9.0, "timeout_s": 0.25}
     spent = {"usage": USAGE, "stop_reason": TEXT, "code": "step_limit", "calls": NESTED, "resumes": 3}
     texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "idempotency_key": "k'\"\\%", "fingerprint": "f" * 64}
+    texts |= {"parent": "p'\"\\%"}
     asked: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
     runs = {
         "r'%\"\\ü": a_run("r'%\"\\ü", 2, "failed", **times, **texts, **spent, **asked, first_seq=2**40, memory="read"),

@@ -35,7 +35,7 @@ class EncryptedStore(Shared):
     It encrypts blocks; kinds and bodies of events; metadata of sessions and turns; parameters of sessions and runs; and
     labels, types of answers, reasons, stop reasons, states of calls and fingerprints of runs.
 
-    These stay readable: ids of sessions, users, agents and runs; parents of forks; times and sizes; states, codes of
+    These stay readable: ids of sessions, users, agents, turns and runs; parents; times and sizes; states, codes of
     failures, names of models, counts and usage; positions of blocks; numbers and keys of events; idempotency keys. So
     put nothing secret into an id or a key.
 

@@ -47,4 +47,9 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
         *(f"ALTER TABLE turnwise_sessions ADD COLUMN {name} TEXT" for name in ("model", "params")),
         *(f"ALTER TABLE turnwise_runs ADD COLUMN {name} TEXT" for name in ("model", "params", "output")),
     ),
+    # Turns have an id of the caller's, and runs a parent.
+    7: (
+        "ALTER TABLE turnwise_turns ADD COLUMN turn_id TEXT",
+        "ALTER TABLE turnwise_runs ADD COLUMN parent TEXT",
+    ),
 }

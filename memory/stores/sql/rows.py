@@ -146,6 +146,7 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
         "session": key,
         "idx": turn.index,
         "parent": turn.parent,
+        "turn_id": turn.turn_id,
         "run_id": turn.run_id,
         "status": turn.status,
         "prompt": _spans_text(turn.prompt, key),

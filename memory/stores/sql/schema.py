@@ -29,7 +29,7 @@ from turnwise.memory.stores.sql.migrations import MIGRATIONS
 
 tables = MetaData()
 
-SCHEMA = Schema(name="schema_version", version=7, tables=tables, migrations=MIGRATIONS)
+SCHEMA = Schema(name="schema_version", version=8, tables=tables, migrations=MIGRATIONS)
 
 # The key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -96,6 +96,7 @@ turns = Table(
     Column("session", _Key, nullable=False),
     Column("idx", BigInteger, nullable=False),
     Column("parent", Text),
+    Column("turn_id", Text),
     Column("run_id", Text),
     Column("status", Text, nullable=False),
     Column("prompt", Text, nullable=False),
@@ -142,6 +143,7 @@ runs = Table(
     Column("model", Text),
     Column("params", Text),
     Column("output", Text),
+    Column("parent", Text),
     PrimaryKeyConstraint("session", "turn_index"),
 )
 _open_run = text("state IN ('queued', 'running', 'awaiting_approval')")

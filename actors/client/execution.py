@@ -9,8 +9,9 @@ from pydantic import InstanceOf
 
 from turnwise.actors.client.arguments import Number, Patience, Text, checked, json_object
 from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.event_sinks import EventSink, TaskSink, ThreadSink
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
-from turnwise.actors.cluster.wire import Ended
+from turnwise.actors.cluster.wire import Ended, PackedTurn
 from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.errors import (
     OutputCutError,
@@ -21,6 +22,7 @@ from turnwise.errors import (
     RunFailedError,
     RunInterruptedError,
     RunLimitError,
+    TurnNotFoundError,
     WaitTimeoutError,
 )
 from turnwise.memory.conversation.events import AnyEvent, Phase
@@ -54,7 +56,7 @@ PAGE = 1000
 class _Handle:
     """Common base of both handle classes: the ids of a run and the requests about it."""
 
-    __slots__ = ("_client", "_outcome", "_output", "_stored_id", "run_id", "session_id", "turn_index")
+    __slots__ = ("_client", "_outcome", "_output", "_sink", "_stored_id", "run_id", "session_id", "turn_index")
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class _Handle:
         outcome: Ended | None = None,
         *,
         output: Any = None,
+        on_event: EventSink | None = None,
     ) -> None:
         self._client = client
         self._output = output
@@ -75,6 +78,12 @@ class _Handle:
         self.session_id = public_id(session_id)
         self.run_id = run_id
         self.turn_index = turn_index
+        self._sink = self._push(on_event) if on_event else None
+        """Calls `on_event` with the run's events; it is not pickled with the handle."""
+
+    def _push(self, on_event: EventSink) -> Any:
+        """Start to call a function with the run's events."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.run_id} of {self.session_id}#{self.turn_index}>"
@@ -123,6 +132,13 @@ class _Handle:
     def _decide(self, call_id: str, decision: ApprovalDecision) -> Request[None]:
         yield from self._client.ask(self._stored_id, "decide", self.run_id, call_id, decision)
 
+    def _input(self) -> Request[Turn]:
+        cache = self._client.cache(self._stored_id)
+        packed: PackedTurn = yield from self._client.ask(self._stored_id, "turn", self.turn_index, cache.held)
+        if packed.record.run_id != self.run_id:
+            raise TurnNotFoundError(self.session_id, self.turn_index)
+        return self._client.unpack(packed, cache).as_started()
+
     def _pending(self) -> Request[list[PendingCall]]:
         pending: list[PendingCall] = yield from self._client.ask(self._stored_id, "pending", self.run_id)
         return pending
@@ -165,11 +181,15 @@ class ExecutionHandle(_Handle):
 
     __slots__ = ()
 
+    def _push(self, on_event: EventSink) -> ThreadSink:
+        return ThreadSink(on_event, self._page, self._client.portal, self.run_id)
+
     def wait(self, timeout_s: float | None = None) -> Turn:
         """Return the finished turn, or raise the run's error. Any number of callers may wait, also after the run.
 
         Costs one Ray call every ten seconds, or none if the run had ended when its start was acknowledged. On return
-        the run's end is durable and the session is free. Leaving or cancelling the wait does not cancel the run.
+        the run's end is durable and the session is free, and the `on_event` that `run` was given has had all events,
+        unless it needs more than ten seconds for the rest. Leaving or cancelling the wait does not cancel the run.
 
         Args:
             timeout_s: give up after so many seconds; the run continues.
@@ -182,7 +202,17 @@ class ExecutionHandle(_Handle):
             OverloadedError: the run has not ended, and too many other callers have been waiting for all of `timeout_s`
                 (one minute without a `timeout_s`).
         """
-        return carry_out(self._wait(timeout_s), self._client.portal)
+        try:
+            turn = carry_out(self._wait(timeout_s), self._client.portal)
+        except RunEndedError:
+            self._drain()
+            raise
+        self._drain()
+        return turn
+
+    def _drain(self) -> None:
+        if self._sink:
+            self._sink.drain()
 
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Cancel the run; return whether it ended as cancelled. When this returns, the session is free.
@@ -218,9 +248,24 @@ class ExecutionHandle(_Handle):
         """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`."""
         carry_out(self._provide(call_id, result, is_error), self._client.portal)
 
+    def input(self) -> Turn:
+        """Return the turn as it was started: what the model was given, without what it answered.
+
+        If an overflow strategy shortened the run's context, the shortened one. A run that is still queued is shown
+        with the prompts that wait before it.
+
+        Raises:
+            TurnNotFoundError: the run was rolled back or discarded, and its turn with it.
+        """
+        return carry_out(self._input(), self._client.portal)
+
     def is_running(self) -> bool:
-        """Return whether the run is the session's active run."""
-        return self.status() == "running"
+        """Return whether the run has not ended: it is queued, runs, or waits for approval; see `status`."""
+        return not self.is_done()
+
+    def is_done(self) -> bool:
+        """Return whether the run has ended, however it ended; then `wait` returns or raises at once."""
+        return not (self.info()).is_open
 
     def status(self) -> RunState:
         """Return the state of the run."""
@@ -278,6 +323,9 @@ class AsyncExecutionHandle(_Handle):
 
     __slots__ = ()
 
+    def _push(self, on_event: EventSink) -> TaskSink:
+        return TaskSink(on_event, self._page, self.run_id)
+
     def __await__(self) -> Generator[Any, None, Turn]:
         return self.wait().__await__()
 
@@ -285,7 +333,8 @@ class AsyncExecutionHandle(_Handle):
         """Return the finished turn, or raise the run's error. Any number of callers may wait, also after the run.
 
         Costs one Ray call every ten seconds, or none if the run had ended when its start was acknowledged. On return
-        the run's end is durable and the session is free. Leaving or cancelling the wait does not cancel the run.
+        the run's end is durable and the session is free, and the `on_event` that `run` was given has had all events,
+        unless it needs more than ten seconds for the rest. Leaving or cancelling the wait does not cancel the run.
 
         Args:
             timeout_s: give up after so many seconds; the run continues.
@@ -298,7 +347,17 @@ class AsyncExecutionHandle(_Handle):
             OverloadedError: the run has not ended, and too many other callers have been waiting for all of `timeout_s`
                 (one minute without a `timeout_s`).
         """
-        return await carry_out_async(self._wait(timeout_s))
+        try:
+            turn = await carry_out_async(self._wait(timeout_s))
+        except RunEndedError:
+            await self._drain()
+            raise
+        await self._drain()
+        return turn
+
+    async def _drain(self) -> None:
+        if self._sink:
+            await self._sink.drain()
 
     async def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Cancel the run; return whether it ended as cancelled. When this returns, the session is free.
@@ -334,9 +393,24 @@ class AsyncExecutionHandle(_Handle):
         """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`."""
         await carry_out_async(self._provide(call_id, result, is_error))
 
+    async def input(self) -> Turn:
+        """Return the turn as it was started: what the model was given, without what it answered.
+
+        If an overflow strategy shortened the run's context, the shortened one. A run that is still queued is shown
+        with the prompts that wait before it.
+
+        Raises:
+            TurnNotFoundError: the run was rolled back or discarded, and its turn with it.
+        """
+        return await carry_out_async(self._input())
+
     async def is_running(self) -> bool:
-        """Return whether the run is the session's active run."""
-        return await self.status() == "running"
+        """Return whether the run has not ended: it is queued, runs, or waits for approval; see `status`."""
+        return not await self.is_done()
+
+    async def is_done(self) -> bool:
+        """Return whether the run has ended, however it ended; then `wait` returns or raises at once."""
+        return not (await self.info()).is_open
 
     async def status(self) -> RunState:
         """Return the state of the run."""

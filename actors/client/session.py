@@ -27,6 +27,7 @@ from turnwise.actors.client.arguments import (
     checked,
 )
 from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.event_sinks import EventSink, Sink
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
@@ -60,6 +61,7 @@ class RunOptions(TypedDict, total=False):
     params: ModelParams | None
     output: type[Any] | None
     output_retries: int
+    on_event: EventSink | None
 
 
 class _Session:
@@ -90,9 +92,10 @@ class _Session:
     def _ask(self, verb: str, *args: Any) -> Request[Any]:
         return (yield from self._client.ask(self._stored_id, verb, *args))
 
-    def _append(self, prompts: tuple[Prompt, ...]) -> Request[int]:
-        index: int = yield from self._ask("append", plain_prompts(self.id, prompts), new_id())
-        return index
+    def _append(self, prompts: tuple[Prompt, ...]) -> Request[Turn]:
+        cache = self._client.cache(self._stored_id)
+        packed: PackedTurn = yield from self._ask("append", plain_prompts(self.id, prompts), new_id(), cache.held)
+        return self._client.unpack(packed, cache)
 
     @checked
     def _start(
@@ -109,6 +112,7 @@ class _Session:
         params: Params | None = None,
         output: Any = None,
         output_retries: Retries = 2,
+        on_event: Sink | None = None,
     ) -> Request[StartedRun]:
         settings = {
             "run_id": new_id(),
@@ -196,8 +200,8 @@ class Session(_Session):
         """The long-term memories of the session's user, and the working memory."""
         return SessionMemory(self._client, self._stored_id)
 
-    def append(self, *prompts: Prompt) -> int:
-        """Store prompts for the next run; return the index of that run's turn.
+    def append(self, *prompts: Prompt) -> Turn:
+        """Store prompts for the next run; return that run's turn, with all prompts that wait for the run.
 
         The history has the prompts in the order in which `append` calls return. An active run does not see them.
 
@@ -235,6 +239,9 @@ class Session(_Session):
                 the run checks answers by it; `turn.parsed` also applies the class's own validators.
             output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
                 errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
+            on_event: a function that is called with each event of the run, deltas included, in order, beside the run:
+                in a thread, or in a task of the asynchronous family, which takes coroutine functions too. What it
+                raises is logged and changes nothing. `wait` of the returned handle waits for it.
 
         Raises:
             InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
@@ -244,7 +251,8 @@ class Session(_Session):
         """
         started = carry_out(self._start(prompts, **options), self._client.portal)
         whose = self._stored_id, started.run_id, started.turn_index
-        return ExecutionHandle(self._client, *whose, started.outcome, output=options.get("output"))
+        output, on_event = options.get("output"), options.get("on_event")
+        return ExecutionHandle(self._client, *whose, started.outcome, output=output, on_event=on_event)
 
     def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None if the session has no turns."""
@@ -361,8 +369,8 @@ class AsyncSession(_Session):
         """The long-term memories of the session's user, and the working memory."""
         return AsyncSessionMemory(self._client, self._stored_id)
 
-    async def append(self, *prompts: Prompt) -> int:
-        """Store prompts for the next run; return the index of that run's turn.
+    async def append(self, *prompts: Prompt) -> Turn:
+        """Store prompts for the next run; return that run's turn, with all prompts that wait for the run.
 
         The history has the prompts in the order in which `append` calls return. An active run does not see them.
 
@@ -400,6 +408,9 @@ class AsyncSession(_Session):
                 the run checks answers by it; `turn.parsed` also applies the class's own validators.
             output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
                 errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
+            on_event: a function that is called with each event of the run, deltas included, in order, beside the run:
+                in a thread, or in a task of the asynchronous family, which takes coroutine functions too. What it
+                raises is logged and changes nothing. `wait` of the returned handle waits for it.
 
         Raises:
             InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
@@ -409,7 +420,8 @@ class AsyncSession(_Session):
         """
         started = await carry_out_async(self._start(prompts, **options))
         whose = self._stored_id, started.run_id, started.turn_index
-        return AsyncExecutionHandle(self._client, *whose, started.outcome, output=options.get("output"))
+        output, on_event = options.get("output"), options.get("on_event")
+        return AsyncExecutionHandle(self._client, *whose, started.outcome, output=output, on_event=on_event)
 
     async def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None if the session has no turns."""

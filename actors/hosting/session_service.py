@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
-from turnwise.actors.cluster.wire import EngineWanted, PackedOutcome, StartAnswer, StillEnding
+from turnwise.actors.cluster.wire import EngineWanted, PackedOutcome, PackedTurn, StartAnswer, StillEnding
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.reader import READS, Reader, check_stored
 from turnwise.actors.hosting.stored_session import StoredSession, UnattendedError
@@ -17,7 +17,7 @@ from turnwise.actors.hosting.waits import ENDING_S, Waits
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import SessionReads
-from turnwise.errors import CorruptRecordError, TurnwiseError
+from turnwise.errors import CorruptRecordError, TurnNotFoundError, TurnwiseError
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.deletion import Verify
@@ -40,7 +40,7 @@ SaveOwnOverride = Callable[[EngineOverride, Mapping[str, bytes]], Awaitable[None
 """The same for one session: engine ids, pickled engines by id."""
 
 
-_AS_CORE = frozenset(("append", "decide", "fork", "refresh", "use_memory"))
+_AS_CORE = frozenset(("decide", "fork", "refresh", "use_memory"))
 """The verbs that have the arguments and answers of the method of `SessionCore`."""
 
 _WAITS = frozenset(("events", "wait"))
@@ -151,6 +151,13 @@ class SessionService:
 
     async def do_warm(self) -> None:
         await self.core.activate()
+
+    async def do_append(self, prompts: tuple[Any, ...], key: str, held: Spans) -> PackedTurn | None:
+        index = await self.core.append(prompts, key)
+        try:
+            return await self._reader.turn(index, held)
+        except TurnNotFoundError:  # a repeated call, whose prompts moved on when their run was rolled back
+            return await self._reader.latest(held)
 
     async def do_start(
         self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any], held: Spans

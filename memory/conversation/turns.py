@@ -225,6 +225,14 @@ class Turn:
         """What the engine noted about the turn."""
         return self._record.metadata
 
+    def as_started(self) -> Turn:
+        """Return a copy of this turn without its answer, as it was when its run started."""
+        status: TurnStatus = "running" if self._record.input else self._record.status
+        record = replace(
+            self._record, status=status, output=(), usage=None, stop_reason=None, metadata=FrozenDict(), carried=()
+        )
+        return Turn(self._session_id, record, self._cache, self._asked)
+
     def recalling(self, block: Block) -> Turn:
         """Return a copy of this turn with a block before its prompt, for requests to a model. It is never stored."""
         record, own = self._record, join(self._record.prompt)

@@ -247,7 +247,7 @@ async def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_w
     assert await ask("wait", "run", 0.01, ()) is None
     assert (await store.get("chat")).epoch == 1
     waiting = asyncio.create_task(ask("wait", "run", None, ()))
-    await ask("append", ("and?",), "key")
+    await ask("append", ("and?",), "key", ())
     assert (await store.get("chat")).epoch == 2
     ended = await waiting
     assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"

@@ -216,6 +216,20 @@ async def test_a_session_that_runs_or_is_waited_for_keeps_its_place_and_one_more
     await followed
 
 
+async def test_a_repeated_append_gives_the_turn_that_has_its_prompt_by_now() -> None:
+    hosting = Hosting(InMemoryStore(), Patient())
+    await hosting.create("a")
+    first = await hosting.ask("a", "append", ("hello",), "key", ())
+    assert (first.record.index, first.record.status) == (0, "pending")
+    assert (await hosting.ask("a", "append", ("hello",), "key", ())).record == first.record
+    await hosting.start("a", "and", "run-1")
+    assert (await hosting.ask("a", "append", ("hello",), "key", ())).record.status == "running"
+    await hosting.start("a", "instead", "run-2", if_busy="rollback")
+    await hosting.ask("a", "wait", "run-1", None, ())
+    again = await hosting.ask("a", "append", ("hello",), "key", ())
+    assert again.record.index > 0 and "hello" in again.blocks[0]
+
+
 @pytest.mark.virtual_time
 async def test_the_least_recently_used_session_is_unloaded_first() -> None:
     hosting = Hosting(InMemoryStore(), EchoEngine(), Packed(hosts=1, max_resident=3))
@@ -237,15 +251,15 @@ async def test_a_host_takes_so_many_calls_and_of_each_session_so_many_and_says_w
     await hosting.ask("a", "info")
     await hosting.ask("b", "info")
     store.is_open.clear()
-    appends = [asyncio.ensure_future(hosting.ask("a", "append", ("hello",), f"key-{at}")) for at in range(4)]
+    appends = [asyncio.ensure_future(hosting.ask("a", "append", ("hello",), f"key-{at}", ())) for at in range(4)]
     await asyncio.sleep(0)
     assert "max_session_calls=4" in str(await refused(OverloadedError, hosting.ask("a", "latest", ())))
     assert (await hosting.ask("b", "info")).active_run_id is None
-    more = [asyncio.ensure_future(hosting.ask("b", "append", ("hello",), f"key-{at}")) for at in range(2)]
+    more = [asyncio.ensure_future(hosting.ask("b", "append", ("hello",), f"key-{at}", ())) for at in range(2)]
     await asyncio.sleep(0.1)
     assert "max_calls=6" in str(await refused(OverloadedError, hosting.ask("b", "latest", ())))
     store.is_open.set()
-    assert await asyncio.gather(*appends, *more) == [0] * 6
+    assert [turn.record.index for turn in await asyncio.gather(*appends, *more)] == [0] * 6
     assert await hosting.ask("a", "latest", ())
 
 
@@ -278,7 +292,8 @@ def test_a_session_that_is_flooded_holds_no_neighbour_up() -> None:
         await hosting.create("flooded", *names)
         await hosting.ask("flooded", "warm")
         flood = [
-            asyncio.ensure_future(hosting.ask("flooded", "append", (f"prompt {at}",), f"key {at}")) for at in range(500)
+            asyncio.ensure_future(hosting.ask("flooded", "append", (f"prompt {at}",), f"key {at}", ()))
+            for at in range(500)
         ]
         await asyncio.sleep(0)
         await asyncio.gather(*(hosting.run(name, "hello", f"run-{name}") for name in names))

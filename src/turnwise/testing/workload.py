@@ -103,11 +103,11 @@ class Caller:
     async def _append(self, session: AsyncSession, prompt: str) -> None:
         asked = self._told.clock()
         try:
-            index = await session.append(prompt)
+            turn = await session.append(prompt)
         except (OverloadedError, SessionLostError, StoreError) as error:
             self._note(error)  # the outcome may be unknown, so the append must not be repeated
         else:
-            self._told.stored(session.id, [prompt], asked, turn_index=index)
+            self._told.stored(session.id, [prompt], asked, turn_index=turn.index)
 
     async def _fork(self, session: AsyncSession, fork_id: str) -> None:
         try:

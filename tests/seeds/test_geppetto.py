@@ -1,0 +1,159 @@
+"""The code listings of Geppetto's page on sessions, with turnwise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+
+import pytest
+from conftest import end_actors
+
+from engines import BrokenBuilder, ScriptedEngine
+from turnwise import AnyEvent, AsyncSessionManager, Packed, SessionManager
+from turnwise.errors import (
+    ConfigError,
+    EmptyTurnError,
+    NoActiveRunError,
+    RunCancelledError,
+    RunFailedError,
+    SessionBusyError,
+    WaitTimeoutError,
+)
+
+NAMESPACE = "seeds-geppetto"
+
+
+@pytest.fixture(scope="module")
+def manager(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionManager]:
+    store = f"sqlite:///{tmp_path_factory.mktemp('geppetto')}/chats.db"
+    settings = {"engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": Packed(hosts=1)}
+    with SessionManager(store, **settings) as made:  # type: ignore[arg-type]
+        yield made
+    end_actors(ray_session, NAMESPACE)
+
+
+def test_basic_usage(manager: SessionManager) -> None:
+    """Create a session, append the first prompt, run, wait, and continue."""
+    session = manager.open()
+    assert session.id
+    turn = session.append("What's the weather in Paris?")
+    assert turn.index == 0 and turn.status == "pending" and turn.parent is None
+    handle = session.start()
+    assert (handle.session_id, handle.turn_index) == (session.id, turn.index) and handle.run_id
+    result = handle.wait()
+    assert result == session.latest() and result.text
+
+    second = session.append("What about tomorrow?")
+    assert second.parent == result.id
+    assert second.blocks[: len(result.blocks)] == result.blocks, "it continues the first turn"
+    assert second == session.latest() == session.turn(second.index)
+    handle = session.start()
+    assert handle.input().blocks == second.blocks, "the handle knows the turn as it was started"
+    after = handle.wait()
+    assert after.blocks[: len(second.blocks)] == second.blocks and len(after.blocks) == 4
+    assert handle.input().blocks == second.blocks and handle.input().text == ""
+    assert session.turn(0) == result, "every turn is a complete snapshot, and stays as it was"
+
+
+def test_multiple_prompts(manager: SessionManager) -> None:
+    turn = manager.open().append("Summarize this:", "Also extract key dates.")
+    assert [block.text for block in turn.blocks if block.kind == "user"] == [
+        "Summarize this:",
+        "Also extract key dates.",
+    ]
+
+
+def test_a_polling_loop_ends_when_the_run_has_ended_also_of_a_queued_run(manager: SessionManager) -> None:
+    session = manager.open()
+    first = session.run("slow 5")
+    queued = session.run("slow 5", if_busy="enqueue")
+    assert queued.status() == "queued" and queued.is_running() and not queued.is_done()
+    seen = queued.input()
+    assert [block.text for block in seen.new_blocks if block.kind == "user"] == ["slow 5"]
+    while queued.is_running():
+        pass
+    assert queued.is_done() and first.is_done() and queued.status() == "completed"
+
+
+def test_cancellation_by_the_handle_and_by_the_session(manager: SessionManager) -> None:
+    session = manager.open()
+    handle = session.run("slow 100000")
+    assert handle.cancel() and handle.is_done()
+    with pytest.raises(RunCancelledError):
+        handle.wait()
+    assert not handle.cancel() or handle.status() == "cancelled", "cancelling twice changes nothing"
+    handle = session.run("slow 100000")
+    assert session.cancel()
+    with pytest.raises(NoActiveRunError):
+        session.cancel()
+    assert session.run("hello").wait().text == "hello"
+
+
+def test_one_run_is_active_at_a_time_and_any_number_of_callers_wait_for_it(manager: SessionManager) -> None:
+    session = manager.open()
+    handle = session.run("slow 20")
+    with pytest.raises(SessionBusyError):
+        session.run("again")
+    with pytest.raises(WaitTimeoutError):
+        handle.wait(timeout_s=0)
+    with ThreadPoolExecutor(4) as pool:
+        assert len({pool.submit(handle.wait).result() for _ in range(4)}) == 1
+
+
+def test_the_table_of_errors(manager: SessionManager) -> None:
+    with pytest.raises(EmptyTurnError):
+        manager.open().start()
+    with pytest.raises(ConfigError):
+        SessionManager("memory://geppetto", engine=None)  # type: ignore[arg-type]
+    broken = SessionManager(
+        f"memory://{NAMESPACE}", engine=BrokenBuilder(), namespace=NAMESPACE, placement=Packed(hosts=1)
+    )
+    with broken, pytest.raises(RunFailedError):
+        broken.open().run("hello").wait()
+
+
+def test_event_sinks_get_each_event_in_order_and_their_failure_fails_nothing(manager: SessionManager) -> None:
+    session = manager.open()
+    seen: list[AnyEvent] = []
+    callers = set()
+
+    def sink(event: AnyEvent) -> None:
+        callers.add(threading.current_thread())
+        seen.append(event)
+        if event.kind == "run_started":
+            raise ValueError("the sink broke")
+
+    handle = session.run("slow 5", on_event=sink)
+    assert handle.wait().text == "slow 5"
+    assert [event.seq for event in seen] == sorted(event.seq for event in seen)
+    assert seen == list(handle.events()) and seen[0].kind == "run_started" and seen[-1].kind == "run_completed"
+    assert "text_delta" in {event.kind for event in seen} and threading.current_thread() not in callers
+
+    def waiting(event: AnyEvent) -> None:
+        handle.wait()  # also in the sink's own thread
+        seen.append(event)
+
+    handle = session.run("hello", on_event=waiting)
+    turn = handle.wait()
+    assert turn.text == "hello" and seen[-1].kind == "run_completed" and seen[-1].turn_index == turn.index
+
+
+async def test_the_same_awaited(manager: SessionManager, ray_session: ModuleType) -> None:
+    settings = {"engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": Packed(hosts=1)}
+    async with AsyncSessionManager(f"memory://{NAMESPACE}", **settings) as opened:  # type: ignore[arg-type]
+        session = await opened.open()
+        turn = await session.append("What's the weather in Paris?")
+        assert turn == await session.latest() == await session.turn(0)
+        seen: list[str] = []
+
+        async def sink(event: AnyEvent) -> None:
+            seen.append(event.kind)
+            raise ValueError("the sink broke")
+
+        handle = await session.start(on_event=sink)
+        result = await handle.wait()
+        assert seen[0] == "run_started" and seen[-1] == "run_completed"
+        assert (await handle.input()).blocks == turn.blocks != result.blocks
+        assert await handle.is_done() and not await handle.is_running()

@@ -37,27 +37,47 @@ class Batcher(Generic[Asked, Answer]):
         self._most = most
         self._patience_s = patience_s
         self._under_way: set[asyncio.Task[None]] = set()
+        self._holding: asyncio.Task[None] | None = None
+        """The batch that holds up the next one."""
+        self._patience: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
-        self._runner: asyncio.Task[None] | None = None
+        self._is_due = False
+        """Whether the next batch begins as soon as those who ask at the same moment have asked."""
 
     async def ask(self, asked: Asked) -> Answer:
         """Return the answer."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
-        if self._runner is None or self._runner.done():
-            self._runner = asyncio.create_task(self._run())
+        self._begin_soon()
         return await answer
 
-    async def _run(self) -> None:
-        while self._waiting:
-            await asyncio.sleep(0)  # for those who ask at the same moment
-            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-            task = asyncio.create_task(self._carry_out(batch))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
-            await asyncio.wait({task}, timeout=self._patience_s)
-            if len(self._under_way) >= AT_ONCE:
-                await asyncio.wait(set(self._under_way), return_when=asyncio.FIRST_COMPLETED)
+    def _begin_soon(self) -> None:
+        is_free = self._holding is None and len(self._under_way) < AT_ONCE
+        if self._waiting and is_free and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        loop, self._is_due = asyncio.get_running_loop(), False
+        batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+        self._holding = task = loop.create_task(self._carry_out(batch))
+        self._under_way.add(task)
+        task.add_done_callback(self._end)
+        if self._patience_s is not None:
+            self._patience = loop.call_later(self._patience_s, self._let_next)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if self._holding is task:
+            self._let_next()
+        else:
+            self._begin_soon()
+
+    def _let_next(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._holding = self._patience = None
+        self._begin_soon()
 
     async def _carry_out(self, batch: Sequence[tuple[Asked, asyncio.Future[Answer]]]) -> None:
         answers: Sequence[Answer | BaseException]

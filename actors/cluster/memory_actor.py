@@ -81,8 +81,11 @@ class MemoryHost:
     def __init__(self, memory: bytes) -> None:
         self._pickled = memory
         self._opening: asyncio.Task[LongTermMemory] | None = None
+        self._opened: LongTermMemory | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
+        self._batches_profiles = False
+        """Whether the memory, once it is open, is `BatchedProfiled`."""
         self._gifts: dict[str, set[asyncio.Future[Collection[str]]]] = {}
         """What a memory that is not `Batched` is being given, by user."""
         self._erasing: dict[Hashable, asyncio.Task[Erasure]] = {}
@@ -149,11 +152,11 @@ class MemoryHost:
 
     async def do_recall_with_profile(self, scope: Scope, query: str, **filters: Any) -> ProfiledRecall:
         memory = await self._memory()
-        if not isinstance(memory, Profiled):
-            raise LongTermMemoryError(f"{type(memory).__name__} has no profiles")
-        if isinstance(memory, BatchedProfiled):
+        if self._batches_profiles:
             asked = Recall(scope=scope, query=query, with_profile=True, **filters)
             return cast(ProfiledRecall, await self._recalls.ask(asked))
+        if not isinstance(memory, Profiled):
+            raise LongTermMemoryError(f"{type(memory).__name__} has no profiles")
         return await memory.recall_with_profile(scope, query, **filters)
 
     async def do_pin(self, scope: Scope, id: str, pinned: bool) -> bool:
@@ -228,12 +231,14 @@ class MemoryHost:
         self, batch: Sequence[Recall]
     ) -> Sequence[Sequence[MemoryItem] | ProfiledRecall | BaseException]:
         memory = await self._memory()
-        if not isinstance(memory, BatchedProfiled):
+        if not self._batches_profiles:
             return await cast(Batched, memory).recall_many(batch)
-        answers = await memory.recall_many_with_profiles(batch)
+        answers = await cast(BatchedProfiled, memory).recall_many_with_profiles(batch)
         return [answer if one.with_profile else answer.found for one, answer in zip(batch, answers, strict=True)]
 
     async def _memory(self) -> LongTermMemory:
+        if self._opened is not None:
+            return self._opened
         if self._opening is None:
             self._opening = asyncio.create_task(asyncio.to_thread(_open, self._pickled))
         try:
@@ -241,11 +246,12 @@ class MemoryHost:
         except Exception:
             self._opening = None
             raise
-        if self._catching_up is None:
+        if self._opened is None:
+            self._opened, self._batches_profiles = memory, isinstance(memory, BatchedProfiled)
             self._catch_up_soon(memory)  # with what an earlier process left
             self._take_up_searches(memory)
-        if self._sweeping is None and isinstance(memory, Sweeping):
-            self._sweeping = asyncio.create_task(self._sweep(memory))
+            if isinstance(memory, Sweeping):
+                self._sweeping = asyncio.create_task(self._sweep(memory))
         return memory
 
     def _take_up_searches(self, memory: LongTermMemory) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from turnwise.memory.longterm.base import LongTermMemory, Scope
+from turnwise.memory.longterm.base import LongTermMemory, Scope, has_profiles
 from turnwise.memory.longterm.deletion import Erasure
 
 
@@ -21,6 +21,11 @@ class MemorySlot:
     is_used: bool = True
     """Whether sessions search it and save in it automatically. False for a memory that only an overflow strategy writes
     to; it must forget like the others."""
+    has_profiles: bool = field(init=False)
+    """Whether the memory has user profiles."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_profiles", has_profiles(self.memory))
 
 
 @runtime_checkable

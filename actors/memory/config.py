@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal, TypeVar, get_args
 
 from turnwise.errors import ConfigError
@@ -102,8 +103,13 @@ class MemoryConfig:
     @property
     def types(self) -> tuple[MemoryType, ...] | None:
         """The types of the categories; None for all."""
-        chosen = tuple(kind for kind in MemoryType if kind.category in self.categories)
-        return None if len(chosen) == len(MemoryType) else chosen
+        return _types_of(tuple(self.categories))
+
+
+@cache
+def _types_of(categories: tuple[MemoryCategory, ...]) -> tuple[MemoryType, ...] | None:
+    chosen = tuple(kind for kind in MemoryType if kind.category in categories)
+    return None if len(chosen) == len(MemoryType) else chosen
 
 
 def scope_of(session: SessionRecord, config: MemoryConfig) -> Scope:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory.attached import MemorySlot
@@ -24,7 +24,6 @@ from turnwise.memory.longterm.base import (
     Profiled,
     ProfiledRecall,
     Scope,
-    has_profiles,
     is_read_only,
     trouble_of,
 )
@@ -40,7 +39,7 @@ SHARE = 2
 """Retrieved text may take up to 1/SHARE of a request's tokens."""
 
 
-_Answer = tuple[MemorySlot, Sequence[MemoryItem] | ProfiledRecall | BaseException]
+_Answer = tuple[MemorySlot, Sequence[MemoryItem] | ProfiledRecall | Exception]
 
 
 class MemoryRetrieval:
@@ -153,9 +152,8 @@ class MemoryRetrieval:
         query, slots, forgets = _query(prompt, self._before()), run_resources.memories, self._forgets
         if not query:  # for example, the prompt is an image; only the user's profile can be retrieved
             slots = [slot for slot in slots if _has_profile(slot, run_resources.config.memory)]
-        results = await asyncio.gather(
-            *(self._ask(slot, query, run_resources.config.memory) for slot in slots), return_exceptions=True
-        )
+        asked = [self._ask(slot, query, run_resources.config.memory) for slot in slots]
+        results = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         return list(zip(slots, results, strict=True)), forgets, query
 
     async def _found(self, run: ActiveRun) -> tuple[dict[str, Found], int]:
@@ -169,7 +167,7 @@ class MemoryRetrieval:
         counter, answers = _counter(run.run_resources), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
         profiles: dict[str, Sequence[MemoryItem]] = {}
         for slot, result in results:
-            if isinstance(result, BaseException):
+            if isinstance(result, Exception):
                 self._state.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
                 continue
             if isinstance(result, ProfiledRecall):
@@ -185,12 +183,18 @@ class MemoryRetrieval:
                 self._state.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
         return found, forgets
 
-    async def _ask(self, slot: MemorySlot, query: str, config: MemoryConfig) -> Sequence[MemoryItem] | ProfiledRecall:
-        """Search one memory; if it has profiles, get results and profile in one call."""
+    async def _ask(
+        self, slot: MemorySlot, query: str, config: MemoryConfig
+    ) -> Sequence[MemoryItem] | ProfiledRecall | Exception:
+        """Search one memory, and get the profile in the same call if it has profiles; return its error if it fails."""
         types = None if is_read_only(slot.memory) else config.types
-        if _has_profile(slot, config) and isinstance(slot.memory, Profiled):
-            return await slot.memory.recall_with_profile(self._scope, query, limit=config.max_results, types=types)
-        return await slot.memory.recall(self._scope, query, limit=config.max_results, types=types)
+        try:
+            if _has_profile(slot, config):
+                memory = cast(Profiled, slot.memory)
+                return await memory.recall_with_profile(self._scope, query, limit=config.max_results, types=types)
+            return await slot.memory.recall(self._scope, query, limit=config.max_results, types=types)
+        except Exception as error:  # noqa: BLE001 - the run continues without this memory, and an event says so
+            return error
 
 
 def _share(run: ActiveRun) -> int:
@@ -206,7 +210,7 @@ def _room(run: ActiveRun, counter: TokenCounter) -> int:
 
 
 def _has_profile(slot: MemorySlot, config: MemoryConfig) -> bool:
-    return config.profile_tokens > 0 and has_profiles(slot.memory)
+    return config.profile_tokens > 0 and slot.has_profiles
 
 
 def _counter(run_resources: RunResources) -> TokenCounter:

@@ -9,7 +9,7 @@ from typing import Any
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, decode, encode
 from turnwise.memory.conversation.codec import decoded
-from turnwise.memory.conversation.spans import Span, Spans, overlap, subtract, union
+from turnwise.memory.conversation.spans import Span, Spans, holds, overlap, subtract, union
 
 BLOCK_BYTES = 600
 """Estimated memory of a block without its content, in bytes."""
@@ -71,7 +71,8 @@ class BlockCache:
 
     def missing(self, spans: Iterable[Span]) -> Spans:
         """Return the parts of `spans` that the cache does not hold."""
-        return subtract(spans, self.held)
+        spans = tuple(spans)
+        return () if all(any(holds(part, span) for part in self.held) for span in spans) else subtract(spans, self.held)
 
     def read(self, spans: Iterable[Span]) -> tuple[AnyBlock, ...]:
         """Return the blocks of `spans` in order.

@@ -22,6 +22,11 @@ Spans = tuple[Span, ...]
 """Spans in reading order."""
 
 
+def holds(span: Span, other: Span) -> bool:
+    """Return whether a span has all positions of another one."""
+    return span.log == other.log and span.start <= other.start and other.stop <= span.stop
+
+
 def join(*groups: Iterable[Span]) -> Spans:
     """Return the groups concatenated. Empty spans are dropped, and adjacent spans are merged."""
     joined: list[Span] = []

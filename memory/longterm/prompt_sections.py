@@ -105,15 +105,17 @@ def make_sections(
         every = (_sections(items_of(some, memory), each.section, now) for memory, each in enumerate(memories))
         return [section for sections in every for section in sections]
 
-    def size(some: Collection[_Found]) -> int:
-        return counter.count(System(text="\n\n".join(sections_of(some)))) if some else 0
+    def tokens(sections: Sequence[str]) -> int:
+        return counter.count(System(text="\n\n".join(sections))) if sections else 0
 
     chosen: Collection[_Found] = found
-    if max_tokens is not None and size(found) > max_tokens:
-        chosen = _within(max_tokens, found, size)
+    sections = sections_of(found)
+    if max_tokens is not None and tokens(sections) > max_tokens:
+        chosen = _within(max_tokens, found, lambda some: tokens(sections_of(some)))
+        sections = sections_of(chosen)
         for one in found:
             left_out[one.memory]["token_budget"] += one not in chosen
-    parts = [*filter(None, (profile, notes)), *sections_of(chosen)]
+    parts = [*filter(None, (profile, notes)), *sections]
     text = "\n\n".join([PREAMBLE.format(today=_day(now)), *parts]) if parts else ""
     items = tuple(tuple(items_of(chosen, memory)) for memory in range(len(memories)))
     return Sections(text, items, tuple({why: count for why, count in each.items() if count} for each in left_out))
@@ -163,7 +165,7 @@ class Profile:
     def without(self, found: Sequence[MemoryItem]) -> list[MemoryItem]:
         """Return the found items without those whose text is in the section already."""
         there = {_same(item) for items in self.items.values() for item in items}
-        return [item for item in found if _same(item) not in there]
+        return [item for item in found if _same(item) not in there] if there else list(found)
 
 
 def make_profile(profiles: Mapping[str, Sequence[MemoryItem]], *, counter: TokenCounter, max_tokens: int) -> Profile:

@@ -32,7 +32,15 @@ def quote(text: str) -> str:
 
 def quote_json(value: Any) -> str:
     """Return a value as JSON on one line, each text in it as `quote` writes it."""
-    return _ESCAPED.sub(_escape, json.dumps(value, ensure_ascii=False))
+    text = _encode(value)
+    if text.isascii() and text.isprintable() and not _MARKUP.search(text):
+        return text
+    return _ESCAPED.sub(_escape, text)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+_MARKUP = re.compile("[<>&]")
+"""What has to be looked at in text that is ASCII and printable."""
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -160,11 +160,12 @@ def stems(text: Sequence[str]) -> list[tuple[str, ...]]:
     language to be known shares stems with one whose language is known.
     """
     language = language_of(text)
-    return [_stems(word, language) for word in text]
+    return [stems_of(word, language) for word in text]
 
 
 @lru_cache(maxsize=200_000)
-def _stems(word: str, language: str) -> tuple[str, ...]:
+def stems_of(word: str, language: str) -> tuple[str, ...]:
+    """Return the search keys of a word of a text in this language; see `stems`."""
     if word.isascii():
         return tuple(dict.fromkeys((stem(BASES.get(word, word)), stem(word), stem(word, language))))
     return (stem(word, _language_of_script(word) or language),)

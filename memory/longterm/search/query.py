@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 
-from turnwise.memory.longterm.search.analyzer import language_of, stems, words
+from turnwise.memory.longterm.search.analyzer import language_of, stems_of, words
 from turnwise.memory.longterm.search.word_frequency import log_frequency
 
 MAX_CHARS = 8_000
@@ -59,17 +60,19 @@ def _parse(text: str) -> Query:
     sentences = [found for sentence in _SENTENCE_END.split(text) if (found := words(sentence))]
     said = [word for sentence in sentences for word in sentence]
     language = language_of(said)
-    terms: dict[str, Term] = {}
-    for word, each in zip(said, stems(said), strict=True):
-        if word not in terms:
-            terms[word] = Term(word, each, log_frequency(word, language), language)
-    rarest = sorted(terms.values(), key=lambda term: term.log_frequency)[:MAX_TERMS]
+    terms = [_term(word, language) for word in dict.fromkeys(said)]
+    rarest = sorted(terms, key=attrgetter("log_frequency"))[:MAX_TERMS]
     places = {term.word: at for at, term in enumerate(rarest)}
     windows = [window for sentence in sentences for window in _windows(sentence)]
     if len(windows) > MAX_PARTS:
         windows = windows[: MAX_PARTS // 2] + windows[-MAX_PARTS // 2 :]
     parts = [tuple(dict.fromkeys(places[word] for word in window if word in places)) for window in windows]
     return Query(tuple(rarest), tuple(dict.fromkeys(filter(None, parts))), tuple(said))
+
+
+@lru_cache(maxsize=100_000)
+def _term(word: str, language: str) -> Term:
+    return Term(word, stems_of(word, language), log_frequency(word, language), language)
 
 
 def question_of(prompt: str, before: str = "") -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from turnwise.errors import ConfigError
 
@@ -103,8 +103,10 @@ FACTS = Weights(reach=0, tail=0.7, least=2.0)
 class Asked:
     """A query as numbers, matched against the items."""
 
-    hits: Sequence[Places]
-    """For each term, the items that have it, in ascending order."""
+    terms: Places
+    """Pairs of a term's number, in ascending order,"""
+    places: Places
+    """and of an item that has the term. A pair may stand twice."""
     log_frequencies: Sequence[float]
     """For each term, that of its language in general."""
     is_corrected: Sequence[bool]
@@ -122,12 +124,14 @@ class Matched:
     """The items' scores by words and names, before anything is known of vectors."""
 
     asked: Asked
-    found: Sequence[int]
-    """The terms that some item has."""
+    found: Places
+    """The terms that some item has, in ascending order."""
     has: Numbers
     """Of each of these terms, and each item, 1 if the item has it; else 0."""
     scores: Numbers
     """In nats; 0 for an item that matches nothing."""
+    tells: bool
+    """Whether a sentence of the query is about something: a greeting is near to any other, and asks nothing."""
     near: _Neighbours
     weights: Weights
 
@@ -150,14 +154,20 @@ def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
     import numpy as np
 
     near = _Neighbours(sessions, weights)
-    found = [term for term, places in enumerate(asked.hits) if len(places)]
+    found, rows = np.unique(asked.terms, return_inverse=True)
     has = np.zeros((len(found), len(sessions)))
-    for row, term in enumerate(found):
-        has[row, asked.hits[term]] = 1.0
-    scores = _by_words(asked, found, has, near, weights)
+    has[rows, asked.places] = 1.0
+    logs = np.array(asked.log_frequencies)
+    telling = np.clip((-logs - weights.common) / (weights.rare - weights.common), 0.0, 1.0)
+    is_part = np.zeros((len(asked.parts), len(logs)))
+    for row, terms in enumerate(asked.parts):
+        is_part[row, list(terms)] = 1.0
+    tells = bool((is_part @ (-logs * telling)).max(initial=0.0) >= weights.least)
+    telling *= np.where(np.array(asked.is_corrected), weights.corrected, 1.0)
+    scores = _by_words(_Said(logs, telling, is_part), found, has, near, weights)
     for place, frequency in asked.named:
         scores[place] += weights.name * _telling(frequency, weights)
-    return Matched(asked=asked, found=found, has=has, scores=scores, near=near, weights=weights)
+    return Matched(asked=asked, found=found, has=has, scores=scores, tells=tells, near=near, weights=weights)
 
 
 def rank(matched: Matched, *, facts: NDArray[np.bool_], similarities: Numbers | None, limit: int) -> Ranked:
@@ -175,7 +185,7 @@ def rank(matched: Matched, *, facts: NDArray[np.bool_], similarities: Numbers | 
     if not len(matched.scores) or limit <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     scores = matched.scores.copy()
-    if similarities is not None and _tells(asked, weights):
+    if similarities is not None and matched.tells:
         scores = _with_vectors(scores, similarities, matched.near, weights)
     if len(asked.speakers):
         scores[asked.speakers] *= 1 + weights.speaker
@@ -188,23 +198,36 @@ def rank(matched: Matched, *, facts: NDArray[np.bool_], similarities: Numbers | 
     return Ranked(order, scores[order] / (scores[order] + _HALF))
 
 
+class _Said(NamedTuple):
+    """What a query says, as numbers."""
+
+    logs: Numbers
+    """Of each term, the natural logarithm of its frequency."""
+    telling: Numbers
+    """Of each term, how much it says, from 0 to 1."""
+    is_part: Numbers
+    """Of each sentence, and each term, 1 if the sentence has the term; else 0."""
+
+
 _HALF = 10.0
 """The score in nats that is returned as 0.5."""
 
 _MANY, _SMALL = 10, 1e-6
 
 
-def _by_words(asked: Asked, there: Sequence[int], has: Numbers, near: _Neighbours, weights: Weights) -> Numbers:
-    """Return each item's score for the sentence that it matches best; 0 if it matches none."""
+def _by_words(said: _Said, there: Places, has: Numbers, near: _Neighbours, weights: Weights) -> Numbers:
+    """Return each item's score for the sentence that it matches best; 0 if it matches none.
+
+    Args:
+        there: the terms that some item has.
+    """
     import numpy as np
 
-    size = has.shape[1]
-    if not there or not asked.parts:
+    size, (logs, telling, is_part) = has.shape[1], said
+    if not len(there) or not len(is_part):
         return np.zeros(size)
-    counts = np.array([len(places) for places in asked.hits], dtype=float)
-    logs = np.array(asked.log_frequencies)
-    telling = np.clip((-logs - weights.common) / (weights.rare - weights.common), 0.0, 1.0)
-    telling = telling * np.where(np.array(asked.is_corrected), weights.corrected, 1.0)
+    counts = np.zeros(len(logs))
+    counts[there] = has.sum(axis=1)
     expected = weights.background * np.minimum(1.0, weights.text_words * np.exp(logs))
     rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
 
@@ -212,20 +235,17 @@ def _by_words(asked: Asked, there: Sequence[int], has: Numbers, near: _Neighbour
     saturated = frequency * (weights.saturation + 1) / (frequency + weights.saturation)
     once = np.minimum(frequency, 1.0)
 
-    is_part = np.zeros((len(asked.parts), len(logs)))
-    for row, terms in enumerate(asked.parts):
-        is_part[row, list(terms)] = 1.0
-    said = is_part * (rarity * telling)
-    matched = said[:, there] @ once
+    weight = is_part * (rarity * telling)
+    matched = weight[:, there] @ once
     places = matched.argmax(axis=1)
     shared = matched[np.arange(len(places)), places]
     general = ((is_part * (-logs * telling))[:, there] * once[:, places].T).sum(axis=1)
-    whole = said.sum(axis=1)
+    whole = weight.sum(axis=1)
     bears = (shared >= weights.margin + math.log(size)) & (shared >= weights.part * whole)
     bears |= (shared >= weights.share * whole) & (general >= weights.least)
     if not bears.any():
         return np.zeros(size)
-    scores: Numbers = (said[bears][:, there] @ saturated).max(axis=0)
+    scores: Numbers = (weight[bears][:, there] @ saturated).max(axis=0)
     return scores
 
 
@@ -242,12 +262,6 @@ def _with_vectors(scores: Numbers, similarities: Numbers, near: _Neighbours, wei
     nearer = np.where(known, np.maximum(raw - usual, 0.0) / max(1.0 - usual, _SMALL), 0.0)
     bears = (scores > 0) | (raw >= weights.similar)
     return np.where(bears, scores + weights.vectors * near.spread(nearer), 0.0)
-
-
-def _tells(asked: Asked, weights: Weights) -> bool:
-    """Return whether a sentence of the query is about something: a greeting is near to any other, and asks nothing."""
-    general = [-log * _telling(log, weights) for log in asked.log_frequencies]
-    return any(sum(general[term] for term in part) >= weights.least for part in asked.parts)
 
 
 def _telling(log_frequency: float, weights: Weights) -> float:

@@ -8,6 +8,7 @@ from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,18 +156,20 @@ class UserIndex:
             expired: numbers of rows that are left out.
         """
         found = self._words.find(query, len(self.rows))
-        hits = [self._where[serials] for serials in found.hits]
+        terms, places = found.terms, self._where[found.serials]
         speakers, named = self._where[found.speakers], [(int(self._where[at]), logs) for at, logs in found.named]
         sessions = self._sessions
         seen = self._seen(scope, which, expired)
         if seen is not None:
             new = np.cumsum(seen) - 1
-            hits = [new[places[seen[places]]] for places in hits]
+            is_seen = seen[places]
+            terms, places = terms[is_seen], new[places[is_seen]]
             speakers = new[speakers[seen[speakers]]]
             named = [(int(new[at]), logs) for at, logs in named if seen[at]]
             sessions = sessions[seen]
         asked = Asked(
-            hits=hits,
+            terms=terms,
+            places=places,
             log_frequencies=found.log_frequencies,
             is_corrected=found.is_corrected,
             parts=query.parts,
@@ -188,7 +191,7 @@ class UserIndex:
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
         ranked = rank(match.matched, facts=facts, similarities=near, limit=most)
         places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
-        words = [match.query.terms[term].word for term in match.matched.found]
+        words = [match.query.terms[term].word for term in match.matched.found.tolist()]
         said = match.matched.has[:, ranked.places].T.tolist()
         return self._shown(places.tolist(), ranked.scores.tolist(), words, said)[:limit]
 
@@ -200,25 +203,23 @@ class UserIndex:
         Args:
             said: of each passage, and each of the words, whether it has it.
         """
-        found: dict[int, tuple[float, list[Passage], dict[str, None]]] = {}
-        items: dict[int, MemoryItem] = {}
+        found: dict[int, tuple[MemoryItem, float, list[Passage], dict[str, None]]] = {}
         for at, score, has_it in zip(places, scores, said, strict=True):
             row = self.rows[at]
-            items[row.row] = row.item
-            _, passages, has = found.setdefault(row.row, (score, [], {}))
-            has |= {word: None for word, each in zip(words, has_it, strict=True) if each}
+            if (known := found.get(row.row)) is None:
+                known = found[row.row] = row.item, score, [], {}
+            _, _, passages, has = known
+            has.update(dict.fromkeys(compress(words, has_it)))
             if len(passages) < MOST_PASSAGES:
                 passages.append(self._passages[at])
         return [
             replace(
-                items[row],
+                item,
                 score=score,
                 words=tuple(has),
-                passage=None
-                if passages[0].stop - passages[0].start == len(items[row].text)
-                else shown(items[row].text, passages),
+                passage=None if passages[0].stop - passages[0].start == len(item.text) else shown(item.text, passages),
             )
-            for row, (score, passages, has) in found.items()
+            for item, score, passages, has in found.values()
         ]
 
     def _seen(self, scope: Scope, which: FactFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
@@ -254,7 +255,8 @@ class _Found:
     """The matches of a query in some items."""
 
     def __init__(self) -> None:
-        self.hits: list[Places] = []
+        self.terms = self.serials = _NOWHERE
+        """Pairs of a term's number, ascending, and a passage that has it; some twice."""
         self.log_frequencies: list[float] = []
         self.is_corrected: list[bool] = []
         self.speakers = _NOWHERE
@@ -360,19 +362,26 @@ class _Words:
         found = _Found()
         speakers: set[int] = set()
         meant: dict[str, str] = {}
+        # Copies, as nothing can be added to an array while numpy looks at it.
+        serials, stops = array("q"), [0]
         for term in query.terms:
             meant_stems, log, right = term.stems, term.log_frequency, None
-            having = self._having_any(meant_stems, count)
-            if not len(having) and (right := self._corrected(term)):
+            if not self._add_having(serials, meant_stems, count) and (right := self._corrected(term)):
                 meant[term.word] = right
                 meant_stems, log = stems([right])[0], log_frequency(right, term.language)
-                having = self._having_any(meant_stems, count)
-            found.hits.append(having)
+                self._add_having(serials, meant_stems, count)
+            stops.append(len(serials))
             found.log_frequencies.append(log)
             found.is_corrected.append(right is not None)
             for each in meant_stems:
-                speakers.update(self._speakers.get(each, ())[:])
+                if speaking := self._speakers.get(each):
+                    speakers.update(speaking[:])
+        pairs = np.repeat(np.arange(len(query.terms)), np.diff(stops)), np.frombuffer(serials, dtype=np.int64)
+        is_there = pairs[1] < count
+        found.terms, found.serials = pairs[0][is_there], pairs[1][is_there]
         found.speakers = np.array(sorted(at for at in speakers if at < count), dtype=np.int64)
+        if not self._names:
+            return found
         said = [stem(meant.get(word, word)) for word in query.said]
         there = set(said)
         for at, first in enumerate(said):
@@ -383,14 +392,14 @@ class _Words:
         found.named = list({passage: (passage, log) for passage, log in sorted(found.named, reverse=True)}.values())
         return found
 
-    def _having_any(self, stems: Iterable[str], count: int) -> Places:
-        lists = [each for one in stems if (each := self._having.get(one))]
-        if not lists:
-            return _NOWHERE
-        # Of a copy, as nothing can be added to an array while numpy looks at it.
-        arrays = [np.frombuffer(each[:], dtype=np.int64) for each in lists]
-        merged = np.unique(np.concatenate(arrays)) if arrays[1:] else arrays[0]
-        return merged[: int(np.searchsorted(merged, count))]
+    def _add_having(self, serials: array[int], stems: Iterable[str], count: int) -> bool:
+        """Add the passages that have one of these stems; return whether one is of the first `count`."""
+        is_found = False
+        for each in stems:
+            if having := self._having.get(each):
+                serials += having
+                is_found |= having[0] < count
+        return is_found
 
     def _corrected(self, term: Term) -> str | None:
         """Return the word of the user's that a misspelt one stands for, if there is one."""

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     _Match = tuple[list[MemoryItem], Match]
     """A profile, and how items match a query by words."""
 
+    _Making = tuple[Future[NDArray[np.float32]], float]
+    """Vectors that are being made, and for how many seconds they are waited for."""
     _Vectors = tuple[NDArray[np.float32] | None, str | None]
     _Rows = Sequence[NDArray[np.float32]]
     _Fresh = tuple[Pending, Mapping[str, NDArray[np.float32]]]
@@ -294,16 +296,15 @@ class VectorMemory:
         users = dict.fromkeys(one.scope.user_id for one in batch)
         now = self._clock()
         expiry = self._expiry(now, users)
-        embedding = asyncio.create_task(self._vectors_of([one.query for one in batch if one.query], queries=True))
-        await asyncio.sleep(0)  # it begins, on a thread of its own
+        embedding = self._begin_vectors([one.query for one in batch if one.query], queries=True)
         if expiry is None and self._text.revisions(users) == known and self._is_quick(batch, held):
             matches = [self._match(one, held[one.scope.user_id], now) for one in batch]
-            made = await embedding
+            made = await self._vectors_of(embedding)
             before = self.trouble
             answers = self._ranked(batch, held, matches, made, {})
             self._note_recalled(users)
         else:
-            made, loaded = await asyncio.gather(embedding, self._text.load(users, known, expiry))
+            made, loaded = await asyncio.gather(self._vectors_of(embedding), self._text.load(users, known, expiry))
             before = self.trouble
             answers = await asyncio.to_thread(self._answer, batch, loaded, made, held, now)
         if made[0] is not None and self.trouble is before:
@@ -427,33 +428,28 @@ class VectorMemory:
 
     # Vectors
 
-    async def _vectors_of(self, texts: Sequence[str], *, queries: bool = False) -> _Vectors:
-        """Return the vectors of texts or queries, or None and why there are none.
+    def _begin_vectors(self, texts: Sequence[str], *, queries: bool = False) -> _Making | None:
+        """Begin to make the vectors of texts or queries, on a thread; None if there are none now."""
+        if not texts or self._pauses() or not self._index.is_ready:
+            return None
+        embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
+        return self._embedders.submit(embed, texts), limit_s
+
+    async def _vectors_of(self, making: _Making | None) -> _Vectors:
+        """Return the vectors that `_begin_vectors` began to make, or None and why there are none.
 
         Raises:
             ConfigError: they have another dimension than those that are kept.
         """
-        if not texts or self._pauses() or not self._index.is_ready:
+        if making is None:
             return None, self.trouble
-        embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
         try:
-            vectors = await self._embed(embed, texts, limit_s)
+            vectors = await _made(*making)
         except StoreError as error:
             self._pause(error)
             return None, str(error)
         self._index.check_dimensions(vectors)
         return vectors, None
-
-    async def _embed(
-        self, embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str], limit_s: float
-    ) -> NDArray[np.float32]:
-        """Return the vectors of some texts; StoreError if they take too long."""
-        work = asyncio.get_running_loop().run_in_executor(self._embedders, embed, texts)
-        try:
-            async with asyncio.timeout(limit_s):
-                return await work
-        except TimeoutError:
-            raise StoreError(f"the embedding function has not answered within {limit_s:g} s") from None
 
     async def _vectors_of_texts(self, texts: Sequence[str]) -> Mapping[str, _Rows] | None:
         """Return the vectors of each text's passages; None if there are none now.
@@ -462,7 +458,7 @@ class VectorMemory:
             ConfigError: they have another dimension than those that are kept.
         """
         parts = {text: [said for _, said in vectors_of("", text)] for text in texts}
-        vectors, _ = await self._vectors_of([said for each in parts.values() for said in each])
+        vectors, _ = await self._vectors_of(self._begin_vectors([said for each in parts.values() for said in each]))
         return None if vectors is None else _by_text(parts, vectors)
 
     async def _keep(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
@@ -507,7 +503,7 @@ class VectorMemory:
                 parts[one.text] = [said for _, said in vectors_of("", one.text)]
         texts = [said for each in parts.values() for said in each]
         made = [
-            await self._embed(self._index.embed, texts[start : start + BATCH], self._embed_s)
+            await _made(self._embedders.submit(self._index.embed, texts[start : start + BATCH]), self._embed_s)
             for start in range(0, len(texts), BATCH)
         ]
         by_text = _by_text(parts, [vector for vectors in made for vector in vectors])
@@ -698,6 +694,17 @@ class VectorMemory:
     def _take_down(self, user: str) -> None:
         if self._user_indexes.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)
+
+
+async def _made(work: Future[NDArray[np.float32]], limit_s: float) -> NDArray[np.float32]:
+    """Return the vectors that are being made; StoreError if that takes too long."""
+    try:
+        if work.done():
+            return work.result()
+        async with asyncio.timeout(limit_s):
+            return await asyncio.wrap_future(work)
+    except TimeoutError:
+        raise StoreError(f"the embedding function has not answered within {limit_s:g} s") from None
 
 
 def _keyed(one: Pending, vectors: _Rows) -> dict[str, NDArray[np.float32]]:

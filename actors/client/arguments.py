@@ -146,6 +146,7 @@ SessionId = Annotated[str, PlainValidator(partial(check_id, "session id"))]
 UserId = Annotated[str, PlainValidator(partial(check_id, "user id"))]
 AgentName = Annotated[str, PlainValidator(partial(check_id, "agent"))]
 TurnId = Annotated[str, PlainValidator(partial(check_id, "turn id"))]
+ParentRun = Annotated[str, PlainValidator(partial(check_id, "parent run"))]
 RunId = Annotated[str, PlainValidator(partial(check_id, "run id"))]
 IdempotencyKey = Annotated[str, PlainValidator(partial(check_id, "idempotency key"))]
 

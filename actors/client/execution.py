@@ -12,6 +12,7 @@ from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import EventSink, TaskSink, ThreadSink
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
 from turnwise.actors.cluster.wire import Ended, PackedTurn
+from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.errors import (
     OutputCutError,
@@ -26,7 +27,7 @@ from turnwise.errors import (
     WaitTimeoutError,
 )
 from turnwise.memory.conversation.events import AnyEvent, Phase
-from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.conversation.ids import new_id, public_id
 from turnwise.memory.conversation.partial_output import Partials
 from turnwise.memory.conversation.phases import Phases, phase_of
 from turnwise.memory.conversation.runs import RunRecord, RunState
@@ -139,6 +140,13 @@ class _Handle:
             raise TurnNotFoundError(self.session_id, self.turn_index)
         return self._client.unpack(packed, cache).as_started()
 
+    @checked
+    def _add_event(self, name: Text, data: Any) -> Request[int]:
+        plain = None if data is None else json_object("data", data, MAX_EVENT_BYTES)
+        custom_event(name, plain)
+        seq: int = yield from self._client.ask(self._stored_id, "add_event", name, plain, new_id(), self.run_id)
+        return seq
+
     def _pending(self) -> Request[list[PendingCall]]:
         pending: list[PendingCall] = yield from self._client.ask(self._stored_id, "pending", self.run_id)
         return pending
@@ -220,6 +228,21 @@ class ExecutionHandle(_Handle):
         Idempotent; cancelling a run that has ended changes nothing.
         """
         return carry_out(self._cancel(reason), self._client.portal)
+
+    def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
+        """Add an event of your own to the run, at the end of its events so far; return its number. Durable on return.
+
+        Readers of the run's events get a `CustomEvent` with this name and data. Tools and engines call
+        `context.event` instead.
+
+        Args:
+            name: 1 to 256 characters.
+            data: a JSON object of at most 1 MB.
+
+        Raises:
+            InvalidInputError: the run has ended, or the name or the data cannot be stored; nothing was stored.
+        """
+        return carry_out(self._add_event(name, data), self._client.portal)
 
     def pending(self) -> list[PendingCall]:
         """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
@@ -365,6 +388,21 @@ class AsyncExecutionHandle(_Handle):
         Idempotent; cancelling a run that has ended changes nothing.
         """
         return await carry_out_async(self._cancel(reason))
+
+    async def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
+        """Add an event of your own to the run, at the end of its events so far; return its number. Durable on return.
+
+        Readers of the run's events get a `CustomEvent` with this name and data. Tools and engines call
+        `context.event` instead.
+
+        Args:
+            name: 1 to 256 characters.
+            data: a JSON object of at most 1 MB.
+
+        Raises:
+            InvalidInputError: the run has ended, or the name or the data cannot be stored; nothing was stored.
+        """
+        return await carry_out_async(self._add_event(name, data))
 
     async def pending(self) -> list[PendingCall]:
         """Return the run's tool calls that wait for a decision, in the order in which the model made them."""

@@ -16,6 +16,7 @@ from turnwise.actors.client.arguments import (
     Model,
     Number,
     Params,
+    ParentRun,
     Retries,
     RunId,
     Seconds,
@@ -25,6 +26,7 @@ from turnwise.actors.client.arguments import (
     Use,
     Which,
     checked,
+    json_object,
 )
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import EventSink, Sink
@@ -32,6 +34,7 @@ from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHand
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, StartedRun
+from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.session.admission import IfBusy
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
@@ -52,6 +55,7 @@ class RunOptions(TypedDict, total=False):
     """The options of `Session.run` and `Session.start`, which describe them. All may be omitted."""
 
     turn_id: str | None
+    parent: str | None
     if_busy: IfBusy
     idempotency_key: str | None
     timeout_s: float | None
@@ -103,6 +107,7 @@ class _Session:
         prompts: Any,
         *,
         turn_id: TurnId | None = None,
+        parent: ParentRun | None = None,
         if_busy: IfBusy = "reject",
         idempotency_key: IdempotencyKey | None = None,
         timeout_s: Seconds | None = None,
@@ -117,6 +122,7 @@ class _Session:
         settings = {
             "run_id": new_id(),
             "turn_id": turn_id,
+            "parent": parent,
             "if_busy": if_busy,
             "idempotency_key": idempotency_key,
             "timeout_s": timeout_s,
@@ -156,6 +162,13 @@ class _Session:
     def _events(self, after: Number, limit: Limit) -> Request[list[AnyEvent]]:
         events, _, _ = yield from self._ask("events", after, limit, None, 0.0)
         return list(events)
+
+    @checked
+    def _add_event(self, name: Text, data: Any) -> Request[int]:
+        plain = None if data is None else json_object("data", data, MAX_EVENT_BYTES)
+        custom_event(name, plain)
+        seq: int = yield from self._ask("add_event", name, plain, new_id())
+        return seq
 
     @checked
     def _cancel(self, reason: Text) -> Request[bool]:
@@ -220,6 +233,8 @@ class Session(_Session):
         Args:
             turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
                 and `turn(turn_id)` finds the turn. Without it, the turn has its index only.
+            parent: the id of the run, in any session of the user, on whose behalf this run is started, such as that of
+                an agent that calls this one; it is in the run's record.
             if_busy: what to do while another run is active: `reject` (raise SessionBusyError), `enqueue` (wait behind
                 it, in order of arrival), `interrupt` (cancel it and all queued runs, keep their prompts and text, then
                 run) or `rollback` (cancel them, remove their turns, then run).
@@ -248,6 +263,7 @@ class Session(_Session):
                 object, or the engine does not support typed output. Nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError, TurnIdTakenError: nothing was stored.
+            RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
         """
         started = carry_out(self._start(prompts, **options), self._client.portal)
         whose = self._stored_id, started.run_id, started.turn_index
@@ -277,6 +293,21 @@ class Session(_Session):
     def events(self, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         """Return up to `limit` events with a number above `after`, by number, without waiting for any."""
         return carry_out(self._events(after, limit), self._client.portal)
+
+    def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
+        """Add an event of your own to the session, which belongs to no run; return its number. Durable on return.
+
+        Readers of the session's events get a `CustomEvent` with this name and data.
+
+        Args:
+            name: 1 to 256 characters.
+            data: a JSON object of at most 1 MB.
+
+        Raises:
+            InvalidInputError: the name or the data cannot be stored; nothing was stored.
+            SessionEndedError: the session has ended; nothing was stored.
+        """
+        return carry_out(self._add_event(name, data), self._client.portal)
 
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Cancel the active run; return whether it ended as cancelled.
@@ -389,6 +420,8 @@ class AsyncSession(_Session):
         Args:
             turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
                 and `turn(turn_id)` finds the turn. Without it, the turn has its index only.
+            parent: the id of the run, in any session of the user, on whose behalf this run is started, such as that of
+                an agent that calls this one; it is in the run's record.
             if_busy: what to do while another run is active: `reject` (raise SessionBusyError), `enqueue` (wait behind
                 it, in order of arrival), `interrupt` (cancel it and all queued runs, keep their prompts and text, then
                 run) or `rollback` (cancel them, remove their turns, then run).
@@ -417,6 +450,7 @@ class AsyncSession(_Session):
                 object, or the engine does not support typed output. Nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError, TurnIdTakenError: nothing was stored.
+            RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
         """
         started = await carry_out_async(self._start(prompts, **options))
         whose = self._stored_id, started.run_id, started.turn_index
@@ -446,6 +480,21 @@ class AsyncSession(_Session):
     async def events(self, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         """Return up to `limit` events with a number above `after`, by number, without waiting for any."""
         return await carry_out_async(self._events(after, limit))
+
+    async def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
+        """Add an event of your own to the session, which belongs to no run; return its number. Durable on return.
+
+        Readers of the session's events get a `CustomEvent` with this name and data.
+
+        Args:
+            name: 1 to 256 characters.
+            data: a JSON object of at most 1 MB.
+
+        Raises:
+            InvalidInputError: the name or the data cannot be stored; nothing was stored.
+            SessionEndedError: the session has ended; nothing was stored.
+        """
+        return await carry_out_async(self._add_event(name, data))
 
     async def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Cancel the active run; return whether it ended as cancelled.

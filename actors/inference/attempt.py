@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
+from turnwise.actors.inference.timeline import Timeline
 from turnwise.errors import (
     CompactionError,
     ContextOverflowError,
@@ -47,6 +50,9 @@ class RunCallbacks(Protocol):
 
     async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
         """See `StepContext.make_room`."""
+
+    async def store_added(self, run: ActiveRun) -> None:
+        """Store the events that the run's engine has added, unless another commit has stored them. Raises nothing."""
 
     async def record(
         self,
@@ -90,6 +96,10 @@ class Attempt:
         """The run's usage at the start of the last model call."""
         self._announces = False
         """Whether the engine announces its model calls, by `begin_call`."""
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._storing: asyncio.Task[None] | None = None
+        """Stores the events that the engine and its tools have added."""
+        self._timeline = Timeline(self.add_event, run.run_id)
 
     async def drive(
         self, answer: Callable[[], Awaitable[Sequence[Block]]], *, timeout_s: float | None, grace_s: float
@@ -202,6 +212,25 @@ class Attempt:
                 self._callbacks.publish_live(self.run, ThinkingDelta, {"text": part.text})
         else:
             self.ledger.append(part)
+
+    def event(self, name: str, data: Mapping[str, Any] | None = None) -> None:
+        self._timeline.event(name, data)
+
+    def note(self, text: str) -> None:
+        self._timeline.note(text)
+
+    def step(self, name: str) -> AbstractContextManager[str]:
+        return self._timeline.step(name)
+
+    def add_event(self, kind: type[Event], values: Mapping[str, Any]) -> None:
+        """Add an event to the run's next commit; call it from any thread. Does nothing after the run's end."""
+        if threading.get_ident() != self._thread:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.add_event, kind, values)
+        elif not self.closed:
+            self.run.added.append((kind, dict(values)))
+            if self._storing is None or self._storing.done():
+                self._storing = asyncio.create_task(self._callbacks.store_added(self.run))
 
     def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
         if self.closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -92,6 +93,33 @@ class StepContext(RunContext, Protocol):
 
     def publish(self, kind: type[Event], **values: Any) -> None:
         """Publish a live event, which is not stored."""
+
+    def event(self, name: str, data: Mapping[str, Any] | None = None) -> None:
+        """Add an event of your own to the run: a `CustomEvent`, stored in order with the run's other events.
+
+        Returns at once, from any thread. The event is stored with the run's next commit, or in one of its own right
+        away; the run's end stores what remains. After the run's end this does nothing.
+
+        Args:
+            name: 1 to 256 characters.
+            data: a JSON object of at most 1 MB.
+
+        Raises:
+            InvalidInputError: the name or the data cannot be stored.
+        """
+
+    def note(self, text: str) -> None:
+        """Add a `PlannerNote` to the run: why the engine does what it does. See `event`; no model gets the note."""
+
+    def step(self, name: str) -> AbstractContextManager[str]:
+        """Return a context manager whose body is a named step of the run; its value is the step's id.
+
+        Stores a `StepStarted` and a `StepEnded`; see `event`. Steps, events and notes within the body, also in tasks
+        and tools' threads that begin there, belong to the step, so steps nest: see `ExecutionHandle.steps`.
+        """
+
+    def add_event(self, kind: type[Event], values: Mapping[str, Any]) -> None:
+        """Add an event to the run's next commit; see `event`, which calls it."""
 
     def begin_call(self, limit: int | None = None) -> None:
         """Announce a call of the model. Parts that were emitted but not recorded are discarded.

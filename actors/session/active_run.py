@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.attempt import Attempt, storable
-from turnwise.actors.inference.engine import SessionView
+from turnwise.actors.inference.engine import NewEvent, SessionView
 from turnwise.actors.session.recorded_output import RecordedOutput
+from turnwise.actors.session.run_events import about
 from turnwise.memory.conversation.blocks import Block, Recalled
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -22,6 +23,7 @@ from turnwise.memory.longterm.session_memory import MemoryAccess
 
 if TYPE_CHECKING:
     from turnwise.actors.session.run_resources import RunResources
+    from turnwise.actors.session.transactor import UnknownOutcome
 
 
 class ActiveRun:
@@ -57,6 +59,10 @@ class ActiveRun:
         self.has_asked_memories = False
         self.memory: MemoryAccess | None = None
         """The run's access to the session's memories; None without memories, or if the run uses none."""
+        self.added: list[NewEvent] = []
+        """Events that the engine and its tools have added, for the run's next commit."""
+        self._adding: tuple[UnknownOutcome, int] | None = None
+        """The last commit that was to store them, and how many."""
         self.unbilled = Usage()
         """The usage since the run's last commit, without its seconds."""
         self._since = loop.time()
@@ -101,6 +107,23 @@ class ActiveRun:
         self.record = record
         billed, self._since = self._bill
         self.unbilled -= billed
+
+    def added_events(self, doubt: UnknownOutcome) -> list[NewEvent]:
+        """Return the events that the engine has added and no commit has stored, for a commit with this `doubt`.
+
+        Call it within a change, and `drop_added` once the commit has succeeded. If its outcome stays unknown, the
+        activation before the next change settles it.
+        """
+        if self._adding and self._adding[0].stored:
+            self.drop_added()
+        self._adding = doubt, len(self.added)
+        return [(kind, {**about(self.record), **values}) for kind, values in self.added]
+
+    def drop_added(self) -> None:
+        """Drop the events that the last `added_events` returned, since they are stored."""
+        if self._adding:
+            del self.added[: self._adding[1]]
+            self._adding = None
 
     def restart_clock(self) -> None:
         """Count the run's seconds from now on."""

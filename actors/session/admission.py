@@ -25,9 +25,11 @@ from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import (
     DuplicateKeyError,
     EmptyTurnError,
+    EncryptionError,
     IdempotencyConflictError,
     InvalidInputError,
     NoActiveRunError,
+    NotFoundError,
     QueueFullError,
     RunNotFoundError,
     SessionBusyError,
@@ -61,6 +63,7 @@ class StartOptions(TypedDict, total=False):
 
     run_id: Required[str]
     turn_id: str | None
+    parent: str | None
     if_busy: IfBusy
     idempotency_key: str | None
     timeout_s: float | None
@@ -102,7 +105,7 @@ class RunAdmission:
 
     | awaited | what else may run | what a crash leaves |
     |---|---|---|
-    | the store, for an idempotency key | reads, streaming | nothing of this start |
+    | the store, for an idempotency key or a parent | reads, streaming | nothing of this start |
     | the commit | reads, streaming; the search of memories for the prompt | all of it or nothing |
     """
 
@@ -170,6 +173,7 @@ class RunAdmission:
             run_id: a new id; repeating an id starts nothing and returns the existing run.
             turn_id: the caller's id of the turn. The event that stores the run has it as its key, so the store refuses
                 an id that the session has already had.
+            parent: the run, of any session of the user, on whose behalf this one is started; costs two more reads.
             idempotency_key: like `run_id`, but chosen by the caller, and valid as long as the session exists; costs one
                 more read.
             timeout_s: the run fails after so many seconds, and keeps its output.
@@ -211,6 +215,7 @@ class RunAdmission:
             if found := await self._find_run(request, stored=True):
                 return found
             raise
+        await self._check_parent(record)
         blocks, if_busy = request.blocks, request.if_busy
         run_queue, now = self._state.run_queue, record.created_at
         busy, preempts, rollback = self._state.active, if_busy in ("interrupt", "rollback"), if_busy == "rollback"
@@ -322,6 +327,19 @@ class RunAdmission:
 
     # Checks
 
+    async def _check_parent(self, record: RunRecord) -> None:
+        """Raise RunNotFoundError if the run's parent is no run of a session of this user."""
+        if record.parent is None:
+            return
+        user_id, store = self._journal.session.user_id, self._journal.store
+        try:
+            parent = await store.run(record.parent)
+            owner = (await store.get(parent.session_id)).user_id
+        except (NotFoundError, EncryptionError):
+            owner = None
+        if owner != user_id:
+            raise RunNotFoundError(record.parent, f"user {user_id!r}")
+
     async def _refuse_taken(self, turn_id: str) -> None:
         """Raise TurnIdTakenError if the session has or had a turn with this id."""
         event = await self._journal.store.event_of_key(self._state.session_id, turn_key(turn_id))
@@ -368,6 +386,7 @@ class RunAdmission:
             idempotency_key=request.key,
             fingerprint=request.fingerprint,
             timeout_s=options.get("timeout_s"),
+            parent=options.get("parent"),
             labels=FrozenDict(options.get("labels") or {}),
             memory=options.get("memory") or session.memory,
             model=model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -29,6 +29,7 @@ from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.spending import Spending
 from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.timeline import Additions
 from turnwise.actors.session.transactor import Transactor
 from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.memory.conversation.memory_use import MemoryUse
@@ -120,6 +121,7 @@ class SessionCore:
             ingestion=self.ingestion,
             progress=progress,
         )
+        self._additions = Additions(state, transactor)
         self._forking = Forking(state, transactor, self._forgetting)
         self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
 
@@ -181,6 +183,12 @@ class SessionCore:
     def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> Coroutine[Any, Any, None]:
         """See `Approvals.decide`."""
         return self._approvals.decide(run_id, call_id, decision)
+
+    def add_event(
+        self, name: str, data: Mapping[str, Any] | None, key: str, run_id: str | None = None
+    ) -> Coroutine[Any, Any, int]:
+        """See `Additions.add_event`."""
+        return self._additions.add_event(name, data, key, run_id)
 
     # The session as a whole
 

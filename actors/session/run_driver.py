@@ -25,7 +25,7 @@ from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor, UnknownOutcome
 from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.errors import EngineError, StoreError, TurnwiseError
-from turnwise.memory.background import retry
+from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import RunRecord
@@ -231,7 +231,11 @@ class RunDriver:
         waiting = [next_turn for _, _, next_turn in begun]
         await self._transactor.commit(
             session,
-            [ended, *(start_event(record, next_turn) for _, record, next_turn in begun)],
+            [
+                *run.added_events(UnknownOutcome()),
+                ended,
+                *(start_event(record, next_turn) for _, record, next_turn in begun),
+            ],
             blocks=blocks,
             turns=[*([] if drop else [turn]), *(waiting or requeued)],
             dropped_turns=[turn.index] if drop else [],
@@ -279,6 +283,25 @@ class RunDriver:
             await self._fitting.shrink(run)
         return await self._fitting.make_room(run)
 
+    async def store_added(self, run: ActiveRun) -> None:
+        """See `RunCallbacks`."""
+        doubt = UnknownOutcome()
+
+        async def change() -> None:
+            events = run.added_events(doubt)
+            if not events or run.done.done():
+                return
+            record = replace(run.record, usage=run.bill())
+            session = run.charged(self._journal.session, record)
+            await self._transactor.commit(session, events, runs=[record], doubt=doubt)
+            run.drop_added()
+            run.billed(record)
+
+        try:
+            await self._transactor.run_with_retries(change)
+        except TurnwiseError as error:  # the run's next commit stores them
+            log_failure(f"session {self._state.session_id!r}: storing events of run {run.run_id!r}", error)
+
     async def record(
         self,
         attempt: Attempt,
@@ -320,8 +343,10 @@ class RunDriver:
         if new and not events:
             events = [attempt.end_call()]
         numbered = [(kind, {**about(record), **values}) for kind, values in placed(events, new, session)]
+        numbered = [*run.added_events(doubt), *numbered]
         turns = [turn] if new else []
         await self._transactor.commit(session, numbered, blocks=new, turns=turns, runs=[record], doubt=doubt)
+        run.drop_added()
         run.output = RecordedOutput.read(turn.output, self._journal.blocks.cache)
         run.turn = turn
         run.billed(record)

@@ -256,6 +256,47 @@ class TurnForgotten(Event):
     kind: Literal["turn_forgotten"] = "turn_forgotten"
 
 
+class CustomEvent(Event):
+    """An event of the caller's own: of a tool or an engine, by `context.event`, or from outside, by `add_event`."""
+
+    kind: Literal["custom"] = "custom"
+    name: str
+    data: JsonObject = Field(default_factory=FrozenDict)
+    step: str | None = None
+    """The id of the step or tool call that it belongs to."""
+
+
+class PlannerNote(Event):
+    """A note of the engine about its plan, by `context.note`. It is not part of the conversation."""
+
+    kind: Literal["planner_note"] = "planner_note"
+    text: str
+    step: str | None = None
+    """The id of the step or tool call that it belongs to."""
+
+
+class StepStarted(Event):
+    """A step begins that an engine or a tool has named, by `context.step`."""
+
+    kind: Literal["step_started"] = "step_started"
+    step: str
+    """Its id."""
+    name: str
+    parent: str | None = None
+    """The id of the step or tool call that it is part of."""
+
+
+class StepEnded(Event):
+    """A named step has ended."""
+
+    kind: Literal["step_ended"] = "step_ended"
+    step: str
+    name: str
+    is_error: bool = False
+    """Whether it ended with an exception."""
+    seconds: float = 0.0
+
+
 class RunEnded(Appending):
     """Base of the four events that end a run. Exactly one of them is stored, as the run's last event."""
 
@@ -367,6 +408,10 @@ AnyEvent = Annotated[
     | MemoryCaughtUp
     | TurnNotSaved
     | TurnForgotten
+    | CustomEvent
+    | PlannerNote
+    | StepStarted
+    | StepEnded
     | RunCompleted
     | RunCancelled
     | RunFailed

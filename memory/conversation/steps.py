@@ -1,23 +1,35 @@
-"""The steps of a run: its calls of the model and of tools, with their times."""
+"""The steps of a run: its calls of the model and of tools, and named steps, with their times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from turnwise.memory.conversation.events import Event, ModelCallEnded, RunEnded, ToolEnded, ToolStarted
+from turnwise.memory.conversation.events import (
+    Event,
+    ModelCallEnded,
+    RunEnded,
+    StepEnded,
+    StepStarted,
+    ToolEnded,
+    ToolStarted,
+)
 from turnwise.memory.conversation.usage import Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One call, of the model or of a tool."""
+    """A call of the model or of a tool, or a step that an engine or a tool has named."""
 
-    kind: Literal["model", "tool"]
+    kind: Literal["model", "tool", "step"]
     name: str = ""
-    """Of the tool."""
+    """Of the tool or the named step."""
     call_id: str | None = None
+    id: str | None = None
+    """Of a named step: see `StepContext.step`."""
+    parent: str | None = None
+    """The id of the named step, or of the tool call, that a named step is part of."""
     started_at: float
     """Seconds since the epoch, UTC."""
     seconds: float | None
@@ -36,6 +48,7 @@ def steps_of(events: Iterable[Event]) -> list[Step]:
     """
     steps: list[Step] = []
     open_tools: dict[str, int] = {}
+    open_steps: dict[str, int] = {}
     before = 0.0
     for event in events:
         if event.live:
@@ -70,6 +83,21 @@ def steps_of(events: Iterable[Event]) -> list[Step]:
                     steps[open_tools.pop(event.call_id)] = step
                 else:
                     steps.append(step)
+            case StepStarted():
+                open_steps[event.step] = len(steps)
+                steps.append(
+                    Step(
+                        kind="step",
+                        name=event.name,
+                        id=event.step,
+                        parent=event.parent,
+                        started_at=event.at,
+                        seconds=None,
+                    )
+                )
+            case StepEnded() if event.step in open_steps:
+                at = open_steps.pop(event.step)
+                steps[at] = replace(steps[at], seconds=event.seconds, is_error=event.is_error)
             case RunEnded() if event.span and before:
                 reason = getattr(event, "stop_reason", None)
                 steps.append(

@@ -89,6 +89,7 @@ VALID: dict[str, Any] = {
     "result": "done",
     "summary": Summary(text="of nothing"),
     "prompts": "hello",
+    "name": "progress",
 }
 """For each parameter that has to be given, a value that its verb takes."""
 

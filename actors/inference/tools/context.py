@@ -6,11 +6,13 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from turnwise.actors.inference.engine import SessionView
+from turnwise.actors.inference.timeline import Timeline
+from turnwise.errors import ToolError
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.longterm.session_memory import MemoryAccess
 
@@ -103,8 +105,36 @@ class ToolContext:
     memory: MemoryAccess | None = field(default=None, compare=False, repr=False)
     """Access to the session's memories, for tools that are coroutine functions; None if the run has no memories."""
 
+    timeline: Timeline | None = field(default=None, compare=False, repr=False)
+    """Adds events to the run; None in another process."""
+
+    def event(self, name: str, data: Mapping[str, Any] | None = None) -> None:
+        """Add an event of your own to the run, within this call: see `StepContext.event`.
+
+        Raises:
+            InvalidInputError: the name or the data cannot be stored.
+            ToolError: the tool runs in another process, on Ray: call `ExecutionHandle.add_event` there.
+        """
+        self._own_timeline.event(name, data)
+
+    def note(self, text: str) -> None:
+        """Add a `PlannerNote` to the run, within this call: see `event`."""
+        self._own_timeline.note(text)
+
+    def step(self, name: str) -> AbstractContextManager[str]:
+        """Return a context manager whose body is a named step within this call: see `StepContext.step`."""
+        return self._own_timeline.step(name)
+
+    @property
+    def _own_timeline(self) -> Timeline:
+        if self.timeline is None:
+            why = f"call {self.call_id!r} runs in another process, where it cannot add events to run {self.run_id!r}"
+            raise ToolError(f"{why}: use ExecutionHandle.add_event")
+        return self.timeline
+
     def __reduce__(self) -> tuple[Callable[[], ToolContext], tuple[()]]:
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "memory"}
+        here = ("memory", "timeline")
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in here}
         return functools.partial(ToolContext, **values), ()
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from turnwise.actors.inference.engine import InferenceRunner, NewEvent, RunContext, StepContext, Suspend
 from turnwise.actors.inference.redaction import redacted
+from turnwise.actors.inference.timeline import Timeline
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.registry import ToolOutcome, ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
@@ -281,6 +282,7 @@ class _Calls:
             call_id=use.call_id,
             labels=self._context.labels,
             memory=self._context.memory,
+            timeline=Timeline(self._context.add_event, self._context.run_id, use.call_id),
             cancelled=self._signal,
         )
 

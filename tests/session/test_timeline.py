@@ -1,0 +1,209 @@
+"""Events of callers' own: from tools, from engines, and from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engines import ScriptedEngine
+from schedules import SESSION, inline
+from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
+from turnwise.actors.inference.tools.context import ToolContext
+from turnwise.actors.inference.tools.loop import ToolLoop
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.tool import tool
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import InvalidInputError, RunNotFoundError, SessionEndedError, StoreError, ToolError
+from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.events import AnyEvent, CustomEvent, PlannerNote, RunEnded, StepStarted, ToolEnded
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.steps import steps_of
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores.in_memory import InMemoryStore
+
+pytestmark = pytest.mark.virtual_time
+
+
+@tool
+async def search(query: str, context: ToolContext) -> str:
+    """Search."""
+    context.event("progress", {"done": 1, "of": 2})
+    with context.step("fetch"):
+        await asyncio.sleep(1)
+        with context.step("parse") as parse:
+            context.event("progress", {"done": 2, "of": 2})
+    return f"found {query}, {bool(parse)}"
+
+
+@tool
+def count(context: ToolContext) -> str:
+    """Count, on a thread of its own."""
+    context.event("thread", {"main": threading.current_thread() is threading.main_thread()})
+    return "3"
+
+
+class Planner:
+    """Notes its plan, calls two tools, and answers."""
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return ToolLoop(self, ToolRegistry(search, count))
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        if any(isinstance(block, ToolResult) for block in turn.output):
+            context.event("answered")
+            return [Text(text="Done.")]
+        context.note("search first, then answer")
+        return [ToolUse(call_id="a", name="search", input={"query": "boats"}), ToolUse(call_id="b", name="count")]
+
+
+class Failing(InMemoryStore):
+    """Fails once: at commit `at`, after it was stored if `stores`."""
+
+    def __init__(self, at: int, *, stores: bool) -> None:
+        super().__init__()
+        self.at, self.stores, self.commits = at, stores, 0
+
+    async def commit(self, *args: Any) -> None:
+        self.commits += 1
+        if self.commits == self.at and not self.stores:
+            raise StoreError("the store is away")
+        await super().commit(*args)
+        if self.commits == self.at:
+            raise StoreError("the answer is lost")
+
+
+async def a_core(store: Any = None, engine: Any = None) -> tuple[SessionCore, Any]:
+    store = store or InMemoryStore()
+    await store.create(SessionRecord(session_id=SESSION))
+    return SessionCore(SESSION, store, engine or Planner(), off_loop=inline), store
+
+
+async def events_of(store: Any) -> list[AnyEvent]:
+    return list(await store.events(SESSION))
+
+
+def own_of(events: Sequence[AnyEvent]) -> list[str]:
+    return [event.name for event in events if isinstance(event, CustomEvent)]
+
+
+async def test_events_of_tools_and_engines_are_stored_in_order_within_their_run() -> None:
+    core, store = await a_core()
+    await core.start(["go"], run_id="run")
+    await core.reads.wait("run")
+    events = await events_of(store)
+    assert sorted(own_of(events)) == ["answered", "progress", "progress", "thread"]
+    assert isinstance(events[-1], RunEnded) and {event.run_id for event in events} == {"run"}
+    custom = [event for event in events if isinstance(event, CustomEvent)]
+    assert [dict(event.data) for event in custom if event.name == "progress"] == [
+        *({"done": 1, "of": 2}, {"done": 2, "of": 2}),
+    ]
+    (note,) = [event for event in events if isinstance(event, PlannerNote)]
+    assert note.text == "search first, then answer"
+    ended = next(event for event in events if isinstance(event, ToolEnded) and event.name == "search")
+    assert all(event.seq < ended.seq for event in custom if event.name == "progress")
+    live, _, _ = await core.reads.events(run_id="run")
+    assert [event for event in live if not event.live and not getattr(event, "blocks", ())] == [
+        event for event in events if not getattr(event, "span", None)
+    ]
+
+
+async def test_steps_nest_within_their_tool_call() -> None:
+    core, store = await a_core()
+    await core.start(["go"], run_id="run")
+    await core.reads.wait("run")
+    events = await events_of(store)
+    fetch, parse = [step for step in steps_of(events) if step.kind == "step"]
+    assert (fetch.name, fetch.parent, parse.name, parse.parent) == ("fetch", "a", "parse", fetch.id)
+    assert fetch.seconds is not None and not fetch.is_error
+    progress = [event.step for event in events if isinstance(event, CustomEvent) and event.name == "progress"]
+    assert progress == ["a", parse.id]
+    assert [event.parent for event in events if isinstance(event, StepStarted)] == ["a", fetch.id]
+
+
+@pytest.mark.parametrize("stores", [False, True])
+@pytest.mark.parametrize("at", range(2, 8))
+async def test_an_event_is_stored_once_whatever_commit_fails(at: int, stores: bool) -> None:
+    core, store = await a_core(Failing(at, stores=stores))
+    await core.start(["go"], run_id="run")
+    outcome = await core.reads.wait("run")
+    assert outcome and outcome.run.state == "completed"
+    assert store.commits >= at - 1
+    events = await events_of(store)
+    assert sorted(own_of(events)) == ["answered", "progress", "progress", "thread"]
+    assert isinstance(events[-1], RunEnded)
+    assert len([event for event in events if isinstance(event, PlannerNote)]) == 1
+
+
+class Wrong:
+    """Adds an event that cannot be stored."""
+
+    def __init__(self, name: Any, data: Any) -> None:
+        self.wrong = name, data
+
+    def build(self, session: SessionView) -> Wrong:
+        return self
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        context.event(*self.wrong)
+        return [Text(text="unreachable")]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [("", {}, "blank"), (3, {}, "not a string"), ("x", [1], "mapping"), ("x", {"a": object()}, "data")],
+)
+async def test_a_wrong_event_fails_its_caller(name: Any, data: Any, why: str) -> None:
+    core, store = await a_core(engine=Wrong(name, data))
+    await core.start(["go"], run_id="run")
+    outcome = await core.reads.wait("run")
+    assert outcome and outcome.run.state == "failed" and why in str(outcome.run.why)
+    assert own_of(await events_of(store)) == []
+
+
+def test_a_tool_in_another_process_is_told_what_to_do() -> None:
+    session = SessionView(session_id="s", user_id="u", agent=None, metadata={})
+    there: ToolContext = pickle.loads(pickle.dumps(ToolContext(session=session, run_id="r", turn_index=0, call_id="c")))
+    with pytest.raises(ToolError, match=r"'c'.*'r'.*ExecutionHandle.add_event"):
+        there.event("progress")
+
+
+async def test_events_from_outside_belong_to_an_open_run_or_to_the_session() -> None:
+    core, store = await a_core(engine=ScriptedEngine())
+    first = await core.add_event("imported", {"from": "crm"}, "k1")
+    assert await core.add_event("imported", {"from": "crm"}, "k1") == first, "the second delivery"
+    await core.start(["slow 500"], run_id="run")
+    within = await core.add_event("watched", None, "k2", "run")
+    await core.cancel("enough", "run")
+    assert await core.add_event("watched", None, "k2", "run") == within, "the second delivery, after the run's end"
+    with pytest.raises(InvalidInputError, match=r"'run'.*cancelled.*session"):
+        await core.add_event("late", None, "k3", "run")
+    with pytest.raises(RunNotFoundError):
+        await core.add_event("late", None, "k3", "other")
+    events = [event for event in await events_of(store) if isinstance(event, CustomEvent)]
+    assert [(event.seq, event.name, event.run_id) for event in events] == [
+        (first, "imported", None),
+        (within, "watched", "run"),
+    ]
+    await core.end()
+    with pytest.raises(SessionEndedError):
+        await core.add_event("late", None, "k4")
+
+
+async def test_a_run_may_have_a_parent_run_of_the_same_user() -> None:
+    core, store = await a_core(engine=ScriptedEngine())
+    await core.start(["plan"], run_id="parent")
+    await core.reads.wait("parent")
+    await store.create(SessionRecord(session_id="sub"))
+    await store.create(SessionRecord(session_id="stranger", user_id="eve"))
+    sub, stranger = (SessionCore(name, store, ScriptedEngine()) for name in ("sub", "stranger"))
+    await sub.start(["do"], run_id="child", parent="parent")
+    await sub.reads.wait("child")
+    assert (await store.run("child")).parent == "parent"
+    for one, parent in ((sub, "nobody"), (stranger, "parent")):
+        with pytest.raises(RunNotFoundError, match=parent):
+            await one.start(["do"], run_id="other", parent=parent)

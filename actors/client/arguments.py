@@ -17,6 +17,7 @@ from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.model_params import ModelParams, check_params
 from turnwise.memory.conversation.output_type import MAX_RETRIES
+from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS
 from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.types import MemoryType
@@ -165,6 +166,7 @@ Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
 
 Text = Annotated[str, AfterValidator(_text)]
+Title = Annotated[str, Field(max_length=MAX_TITLE_CHARS), AfterValidator(_text)]
 ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]
 """The id of a memory item: may be longer than other ids, since it can contain the source that the text is from."""
 Names = Annotated[Collection[str], PlainValidator(_names)]

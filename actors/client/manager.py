@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.client.manager_requests import ManagerRequests
+from turnwise.actors.client.manager_requests import IfExists, ManagerRequests
 from turnwise.actors.client.requests import Request, Result, carry_out, carry_out_async
 from turnwise.actors.client.session import AsyncSession, Session
 from turnwise.actors.cluster.ray_runtime import interruptible
@@ -17,6 +17,7 @@ from turnwise.actors.cluster.wire import SessionRef
 from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import ModelParams
+from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.deletion import Verify
@@ -92,14 +93,16 @@ class SessionManager(ManagerRequests):
         ttl_s: float | None = None,
         model: str | None = None,
         params: ModelParams | None = None,
+        title: str | None = None,
+        if_exists: IfExists = "refuse",
     ) -> Session:
         """Return the session with this id, and create it if it does not exist; without an id, create a new one.
 
         The session is in the store on return. If it existed already, no process is started for it: the first method
         that changes something, or waits for a run, starts its process.
 
-        `metadata`, `memory`, `ttl_s`, `model` and `params` apply to a session that this call creates; an existing
-        session keeps its own.
+        `memory`, `ttl_s`, `model` and `params` apply to a session that this call creates; an existing session keeps its
+        own. So it does with its title and metadata; if others are given, `if_exists` says what happens.
 
         Args:
             user_id: the user to whom the session belongs; "default" if omitted, which `enforce_user` refuses.
@@ -109,15 +112,20 @@ class SessionManager(ManagerRequests):
             ttl_s: how many seconds after the session's last commit a `sweep` may delete it; never if None.
             model: the default model of the session's runs; the engine's own if None.
             params: the default model parameters of the session's runs; see `Session.run`.
+            title: the session's name for people, of at most 1,000 characters.
+            if_exists: what happens if the session exists with another title, or without some of the given metadata:
+                `refuse` (raise InvalidInputError), `update` (change it, as `Session.update` does) or `keep` (ignore
+                what is given).
 
         Raises:
             InvalidIdError: an id cannot be used.
-            InvalidInputError: a parameter is wrong, or this manager's engine does not accept it.
+            InvalidInputError: a parameter is wrong, or this manager's engine does not accept it; or see `if_exists`.
             SessionOwnerError: the session belongs to another user or agent; the error does not say to which. With
                 `enforce_user` it is never raised because of another user, since session ids are per user.
             ConfigError: `enforce_user` is set and no user is given.
         """
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
+        settings |= {"title": title, "if_exists": if_exists}
         found = carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings), self._client.portal)
         return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
@@ -142,13 +150,27 @@ class SessionManager(ManagerRequests):
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
+        title: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        since: float | None = None,
+        until: float | None = None,
     ) -> Page[SessionRecord]:
         """Return a page of the sessions that match all given filters, newest first.
 
         Pass the page's `cursor` to get the next page. A session whose record cannot be read is left out; its id is in
-        the page's `unreadable`.
+        the page's `unreadable`. With `title` or `metadata`, all sessions that match the other filters are read until
+        the page is full, so give a `user_id` or a time where there are many.
+
+        Args:
+            order_by: the time by which they are ordered: `created_at`, or `updated_at` for the last change.
+            title: a part of the title, in upper or lower case.
+            metadata: names with values that the session's metadata has too.
+            since: only if that time is not before this one, in seconds since the epoch.
+            until: only if that time is before this one.
         """
-        request = self._list(user_id, agent, status, order_by=order_by, cursor=cursor, limit=limit)
+        query: dict[str, Any] = {"order_by": order_by, "cursor": cursor, "limit": limit}
+        query |= {"title": title, "metadata": metadata, "since": since, "until": until}
+        request = self._list(user_id, agent, status, **query)
         return carry_out(request, self._client.portal)
 
     def count(
@@ -156,6 +178,29 @@ class SessionManager(ManagerRequests):
     ) -> int:
         """Return how many sessions match all given filters."""
         return carry_out(self._count(user_id, agent, status), self._client.portal)
+
+    def runs(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        state: RunState | None = None,
+        since: float | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[RunRecord]:
+        """Return a page of the runs of all sessions that match, newest first by the time of their creation.
+
+        Pass the page's `cursor` to get the next page. A page reads the sessions that have changed since its last run
+        was created, so give a `user_id` or `since` where there are many sessions. Sessions that cannot be read are in
+        the page's `unreadable`.
+
+        Args:
+            state: only runs in this state.
+            since: only runs that were created at this time or later, in seconds since the epoch.
+        """
+        request = self._runs(user_id, agent, state, since=since, cursor=cursor, limit=limit)
+        return carry_out(request, self._client.portal)
 
     def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""
@@ -280,14 +325,16 @@ class AsyncSessionManager(ManagerRequests):
         ttl_s: float | None = None,
         model: str | None = None,
         params: ModelParams | None = None,
+        title: str | None = None,
+        if_exists: IfExists = "refuse",
     ) -> AsyncSession:
         """Return the session with this id, and create it if it does not exist; without an id, create a new one.
 
         The session is in the store on return. If it existed already, no process is started for it: the first method
         that changes something, or waits for a run, starts its process.
 
-        `metadata`, `memory`, `ttl_s`, `model` and `params` apply to a session that this call creates; an existing
-        session keeps its own.
+        `memory`, `ttl_s`, `model` and `params` apply to a session that this call creates; an existing session keeps its
+        own. So it does with its title and metadata; if others are given, `if_exists` says what happens.
 
         Args:
             user_id: the user to whom the session belongs; "default" if omitted, which `enforce_user` refuses.
@@ -297,15 +344,20 @@ class AsyncSessionManager(ManagerRequests):
             ttl_s: how many seconds after the session's last commit a `sweep` may delete it; never if None.
             model: the default model of the session's runs; the engine's own if None.
             params: the default model parameters of the session's runs; see `Session.run`.
+            title: the session's name for people, of at most 1,000 characters.
+            if_exists: what happens if the session exists with another title, or without some of the given metadata:
+                `refuse` (raise InvalidInputError), `update` (change it, as `Session.update` does) or `keep` (ignore
+                what is given).
 
         Raises:
             InvalidIdError: an id cannot be used.
-            InvalidInputError: a parameter is wrong, or this manager's engine does not accept it.
+            InvalidInputError: a parameter is wrong, or this manager's engine does not accept it; or see `if_exists`.
             SessionOwnerError: the session belongs to another user or agent; the error does not say to which. With
                 `enforce_user` it is never raised because of another user, since session ids are per user.
             ConfigError: `enforce_user` is set and no user is given.
         """
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
+        settings |= {"title": title, "if_exists": if_exists}
         found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings))
         return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
@@ -330,13 +382,27 @@ class AsyncSessionManager(ManagerRequests):
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
+        title: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        since: float | None = None,
+        until: float | None = None,
     ) -> Page[SessionRecord]:
         """Return a page of the sessions that match all given filters, newest first.
 
         Pass the page's `cursor` to get the next page. A session whose record cannot be read is left out; its id is in
-        the page's `unreadable`.
+        the page's `unreadable`. With `title` or `metadata`, all sessions that match the other filters are read until
+        the page is full, so give a `user_id` or a time where there are many.
+
+        Args:
+            order_by: the time by which they are ordered: `created_at`, or `updated_at` for the last change.
+            title: a part of the title, in upper or lower case.
+            metadata: names with values that the session's metadata has too.
+            since: only if that time is not before this one, in seconds since the epoch.
+            until: only if that time is before this one.
         """
-        request = self._list(user_id, agent, status, order_by=order_by, cursor=cursor, limit=limit)
+        query: dict[str, Any] = {"order_by": order_by, "cursor": cursor, "limit": limit}
+        query |= {"title": title, "metadata": metadata, "since": since, "until": until}
+        request = self._list(user_id, agent, status, **query)
         return await self._carry_out(request)
 
     async def count(
@@ -344,6 +410,29 @@ class AsyncSessionManager(ManagerRequests):
     ) -> int:
         """Return how many sessions match all given filters."""
         return await self._carry_out(self._count(user_id, agent, status))
+
+    async def runs(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        state: RunState | None = None,
+        since: float | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[RunRecord]:
+        """Return a page of the runs of all sessions that match, newest first by the time of their creation.
+
+        Pass the page's `cursor` to get the next page. A page reads the sessions that have changed since its last run
+        was created, so give a `user_id` or `since` where there are many sessions. Sessions that cannot be read are in
+        the page's `unreadable`.
+
+        Args:
+            state: only runs in this state.
+            since: only runs that were created at this time or later, in seconds since the epoch.
+        """
+        request = self._runs(user_id, agent, state, since=since, cursor=cursor, limit=limit)
+        return await self._carry_out(request)
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from turnwise.actors.client.arguments import (
     AgentName,
@@ -20,6 +21,8 @@ from turnwise.actors.client.arguments import (
     RunId,
     SessionId,
     Text,
+    Time,
+    Title,
     Use,
     UserId,
     checked,
@@ -31,6 +34,7 @@ from turnwise.actors.client.requests import Consult, Request
 from turnwise.actors.cluster.nodes import check_files
 from turnwise.actors.cluster.placement import Dedicated, Placement
 from turnwise.actors.cluster.ray_runtime import connect, this_ray
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, check_taken
 from turnwise.actors.memory.attached import Eraser
 from turnwise.actors.session.config import SessionConfig
@@ -53,7 +57,7 @@ from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.ids import new_id, own_id, public_id
 from turnwise.memory.conversation.memory_use import memory_use
 from turnwise.memory.conversation.model_params import merged
-from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.base import LongTermMemory, Scope, is_read_only
@@ -62,6 +66,7 @@ from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page, SessionOrder, SessionStore
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.searching import SessionFilter, find_runs, find_sessions
 from turnwise.memory.stores.sharing import rivals
 from turnwise.memory.user_ids import find_session, get_of_user, public_record
 from turnwise.memory.working.memory import WorkingMemory
@@ -71,6 +76,9 @@ DEFAULT_STORE = "sqlite:///turnwise.db"
 DEFAULT_USER = "default"
 
 _PAGE = 100
+
+IfExists = Literal["refuse", "update", "keep"]
+"""What `open` does if the session exists and has another title or other metadata than those given."""
 
 _log = logging.getLogger(__name__)
 
@@ -177,6 +185,8 @@ class ManagerRequests:
         ttl_s: Lifetime | None,
         model: Model | None,
         params: Params | None,
+        title: Title | None,
+        if_exists: IfExists,
     ) -> Request[SessionRecord]:
         self._check_user(user_id)
         user_id = DEFAULT_USER if user_id is None else user_id
@@ -196,6 +206,7 @@ class ManagerRequests:
             user_id=user_id,
             agent=agent,
             metadata=frozen,
+            title=title or None,
             created_at=now,
             updated_at=now,
             memory=memory_use(memory),
@@ -208,15 +219,40 @@ class ManagerRequests:
             raise SessionNotFoundError(session_id)
         if found is None:
             try:
-                found = yield from self._consult("create", fresh)
-                self._client.warm(found.session_id)
+                made: SessionRecord = yield from self._consult("create", fresh)
+                self._client.warm(made.session_id)
+                return made
             except SessionExistsError:  # it belongs to another user, or another caller has just created it
                 found = yield from self._find(session_id, user_id)
                 if found is None:
                     raise SessionOwnerError(session_id, "user", user_id) from None
         if agent not in (None, found.agent):
             raise SessionOwnerError(session_id, "agent", agent)
-        return found
+        if if_exists == "keep":
+            return found
+        return (yield from self._adapt(found, title, frozen, if_exists))
+
+    def _adapt(
+        self, found: SessionRecord, title: str | None, metadata: FrozenDict, if_exists: IfExists
+    ) -> Request[SessionRecord]:
+        """Return the row of an existing session that was opened with this title and metadata.
+
+        Raises:
+            InvalidInputError: `if_exists` is "refuse", and the session has another title or other metadata.
+        """
+        own = found.metadata
+        names = [name for name, value in metadata.items() if name not in own or own[name] != value]
+        is_renamed = title is not None and (title or None) != found.title
+        if not names and not is_renamed:
+            return found
+        if if_exists == "refuse":
+            field, value = ("metadata", metadata[names[0]]) if names else ("title", title)
+            other = f"metadata {shown(names)}" if names else f"title {shown(found.title)}"
+            why = f"session {public_id(found.session_id)!r} exists with another {other}"
+            raise InvalidInputError(field, shown(value), f"{why}: pass if_exists='update' to change it, or 'keep'")
+        session_id = SessionRef.of(found)
+        changed: SessionRecord = yield from self._client.ask(session_id, "update", title, metadata, True)
+        return replace(found, title=changed.title, metadata=changed.metadata)
 
     def _now(self) -> Request[float]:
         """Return the store's time; the store is asked once, later calls add the time that has passed."""
@@ -263,9 +299,40 @@ class ManagerRequests:
         order_by: SessionOrder,
         cursor: Text | None,
         limit: Limit,
+        title: Text | None,
+        metadata: Any,
+        since: Time | None,
+        until: Time | None,
     ) -> Request[Page[SessionRecord]]:
-        query = {"agent": agent, "status": status, "order_by": order_by, "cursor": cursor, "limit": limit}
-        return self._matching("query", user_id, **query)
+        query: dict[str, Any] = {"agent": agent, "status": status, "order_by": order_by, "limit": limit}
+        names = None if metadata is None else freeze(json_object("metadata", metadata, self._max_metadata_bytes))
+        wanted = SessionFilter(title=title, metadata=names, since=since, until=until)
+        if wanted.is_empty:
+            return self._matching("query", user_id, cursor=cursor, **query)
+        return self._search(user_id, wanted, cursor=cursor, **query)
+
+    def _search(self, user_id: str | None, wanted: SessionFilter, **query: Any) -> Request[Page[SessionRecord]]:
+        self._check_user(user_id)
+        found = yield from self._ask(lambda store: find_sessions(store, wanted, user_id=user_id, **query))
+        return self._shown(found)
+
+    @checked
+    def _runs(
+        self,
+        user_id: UserId | None,
+        agent: AgentName | None,
+        state: RunState | None,
+        *,
+        since: Time | None,
+        cursor: Text | None,
+        limit: Limit,
+    ) -> Request[Page[RunRecord]]:
+        self._check_user(user_id)
+        query: dict[str, Any] = {"user_id": user_id, "agent": agent, "cursor": cursor, "limit": limit, "since": since}
+        states = None if state is None else (state,)
+        found: Page[RunRecord] = yield from self._ask(lambda store: find_runs(store, states=states, **query))
+        runs = tuple(replace(run, session_id=public_id(run.session_id)) for run in found)
+        return Page(runs, found.cursor, tuple(map(public_id, found.unreadable)))
 
     @checked
     def _count(self, user_id: UserId | None, agent: AgentName | None, status: SessionStatus | None) -> Request[int]:
@@ -278,11 +345,13 @@ class ManagerRequests:
     def _matching(self, verb: str, user_id: str | None, **query: Any) -> Request[Any]:
         self._check_user(user_id)
         found = yield from self._consult(verb, user_id=user_id, **query)
-        if isinstance(found, Page) and not self._is_encrypted:
+        return self._shown(found) if isinstance(found, Page) else found
+
+    def _shown(self, found: Page[SessionRecord]) -> Page[SessionRecord]:
+        """Return a page of sessions with their public ids; log which records cannot be read."""
+        if not self._is_encrypted:
             for session in found:
                 check_session(session)
-        if not isinstance(found, Page):
-            return found
         unreadable = tuple(map(public_id, found.unreadable))
         if unreadable:
             _log.warning("the records of sessions %s cannot be read; they can be deleted", list(unreadable))

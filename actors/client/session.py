@@ -22,6 +22,7 @@ from turnwise.actors.client.arguments import (
     Seconds,
     SessionId,
     Text,
+    Title,
     TurnId,
     Use,
     Which,
@@ -197,6 +198,12 @@ class _Session:
         return tuple((yield from self._ask("expand", summary)))
 
     @checked
+    def _update(self, title: Title | None, metadata: Any, merge: bool) -> Request[SessionRecord]:
+        names = None if metadata is None else json_object("metadata", metadata)
+        changed: SessionRecord = yield from self._ask("update", title, names, merge)
+        return changed
+
+    @checked
     def _delete(self, memory: bool, verify: Look) -> Request[Forgotten]:
         return (yield from self._client.delete(self._stored_id, memory=memory, verify=verify))
 
@@ -358,6 +365,25 @@ class Session(_Session):
             InvalidInputError: the summary is not from this session.
         """
         return carry_out(self._expand(summary), self._client.portal)
+
+    def update(
+        self, *, title: str | None = None, metadata: Mapping[str, Any] | None = None, merge: bool = True
+    ) -> SessionRecord:
+        """Change the session's title and metadata, in one commit that is durable on return; return its record.
+
+        An active run is not affected; its engine has the metadata of its start. May be repeated.
+
+        Args:
+            title: its name for people, of at most 1,000 characters; "" removes it. None keeps it.
+            metadata: a JSON object; see `SessionConfig.max_metadata_bytes`. None keeps the metadata.
+            merge: add the given names to the metadata and replace their values; a name whose value is None is removed.
+                If false, the given metadata replace all.
+
+        Raises:
+            InvalidInputError: the metadata would be too large; nothing was changed.
+        """
+        request = self._update(title, metadata, merge)
+        return carry_out(request, self._client.portal)
 
     def refresh(self) -> None:
         """Restart the session's `ttl_s` now, as a commit would; durable on return."""
@@ -545,6 +571,25 @@ class AsyncSession(_Session):
             InvalidInputError: the summary is not from this session.
         """
         return await carry_out_async(self._expand(summary))
+
+    async def update(
+        self, *, title: str | None = None, metadata: Mapping[str, Any] | None = None, merge: bool = True
+    ) -> SessionRecord:
+        """Change the session's title and metadata, in one commit that is durable on return; return its record.
+
+        An active run is not affected; its engine has the metadata of its start. May be repeated.
+
+        Args:
+            title: its name for people, of at most 1,000 characters; "" removes it. None keeps it.
+            metadata: a JSON object; see `SessionConfig.max_metadata_bytes`. None keeps the metadata.
+            merge: add the given names to the metadata and replace their values; a name whose value is None is removed.
+                If false, the given metadata replace all.
+
+        Raises:
+            InvalidInputError: the metadata would be too large; nothing was changed.
+        """
+        request = self._update(title, metadata, merge)
+        return await carry_out_async(request)
 
     async def refresh(self) -> None:
         """Restart the session's `ttl_s` now, as a commit would; durable on return."""

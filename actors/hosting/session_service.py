@@ -40,7 +40,7 @@ SaveOwnOverride = Callable[[EngineOverride, Mapping[str, bytes]], Awaitable[None
 """The same for one session: engine ids, pickled engines by id."""
 
 
-_AS_CORE = frozenset(("add_event", "decide", "fork", "refresh", "use_memory"))
+_AS_CORE = frozenset(("add_event", "decide", "fork", "refresh", "update", "use_memory"))
 """The verbs that have the arguments and answers of the method of `SessionCore`."""
 
 _WAITS = frozenset(("events", "wait"))

@@ -32,6 +32,8 @@ from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.timeline import Additions
 from turnwise.actors.session.transactor import Transactor
 from turnwise.actors.session.window_compaction import WindowCompaction
+from turnwise.errors import InvalidInputError, shown
+from turnwise.memory.conversation.frozen_json import freeze, plain_json
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -39,6 +41,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import Activation, SessionStore
+from turnwise.memory.stores.encrypted.records import is_sealed
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.strategy import OverflowStrategy
@@ -200,6 +203,36 @@ class SessionCore:
     async def refresh(self) -> None:
         """Make an empty commit, which restarts the session's time to live (`ttl_s`); durable on return."""
         await self._store_row()
+
+    async def update(self, title: str | None, metadata: Mapping[str, Any] | None, merge: bool = True) -> SessionRecord:
+        """Change the session's title and metadata, in one commit; return its row. May be repeated.
+
+        Args:
+            title: None to keep the title; an empty one removes it.
+            metadata: None to keep the metadata.
+            merge: add these names and replace their values, and remove the names whose value is None; otherwise
+                replace the metadata as a whole.
+
+        Raises:
+            InvalidInputError: the metadata would become too large, or look encrypted; nothing was changed.
+        """
+
+        async def change() -> SessionRecord:
+            session = self.state.journal.session
+            changed = replace(session, title=session.title if title is None else title or None)
+            if metadata is not None:
+                left = {name: value for name, value in session.metadata.items() if merge and name not in metadata}
+                added = {name: value for name, value in metadata.items() if value is not None or not merge}
+                plain = plain_json("metadata", left | added, self.engines.config.max_metadata_bytes)
+                changed = replace(changed, metadata=freeze(plain))
+                if is_sealed(changed.metadata):  # such a session could not be listed
+                    why = "it looks like encrypted metadata: choose other names"
+                    raise InvalidInputError("metadata", shown(plain), why)
+            if changed != session:
+                await self.transactor.commit(changed)
+            return self.state.journal.session
+
+        return await self.transactor.run(change)
 
     async def use_memory(self, use: MemoryUse) -> None:
         """Set the default for later runs' use of long-term memory; durable on return."""

@@ -14,7 +14,7 @@ from turnwise.memory.conversation.ids import check_id, public_id
 from turnwise.memory.conversation.model_params import check_params
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, size, subtract, union
 from turnwise.memory.conversation.tool_calls import decode_calls
 from turnwise.memory.conversation.turns import TurnRecord
@@ -34,6 +34,8 @@ def check_session_line(line: Line, session: SessionRecord) -> None:
     _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s")
     if not -1 <= session.saved < max(session.next_index, 1):
         line.refuse(f"saved={session.saved} is not between -1 and the last turn")
+    if session.title is not None and not 0 < len(session.title) <= MAX_TITLE_CHARS:
+        line.refuse(f"its title is empty or has more than {MAX_TITLE_CHARS} characters")
     _check_usage(line, session.usage)
 
 

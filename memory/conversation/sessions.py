@@ -20,6 +20,8 @@ class SessionRecord:
     user_id: str = "default"
     agent: str | None = None
     metadata: FrozenDict = field(default_factory=FrozenDict)
+    title: str | None = None
+    """Its name for people, as lists of conversations show it; None if it has none."""
     status: SessionStatus = "active"
     created_at: float = 0.0
     updated_at: float = 0.0
@@ -66,3 +68,6 @@ FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "log", "epoch
 
 SESSION_CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in FIXED)
 """The fields that commits change."""
+
+MAX_TITLE_CHARS = 1000
+"""The longest title of a session, in characters."""

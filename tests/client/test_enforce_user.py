@@ -64,6 +64,7 @@ CASES = [
     Case("execution", ("RUN",), "of-alice", RunNotFoundError, RunNotFoundError, ConfigError),
     Case("execution", ("no run",), RunNotFoundError, RunNotFoundError, RunNotFoundError, ConfigError),
     Case("list", (), ["of-alice"], ["of-bob"], [], ConfigError),
+    Case("runs", (), ["of-alice"], [], [], ConfigError),
     Case("count", (), 1, 1, 0, ConfigError),
     Case("usage", (), True, False, False, ConfigError),
     Case("forget", (), 0, 0, 0, TypeError),  # of those who have nothing

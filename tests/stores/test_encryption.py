@@ -121,7 +121,14 @@ READABLE = {
 async def fill(store: SessionStore, session_id: str, user_id: str, secret: str = SECRET) -> SessionRecord:
     """Store a session that has the secret wherever it can be put, and return it."""
     said = freeze({secret: [secret]})
-    own: dict[str, Any] = {"agent": "agent", "metadata": said, "ttl_s": 9.0, "model": "m", "params": said}
+    own: dict[str, Any] = {
+        "agent": "agent",
+        "metadata": said,
+        "ttl_s": 9.0,
+        "model": "m",
+        "params": said,
+        "title": secret,
+    }
     session = SessionRecord(session_id=session_id, user_id=user_id, **own)
     await store.create(session)
     session = (await store.activate(session_id)).session

@@ -348,14 +348,14 @@ def test_a_file_that_cannot_be_written_can_be_read(filled: Path) -> None:
 
 
 def test_a_store_of_a_newer_schema_is_refused_and_left_as_it_is(filled: Path) -> None:
-    edit(filled, "UPDATE turnwise_meta SET value = '8' WHERE name = 'schema_version'")
+    edit(filled, "UPDATE turnwise_meta SET value = '10' WHERE name = 'schema_version'")
     for use in (count, create):
         with pytest.raises(
-            SchemaVersionError, match="has schema version 8, this turnwise writes 7: use a turnwise"
+            SchemaVersionError, match="has schema version 10, this turnwise writes 9: use a turnwise"
         ) as error:
             using(f"sqlite:///{filled}", use)
-        assert (error.value.found, error.value.known) == ("8", 7)
-    edit(filled, "UPDATE turnwise_meta SET value = '7' WHERE name = 'schema_version'")
+        assert (error.value.found, error.value.known) == ("10", 9)
+    edit(filled, "UPDATE turnwise_meta SET value = '9' WHERE name = 'schema_version'")
     assert using(f"sqlite:///{filled}", count) == 1
 
 

@@ -79,13 +79,17 @@ def _event_place(session_id: str, event: Event) -> Place:
 
 
 def seal_session(key: UserKey, session: SessionRecord) -> SessionRecord:
-    sealed = replace(session, metadata=_seal(key, _session_place(session), session.metadata))
+    # Sessions without a title are stored as older versions store them.
+    texts = session.metadata if session.title is None else [session.metadata, session.title]
+    sealed = replace(session, metadata=_seal(key, _session_place(session), texts), title=None)
     # Most sessions have no parameters. Older versions did not store any.
     return replace(sealed, params=_seal(key, _params_place(session), session.params)) if session.params else sealed
 
 
 async def open_session(texts: Unsealing, session: SessionRecord) -> SessionRecord:
-    opened = replace(session, metadata=freeze(await _open(texts, _session_place(session), session.metadata)))
+    found = await _open(texts, _session_place(session), session.metadata)
+    metadata, title = found if isinstance(found, list) else (found, None)
+    opened = replace(session, metadata=freeze(metadata), title=title)
     if not session.params:
         return opened
     return replace(opened, params=freeze(await _open(texts, _params_place(session), session.params)))

@@ -32,7 +32,8 @@ from turnwise.memory.stores.sharing import RayId, Shared, rivals
 class EncryptedStore(Shared):
     """A `SessionStore` that encrypts records and stores them in another store.
 
-    It encrypts blocks; kinds and bodies of events; metadata of sessions and turns; parameters of sessions and runs; and
+    It encrypts blocks; kinds and bodies of events; titles of sessions; metadata of sessions and turns;
+    parameters of sessions and runs; and
     labels, types of answers, reasons, stop reasons, states of calls and fingerprints of runs.
 
     These stay readable: ids of sessions, users, agents, turns and runs; parents; times and sizes; states, codes of
@@ -74,7 +75,7 @@ class EncryptedStore(Shared):
         key = await self._keys.of(session.user_id)
         sealed = turn and seal_turn(key, session.session_id, turn)
         created = await self._inner.create(seal_session(key, session), sealed, also)
-        return replace(created, metadata=session.metadata, params=session.params)
+        return replace(created, metadata=session.metadata, title=session.title, params=session.params)
 
     async def get(self, session_id: str) -> SessionRecord:
         return await open_session(self._texts(), await self._inner.get(session_id))

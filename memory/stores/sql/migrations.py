@@ -52,4 +52,6 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
         "ALTER TABLE turnwise_turns ADD COLUMN turn_id TEXT",
         "ALTER TABLE turnwise_runs ADD COLUMN parent TEXT",
     ),
+    # Sessions have a title.
+    8: ("ALTER TABLE turnwise_sessions ADD COLUMN title TEXT",),
 }

@@ -35,7 +35,7 @@ _KEY_DIGITS = 19
 _SPANS = ("prompt", "appended", "input", "output", "carried")
 _TURN_TEXTS = {*_SPANS, "usage", "stop_reason", "metadata"}
 _RUN_TEXTS = {"labels", "why", "usage", "stop_reason", "calls", "params", "output"}
-_SESSION_TEXTS = {"metadata", "params"}
+_SESSION_TEXTS = {"metadata", "title", "params"}
 """The fields whose columns are JSON text."""
 
 
@@ -103,6 +103,7 @@ def _session_columns(session: SessionRecord) -> dict[str, Any]:
     columns = {name: getattr(session, name) for name in _SESSION_FIELDS}
     columns |= {name: getattr(session.usage, name) for name in USAGE}
     columns["metadata"] = to_json(session.metadata or None)
+    columns["title"] = to_json(session.title)
     columns["memory"] = _unless_on(session.memory)
     columns["params"] = to_json(session.params or None)
     return columns

@@ -29,7 +29,7 @@ from turnwise.memory.stores.sql.migrations import MIGRATIONS
 
 tables = MetaData()
 
-SCHEMA = Schema(name="schema_version", version=8, tables=tables, migrations=MIGRATIONS)
+SCHEMA = Schema(name="schema_version", version=9, tables=tables, migrations=MIGRATIONS)
 
 # The key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -47,6 +47,7 @@ sessions = Table(
     Column("user_id", Text, nullable=False),
     Column("agent", Text),
     Column("metadata", Text),
+    Column("title", Text),
     Column("status", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),

@@ -1,0 +1,190 @@
+"""Search in any store: sessions by title, metadata and time; runs of many sessions, newest first."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.errors import (
+    CorruptRecordError,
+    InvalidInputError,
+    KeyMissingError,
+    SessionNotFoundError,
+    WrongKeyError,
+    shown,
+)
+from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.base import Page, SessionOrder, SessionStore, cursor_of
+
+SESSIONS_PAGE = 500
+"""How many sessions are read at once."""
+
+RUNS_PAGE = 100
+"""How many runs of a session are read at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFilter:
+    """Which sessions are searched for, besides what stores filter by. Fields that are None match all."""
+
+    title: str | None = None
+    """Part of the title, in upper or lower case."""
+    metadata: Mapping[str, Any] | None = None
+    """Frozen JSON: the session's metadata has all of these names, with equal values."""
+    since: float | None = None
+    """The time by which sessions are ordered is not before it, and is before `until`; in seconds since the epoch."""
+    until: float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it matches all sessions."""
+        return self == SessionFilter()
+
+    def matches(self, session: SessionRecord) -> bool:
+        """Return whether the title and the metadata match."""
+        if self.title is not None and self.title.casefold() not in (session.title or "").casefold():
+            return False
+        wanted = self.metadata or {}
+        return all(name in session.metadata and session.metadata[name] == value for name, value in wanted.items())
+
+
+async def find_sessions(
+    store: SessionStore,
+    wanted: SessionFilter,
+    *,
+    order_by: SessionOrder = "created_at",
+    cursor: str | None = None,
+    limit: int = 100,
+    **query: Any,
+) -> Page[SessionRecord]:
+    """Return a page of the sessions that match, newest first. Reads all sessions of the query down to `since`.
+
+    Args:
+        query: what the store filters by; see `SessionStore.query`.
+    """
+    if cursor is None and wanted.until is not None:
+        cursor = cursor_of(wanted.until, 0)
+    found: list[SessionRecord] = []
+    unreadable: list[str] = []
+    after: str | None = None
+    while True:
+        page = await store.query(order_by=order_by, cursor=cursor, limit=SESSIONS_PAGE, **query)
+        for at, session in enumerate(page):
+            if wanted.since is not None and getattr(session, order_by) < wanted.since:
+                return Page(tuple(found), None, tuple(unreadable))
+            if not wanted.matches(session):
+                continue
+            if len(found) == limit:
+                return Page(tuple(found), after, tuple(unreadable))
+            found.append(session)
+            if len(found) == limit:
+                after = await _cursor_after(store, at, page, order_by=order_by, cursor=cursor, **query)
+        unreadable += page.unreadable
+        cursor = page.cursor
+        if cursor is None:
+            return Page(tuple(found), None, tuple(unreadable))
+
+
+async def _cursor_after(store: SessionStore, at: int, page: Page[SessionRecord], **query: Any) -> str | None:
+    """Return the cursor of what follows item `at` of a page: only the store knows cursors, so it is asked again."""
+    for limit in range(at + 1, at + 2 + len(page.unreadable)):
+        again = await store.query(limit=limit, **query)
+        if len(again) > at:
+            return again.cursor
+    return page.cursor  # sessions were deleted meanwhile
+
+
+async def find_runs(
+    store: SessionStore,
+    *,
+    states: Collection[RunState] | None = None,
+    since: float | None = None,
+    cursor: str | None = None,
+    limit: int = 100,
+    **query: Any,
+) -> Page[RunRecord]:
+    """Return a page of the runs of all sessions of a query, newest first by `created_at`, then by id.
+
+    A run is not newer than its session's last commit, so sessions are read newest first, and only as far as needed: a
+    page reads the sessions that have changed since its oldest run was created.
+
+    Args:
+        states: the states of the runs; any if None.
+        since: only runs that were created at this time or later, in seconds since the epoch.
+        query: which sessions; see `SessionStore.query`.
+    """
+    behind = _parse_cursor(cursor)
+    heap: list[tuple[float, str, RunRecord]] = []
+    found: list[RunRecord] = []
+    unreadable: list[str] = []
+
+    def matches(run: RunRecord) -> bool:
+        is_of_page = behind is None or (-run.created_at, run.run_id) > behind
+        return is_of_page and (states is None or run.state in states) and (since is None or run.created_at >= since)
+
+    def take(newer_than: float) -> bool:
+        """Take the runs that no unread session can precede; return whether the page is full."""
+        while heap and -heap[0][0] > newer_than and len(found) <= limit:
+            found.append(heapq.heappop(heap)[2])
+        return len(found) > limit
+
+    async for session in _sessions(store, unreadable, **query):
+        if take(session.updated_at) or (since is not None and session.updated_at < since):
+            break
+        try:
+            for run in await _runs_of(store, session, matches, since, limit):
+                heapq.heappush(heap, (-run.created_at, run.run_id, run))
+        except SessionNotFoundError:
+            continue  # deleted meanwhile
+        except (CorruptRecordError, KeyMissingError, WrongKeyError):
+            unreadable.append(session.session_id)
+    if not take(-math.inf):
+        return Page(tuple(found), None, tuple(unreadable))
+    last = found[limit - 1]
+    return Page(tuple(found[:limit]), f"{last.created_at!r}:{last.run_id}", tuple(unreadable))
+
+
+async def _sessions(store: SessionStore, unreadable: list[str], **query: Any) -> AsyncIterator[SessionRecord]:
+    cursor = None
+    while True:
+        page = await store.query(order_by="updated_at", cursor=cursor, limit=SESSIONS_PAGE, **query)
+        unreadable += page.unreadable
+        for session in page:
+            yield session
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+async def _runs_of(
+    store: SessionStore, session: SessionRecord, matches: Callable[[RunRecord], bool], since: float | None, limit: int
+) -> list[RunRecord]:
+    """Return the newest `limit` + 1 or more runs of a session that match, or all if there are fewer."""
+    found: list[RunRecord] = []
+    end = session.next_index
+    while end > 0 and len(found) <= limit:
+        start = max(0, end - RUNS_PAGE)
+        runs = await store.runs(session.session_id, after=start - 1, limit=RUNS_PAGE)
+        found += [run for run in runs if run.turn_index < end and matches(run)]
+        if since is not None and runs and runs[0].created_at < since:
+            break
+        end = start
+    return found
+
+
+def _parse_cursor(cursor: str | None) -> tuple[float, str] | None:
+    """Return the place of the last run of the page before, in the order of pages."""
+    if cursor is None:
+        return None
+    time_s, _, run_id = cursor.partition(":")
+    try:
+        at = float(time_s)
+    except ValueError:
+        at = math.nan
+    if not math.isfinite(at) or not run_id:
+        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the page before, unchanged")
+    return -at, run_id

@@ -1,0 +1,107 @@
+"""The code listings of VoltAgent's page on memory, with turnwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from conftest import end_actors
+
+from engines import ScriptedEngine
+from turnwise import AsyncSessionManager, Packed, SessionManager
+from turnwise.errors import InvalidInputError, SessionNotFoundError
+
+NAMESPACE = "seeds-voltagent"
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Conversations in one place, the history of runs in another."""
+    folder = tmp_path_factory.mktemp("voltagent")
+    stores = {"store": f"sqlite:///{folder}/chats.db", "history_store": f"sqlite:///{folder}/history.db"}
+    return {**stores, "engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": Packed(hosts=1)}
+
+
+@pytest.fixture(scope="module")
+def manager(ray_session: ModuleType, settings: dict[str, Any]) -> Iterator[SessionManager]:
+    with SessionManager(**settings) as made:
+        yield made
+    end_actors(ray_session, NAMESPACE)
+
+
+def test_user_and_conversation_ids(manager: SessionManager) -> None:
+    """One conversation by its id; a new one without."""
+    thread = "case-987-abc"
+    manager.open(thread, user_id="user-456").run("My router is not working.").wait()
+    turn = manager.open(thread, user_id="user-456").run("I tried restarting it, still no luck.").wait()
+    assert [block.text for block in turn.blocks if block.kind == "user"] == [
+        "My router is not working.",
+        "I tried restarting it, still no luck.",
+    ]
+    first, second = (manager.open(user_id="user-123") for _ in range(2))
+    assert first.id != second.id and first.latest() is second.latest() is None
+
+
+def test_conversations_are_made_found_updated_and_deleted(manager: SessionManager) -> None:
+    began = time.time() - 60
+    for number in range(3):
+        manager.open(f"trip-{number}", user_id="ann", title=f"Trip {number} to Paris", metadata={"paid": number > 0})
+    manager.open("taxes", user_id="ann", agent="clerk", title="Taxes")
+
+    assert [each.session_id for each in manager.list(user_id="ann", title="paris")] == ["trip-2", "trip-1", "trip-0"]
+    page = manager.list(user_id="ann", title="TRIP", metadata={"paid": True}, limit=1)
+    assert [each.title for each in page] == ["Trip 2 to Paris"]
+    page = manager.list(user_id="ann", title="TRIP", metadata={"paid": True}, limit=1, cursor=page.cursor)
+    assert [each.title for each in page] == ["Trip 1 to Paris"] and page.cursor is None
+    assert len(manager.list(user_id="ann", since=began)) == 4 and not len(manager.list(user_id="ann", until=began))
+
+    trip = manager.get("trip-0", user_id="ann")
+    changed = trip.update(title="Trip to Rome", metadata={"paid": True, "class": "first"})
+    assert changed.session_id == "trip-0" and trip.info().session == changed
+    assert trip.update(metadata={"class": None}).metadata == {"paid": True}
+    assert trip.update(metadata={"all": "new"}, merge=False).metadata == {"all": "new"}
+    assert manager.list(user_id="ann", order_by="updated_at").items[0].title == "Trip to Rome"
+
+    assert manager.open("trip-0", user_id="ann", metadata={"all": "new"}).id == trip.id, "it is as asked for"
+    with pytest.raises(InvalidInputError, match=r"'trip-0' exists with another metadata .*if_exists='update'"):
+        manager.open("trip-0", user_id="ann", metadata={"all": "newer"})
+    with pytest.raises(InvalidInputError, match=r"title='Rome'.*if_exists='update'"):
+        manager.open("trip-0", user_id="ann", title="Rome")
+    manager.open("trip-0", user_id="ann", title="Rome", if_exists="keep")
+    assert trip.info().session.title == "Trip to Rome"
+    manager.open("trip-0", user_id="ann", title="Rome", metadata={"more": 1}, if_exists="update")
+    assert (trip.info().session.title, trip.info().session.metadata) == ("Rome", {"all": "new", "more": 1})
+
+    trip.delete()
+    with pytest.raises(SessionNotFoundError):
+        manager.get("trip-0", user_id="ann")
+
+
+def test_the_history_of_an_agent(manager: SessionManager) -> None:
+    """Entries, their steps and their events, of all conversations of an agent."""
+    for number in range(3):
+        chat = manager.open(f"help-{number}", user_id=f"user-{number}", agent="helper")
+        chat.run("hello").wait()
+    manager.get("help-2").run("raise").cancel()
+    page = manager.runs(agent="helper", limit=3)
+    assert [run.session_id for run in page] == ["help-2", "help-2", "help-1"] and page.cursor
+    assert [run.session_id for run in manager.runs(agent="helper", limit=3, cursor=page.cursor)] == ["help-0"]
+    assert [run.session_id for run in manager.runs(agent="helper", state="failed")] == ["help-2"]
+    assert len(manager.runs(user_id="user-2")) == 2 and not len(manager.runs(since=time.time() + 60))
+    handle = manager.execution(page.items[-1].run_id)
+    assert handle.info() == page.items[-1] and [event.kind for event in handle.events()][-1] == "run_completed"
+    assert handle.steps()
+
+
+async def test_the_same_awaited(manager: SessionManager, settings: dict[str, Any]) -> None:
+    async with AsyncSessionManager(**settings) as opened:
+        chat = await opened.open("awaited", user_id="bob", title="A title", metadata={"a": 1})
+        await (await chat.run("hello"))
+        assert (await chat.update(title="Another", metadata={"b": 2})).metadata == {"a": 1, "b": 2}
+        assert [each.session_id for each in await opened.list(title="another", user_id="bob")] == ["awaited"]
+        assert [run.session_id for run in await opened.runs(user_id="bob")] == ["awaited"]
+        with pytest.raises(InvalidInputError, match="if_exists"):
+            await opened.open("awaited", user_id="bob", title="A title")

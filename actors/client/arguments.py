@@ -20,7 +20,7 @@ from turnwise.memory.conversation.output_type import MAX_RETRIES
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS
 from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.deletion import Verify
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory, MemoryType
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -100,6 +100,13 @@ def _type(value: Any) -> MemoryType:
         raise ValueError(f"must be one of {', '.join(MemoryType)}") from None
 
 
+def _category(value: Any) -> MemoryCategory:
+    try:
+        return MemoryCategory(plain_text(value) if isinstance(value, str) else "")
+    except ValueError:
+        raise ValueError(f"must be one of {', '.join(MemoryCategory)}") from None
+
+
 def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         raise ValueError("must be a list of names")
@@ -177,8 +184,9 @@ Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
 Model = Annotated[str, PlainValidator(partial(check_id, "model"))]
 Params = Annotated[ModelParams, PlainValidator(partial(check_params, "params"))]
 Use = Annotated[MemoryUse | bool, PlainValidator(memory_use)]
-Type = Annotated[MemoryType, PlainValidator(_type)]
-Types = Annotated[Collection[MemoryType], PlainValidator(_types)]
+Type = Annotated[AnyType, PlainValidator(_type)]
+Types = Annotated[Collection[AnyType], PlainValidator(_types)]
+Category = Annotated[AnyCategory, PlainValidator(_category)]
 Folder = Annotated[str | Path, PlainValidator(_folder)]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 from turnwise.actors.client.arguments import (
     MAX_JSON_BYTES,
+    Category,
     ItemId,
     Limit,
     Look,
@@ -30,7 +31,11 @@ from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryType, types_of
+from turnwise.memory.stores.base import Page
+
+_Items: TypeAlias = list[MemoryItem]
+"""In the classes below, `list` is a method."""
 
 
 class _SessionMemory:
@@ -54,16 +59,27 @@ class _SessionMemory:
         name: Text | None,
         aliases: Names,
         expires_at: Time | None,
+        memory: Text | None,
     ) -> Request[Any]:
         # The caller chooses the id, so that a request that is delivered twice saves one item.
         more = {"topic": topic, "name": name, "aliases": aliases, "expires_at": expires_at}
+        more["memory"] = memory
         return self._ask("save", text, type=type, id=new_id() if id is None else id, **more)
 
     @checked
-    def _recall(self, query: Text, limit: Limit, types: Types | None, as_of: Time | None) -> Request[Any]:
-        return self._ask("recall", query, limit=limit, types=types, as_of=as_of)
+    def _recall(
+        self, query: Text, limit: Limit, types: Types | None, category: Category | None, as_of: Time | None
+    ) -> Request[Any]:
+        return self._ask("recall", query, limit=limit, types=types_of(category, types), as_of=as_of)
 
-    def _update(self, id: str, text: str | None, type: MemoryType | None, changes: ItemChanges) -> Request[Any]:
+    @checked
+    def _list(
+        self, category: Category | None, type: Type | None, limit: Limit, cursor: Text | None, memory: Text | None
+    ) -> Request[Any]:
+        types = types_of(category, None if type is None else (type,))
+        return self._ask("list_items", types=types, limit=limit, cursor=cursor, memory=memory)
+
+    def _update(self, id: str, text: str | None, type: AnyType | None, changes: ItemChanges) -> Request[Any]:
         return self._ask("update", **_checked_changes(id=id, text=text, type=type, **changes))
 
     @checked
@@ -135,14 +151,15 @@ class SessionMemory(_SessionMemory):
         self,
         text: str,
         *,
-        type: MemoryType = MemoryType.GENERAL,
+        type: AnyType = MemoryType.GENERAL,
         topic: str | None = None,
         id: str | None = None,
         name: str | None = None,
         aliases: Sequence[str] = (),
         expires_at: float | None = None,
+        memory: str | None = None,
     ) -> str:
-        """Save a text in the first writable memory; return the item's id.
+        """Save a text in a memory; return the item's id.
 
         Args:
             topic: the subject, in a word or two.
@@ -150,34 +167,71 @@ class SessionMemory(_SessionMemory):
             name: the name of the thing that the text describes. Searches for a name rank its item first.
             aliases: other names of the same thing.
             expires_at: when the item stops being recalled, in seconds since the epoch; never if omitted.
+            memory: the name of the memory, as in `MemoryItem.memory`; the first writable one if omitted.
 
         Raises:
+            InvalidInputError: no memory has this name.
             InvalidMemoryError: the memory cannot keep such an item.
-            ReadOnlyMemoryError: all memories are read-only.
+            ReadOnlyMemoryError: this memory, or each memory, is read-only.
         """
         return str(
             carry_out(
-                self._save(text, type, topic=topic, id=id, name=name, aliases=aliases, expires_at=expires_at),
+                self._save(
+                    text, type, topic=topic, id=id, name=name, aliases=aliases, expires_at=expires_at, memory=memory
+                ),
                 self._client.portal,
             )
         )
 
     def recall(
-        self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
-    ) -> list[MemoryItem]:
+        self,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[AnyType] | None = None,
+        category: AnyCategory | None = None,
+        as_of: float | None = None,
+    ) -> _Items:
         """Return up to `limit` items that are relevant to the query, best first; several memories' items alternate.
 
         An item's `memory` names its memory, `score` says how relevant it is, `words` and `passage` what matched. A
         memory that fails is left out.
 
         Args:
-            types: return items of these types only; of all types if omitted.
+            types: return items of these types only; of all types if omitted. Names are accepted: `["facts"]`.
+            category: return items of this category only; its name is accepted: `"semantic"`.
             as_of: return what was valid at this time, in seconds since the epoch.
         """
-        return list(carry_out(self._recall(query, limit, types, as_of), self._client.portal))
+        return list(carry_out(self._recall(query, limit, types, category, as_of), self._client.portal))
+
+    def list(
+        self,
+        *,
+        category: AnyCategory | None = None,
+        type: AnyType | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+        memory: str | None = None,
+    ) -> Page[MemoryItem]:
+        """Return a page of what memories keep for the user and the agent, without a query.
+
+        Lists one memory after the other, the newest items of each first. Replaced items are not listed; resolved ones
+        are, and expired ones until they are deleted. Pass the page's `cursor` to get the next page.
+
+        Args:
+            category: list items of this category only; its name is accepted.
+            type: list items of this type only; its name is accepted.
+            memory: the name of the memory, which may be a read-only one; if omitted, all that are not read-only.
+
+        Raises:
+            InvalidInputError: no memory has this name, or the cursor is invalid.
+            NoMemoryError: none of the memories can list its items; see `memories.Listing`.
+        """
+        found: Page[MemoryItem] = carry_out(self._list(category, type, limit, cursor, memory), self._client.portal)
+        return found
 
     def update(
-        self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
+        self, id: str, text: str | None = None, *, type: AnyType | None = None, **changes: Unpack[ItemChanges]
     ) -> bool:
         """Change the given fields of an item; return whether the item exists. Other fields stay, `created_at` too.
 
@@ -257,6 +311,10 @@ class SessionMemory(_SessionMemory):
         """
         return str(carry_out(self._note("replace_notes", content), self._client.portal))
 
+    def clear_notes(self) -> bool:
+        """Reset the working memory to the initial text of its format; return whether it had been changed."""
+        return bool(carry_out(self._ask("clear_notes"), self._client.portal))
+
     def merge_notes(self, content: Any) -> str:
         """Merge the content into the working memory, as its format defines; return the new content.
 
@@ -282,14 +340,15 @@ class AsyncSessionMemory(_SessionMemory):
         self,
         text: str,
         *,
-        type: MemoryType = MemoryType.GENERAL,
+        type: AnyType = MemoryType.GENERAL,
         topic: str | None = None,
         id: str | None = None,
         name: str | None = None,
         aliases: Sequence[str] = (),
         expires_at: float | None = None,
+        memory: str | None = None,
     ) -> str:
-        """Save a text in the first writable memory; return the item's id.
+        """Save a text in a memory; return the item's id.
 
         Args:
             topic: the subject, in a word or two.
@@ -297,33 +356,70 @@ class AsyncSessionMemory(_SessionMemory):
             name: the name of the thing that the text describes. Searches for a name rank its item first.
             aliases: other names of the same thing.
             expires_at: when the item stops being recalled, in seconds since the epoch; never if omitted.
+            memory: the name of the memory, as in `MemoryItem.memory`; the first writable one if omitted.
 
         Raises:
+            InvalidInputError: no memory has this name.
             InvalidMemoryError: the memory cannot keep such an item.
-            ReadOnlyMemoryError: all memories are read-only.
+            ReadOnlyMemoryError: this memory, or each memory, is read-only.
         """
         return str(
             await carry_out_async(
-                self._save(text, type, topic=topic, id=id, name=name, aliases=aliases, expires_at=expires_at)
+                self._save(
+                    text, type, topic=topic, id=id, name=name, aliases=aliases, expires_at=expires_at, memory=memory
+                )
             )
         )
 
     async def recall(
-        self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
-    ) -> list[MemoryItem]:
+        self,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[AnyType] | None = None,
+        category: AnyCategory | None = None,
+        as_of: float | None = None,
+    ) -> _Items:
         """Return up to `limit` items that are relevant to the query, best first; several memories' items alternate.
 
         An item's `memory` names its memory, `score` says how relevant it is, `words` and `passage` what matched. A
         memory that fails is left out.
 
         Args:
-            types: return items of these types only; of all types if omitted.
+            types: return items of these types only; of all types if omitted. Names are accepted: `["facts"]`.
+            category: return items of this category only; its name is accepted: `"semantic"`.
             as_of: return what was valid at this time, in seconds since the epoch.
         """
-        return list(await carry_out_async(self._recall(query, limit, types, as_of)))
+        return list(await carry_out_async(self._recall(query, limit, types, category, as_of)))
+
+    async def list(
+        self,
+        *,
+        category: AnyCategory | None = None,
+        type: AnyType | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+        memory: str | None = None,
+    ) -> Page[MemoryItem]:
+        """Return a page of what memories keep for the user and the agent, without a query.
+
+        Lists one memory after the other, the newest items of each first. Replaced items are not listed; resolved ones
+        are, and expired ones until they are deleted. Pass the page's `cursor` to get the next page.
+
+        Args:
+            category: list items of this category only; its name is accepted.
+            type: list items of this type only; its name is accepted.
+            memory: the name of the memory, which may be a read-only one; if omitted, all that are not read-only.
+
+        Raises:
+            InvalidInputError: no memory has this name, or the cursor is invalid.
+            NoMemoryError: none of the memories can list its items; see `memories.Listing`.
+        """
+        found: Page[MemoryItem] = await carry_out_async(self._list(category, type, limit, cursor, memory))
+        return found
 
     async def update(
-        self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
+        self, id: str, text: str | None = None, *, type: AnyType | None = None, **changes: Unpack[ItemChanges]
     ) -> bool:
         """Change the given fields of an item; return whether the item exists. Other fields stay, `created_at` too.
 
@@ -402,6 +498,10 @@ class AsyncSessionMemory(_SessionMemory):
             WorkingMemoryError: the new content is not in the memory's format, or is too long; nothing was changed.
         """
         return str(await carry_out_async(self._note("replace_notes", content)))
+
+    async def clear_notes(self) -> bool:
+        """Reset the working memory to the initial text of its format; return whether it had been changed."""
+        return bool(await carry_out_async(self._ask("clear_notes")))
 
     async def merge_notes(self, content: Any) -> str:
         """Merge the content into the working memory, as its format defines; return the new content.

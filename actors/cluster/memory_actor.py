@@ -17,6 +17,7 @@ from turnwise.errors import LongTermMemoryError, TurnwiseError
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.longterm.base import (
     ItemChanges,
+    Listing,
     LongTermMemory,
     MemoryItem,
     Profiled,
@@ -29,6 +30,7 @@ from turnwise.memory.longterm.search import word_frequency as frequency
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.memory import Recall
+from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:
     from turnwise.memory.longterm.file_search import FileSearch
@@ -167,6 +169,14 @@ class MemoryHost:
         self, scope: Scope, id: str, text: str | None, type: MemoryType | None, **changes: Unpack[ItemChanges]
     ) -> bool:
         return await (await self._memory()).update(scope, id, text, type=type, **changes)
+
+    async def do_list_items(
+        self, scope: Scope, types: Collection[MemoryType] | None, cursor: str | None, limit: int
+    ) -> Page[MemoryItem]:
+        memory = await self._memory()
+        if not isinstance(memory, Listing):
+            raise LongTermMemoryError(f"{type(memory).__name__} cannot list its items: give it a method list_items")
+        return await memory.list_items(scope, types=types, cursor=cursor, limit=limit)
 
     async def do_forget(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> int:
         memory = await self._behind_gifts(scope)

@@ -32,12 +32,14 @@ from turnwise.memory.longterm.base import (
     MemoryItem,
     ProfiledRecall,
     Scope,
+    can_list,
     has_profiles,
     is_local,
     is_read_only,
 )
 from turnwise.memory.longterm.deletion import Erasure
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.base import Page
 from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.summarize import Summarize
@@ -79,6 +81,7 @@ class RemoteMemory:
         self.read_only = is_read_only(memory)
         self.has_profiles = has_profiles(memory)
         """Whether it has profiles of users, and pins."""
+        self.can_list = can_list(memory)
         try:
             self._pickled = cloudpickle.dumps(memory)
             self._digest = identity(memory)[:16]
@@ -152,6 +155,16 @@ class RemoteMemory:
         **changes: Unpack[ItemChanges],
     ) -> bool:
         return bool(await self._ask("update", scope, id, text, type, **changes))
+
+    async def list_items(
+        self,
+        scope: Scope,
+        *,
+        types: Collection[MemoryType] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[MemoryItem]:
+        return cast("Page[MemoryItem]", await self._ask("list_items", scope, types, cursor, limit))
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         return int(await self._ask("forget", scope, ids, turn_index))

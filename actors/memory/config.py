@@ -21,17 +21,30 @@ Saved = Literal["all", "completed", "none"]
 def _from_environment(name: str, default: Setting, parse: Callable[[str], Setting]) -> Setting:
     """Return the value of `TURNWISE_MEMORY_<name>`; the default if it is not set or empty.
 
+    If python-dotenv is installed, a variable that the environment lacks is looked up in the file `.env` of the working
+    directory or, if there is none, of the nearest folder above it. The environment is not changed.
+
     Raises:
         ConfigError: the value is invalid.
     """
     variable = f"TURNWISE_MEMORY_{name}"
-    given = os.environ.get(variable, "").strip()
+    given = (os.environ.get(variable) or _from_file(variable)).strip()
     if not given:
         return default
     try:
         return parse(given)
     except (ValueError, KeyError) as error:
         raise ConfigError(variable, given, f"is not a valid value: {error}") from error
+
+
+def _from_file(variable: str) -> str:
+    """Return the value of a variable in the file `.env`; empty if there is none, or python-dotenv is not installed."""
+    try:
+        from dotenv import dotenv_values, find_dotenv
+    except ImportError:
+        return ""
+    path = find_dotenv(usecwd=True)
+    return (dotenv_values(path).get(variable) or "") if path else ""
 
 
 def _boolean(text: str) -> bool:
@@ -45,7 +58,11 @@ def _categories(text: str) -> tuple[MemoryCategory, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """Settings of what sessions recall and save. The defaults of the first four come from environment variables."""
+    """Settings of what sessions recall and save.
+
+    The defaults of the first four come from environment variables or, with python-dotenv, from a file `.env`. They are
+    read when this is made: by a manager that is given no `config`, when the manager is made.
+    """
 
     enabled: bool = field(default_factory=lambda: _from_environment("ENABLED", True, _boolean))
     """Whether sessions use their memories at all: `TURNWISE_MEMORY_ENABLED`."""
@@ -56,8 +73,8 @@ class MemoryConfig:
     categories: Collection[MemoryCategory] = field(
         default_factory=lambda: _from_environment("CATEGORIES", tuple(MemoryCategory), _categories)
     )
-    """The categories to recall: `TURNWISE_MEMORY_CATEGORIES`, names separated by commas. Read-only memories, whose
-    items are for everyone, are always searched for all categories."""
+    """The categories to recall, which may be given by name: `TURNWISE_MEMORY_CATEGORIES`, separated by commas.
+    Read-only memories, whose items are for everyone, are always searched for all categories."""
 
     agent_scope: bool = field(default_factory=lambda: _from_environment("AGENT_SCOPE", True, _boolean))
     """Whether episodic and procedural items belong to the session's agent, rather than to all agents of the user:
@@ -93,10 +110,12 @@ class MemoryConfig:
         if self.save not in get_args(Saved):
             raise ConfigError("memory.save", self.save, "must be 'all', 'completed' or 'none'")
         try:
+            if isinstance(self.categories, str):
+                raise TypeError("one text")
             object.__setattr__(self, "categories", tuple(MemoryCategory(name) for name in self.categories))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             known = ", ".join(MemoryCategory)
-            raise ConfigError("memory.categories", self.categories, f"must be of {known}") from error
+            raise ConfigError("memory.categories", self.categories, f"must be a list of {known}") from error
         if not self.categories:
             raise ConfigError("memory.categories", self.categories, "must not be empty; memory=False recalls nothing")
 

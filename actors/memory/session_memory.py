@@ -11,10 +11,20 @@ from typing import Any, Unpack
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.errors import LongTermMemoryError, NoMemoryError, ReadOnlyMemoryError
+from turnwise.errors import InvalidInputError, LongTermMemoryError, NoMemoryError, ReadOnlyMemoryError, shown
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Profiled, Scope, Source, has_profiles, is_read_only
+from turnwise.memory.longterm.base import (
+    ItemChanges,
+    MemoryItem,
+    Profiled,
+    Scope,
+    Source,
+    can_list,
+    has_profiles,
+    is_read_only,
+)
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.base import Page
 from turnwise.memory.working.memory import WorkingMemory
 
 
@@ -51,9 +61,10 @@ class SessionMemoryAccess:
         name: str | None = None,
         aliases: Sequence[str] = (),
         expires_at: float | None = None,
+        memory: str | None = None,
     ) -> str:
         """See `MemoryAccess.save`."""
-        slot = self._writable("remember")[0]
+        slot = self._writable("remember", memory)[0]
         item = MemoryItem(
             id=id or new_id(),
             text=text,
@@ -94,6 +105,35 @@ class SessionMemoryAccess:
         for item in filter(None, chain.from_iterable(ranks)):
             found.setdefault(item.text, item)
         return list(found.values())[:limit]
+
+    async def list_items(
+        self,
+        *,
+        types: Collection[MemoryType] | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+        memory: str | None = None,
+    ) -> Page[MemoryItem]:
+        """See `MemoryAccess.list_items`. Asks one memory after the other, and the next one whether it has any."""
+        slots = [slot for slot in self._named(memory) if memory is not None or not is_read_only(slot.memory)]
+        listing = {slot.name: slot.memory for slot in slots if can_list(slot.memory)}
+        if not listing:
+            raise NoMemoryError(self._scope.session_id or "", "memory that can list its items")
+        name, _, inner = (cursor or f"{next(iter(listing))}:").partition(":")
+        if name not in listing or (cursor is not None and ":" not in cursor):
+            raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the previous page, unchanged")
+        names = [*listing]
+        found: list[MemoryItem] = []
+        for at in names[names.index(name) :]:
+            each: Any = listing[at]
+            page = await each.list_items(self._scope, types=types, cursor=inner or None, limit=limit - len(found) or 1)
+            if page.items and len(found) == limit:
+                return Page(tuple(found), f"{at}:")
+            found += [replace(item, memory=at) for item in page]
+            if page.cursor is not None:
+                return Page(tuple(found), f"{at}:{page.cursor}")
+            inner = ""
+        return Page(tuple(found), None)
 
     async def update(
         self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
@@ -145,12 +185,25 @@ class SessionMemoryAccess:
         """See `MemoryAccess.merge_notes`."""
         return await self._notes(changes=True).merge(self._scope, content)
 
-    def _writable(self, verb: str) -> list[MemorySlot]:
-        found = [slot for slot in self._slots if not is_read_only(slot.memory)]
+    async def clear_notes(self) -> bool:
+        """See `MemoryAccess.clear_notes`."""
+        return await self._notes(changes=True).clear(self._scope)
+
+    def _named(self, name: str | None) -> Sequence[MemorySlot]:
+        """Return the memory of this name, in a list; all memories if it is None."""
         if not self._slots:
             raise self._no_memory()
+        found = [slot for slot in self._slots if name in (None, slot.name)]
+        if not found:
+            names = ", ".join(slot.name for slot in self._slots)
+            raise InvalidInputError("memory", shown(name), f"must be one of {names}")
+        return found
+
+    def _writable(self, verb: str, name: str | None = None) -> list[MemorySlot]:
+        slots = self._named(name)
+        found = [slot for slot in slots if not is_read_only(slot.memory)]
         if self._is_reading or not found:
-            raise ReadOnlyMemoryError(self._slots[0].name if not found else "the session's memory", verb)
+            raise ReadOnlyMemoryError(slots[0].name if not found else "the session's memory", verb)
         return found
 
     def _notes(self, *, changes: bool = False) -> WorkingMemory:

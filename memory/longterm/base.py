@@ -11,6 +11,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.pickling import pickled_by_values
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.base import Page
 
 Status = Literal["active", "resolved"]
 """Whether an item still matters. A resolved item, such as a goal that was reached, is no longer recalled."""
@@ -121,6 +122,33 @@ class Profiled(Protocol):
         """Pin an item that the scope sees to the profile, or unpin it; return whether it is a valid item."""
 
 
+@runtime_checkable
+class Listing(Protocol):
+    """The method of a memory that can list what it keeps."""
+
+    async def list_items(
+        self,
+        scope: Scope,
+        *,
+        types: Collection[MemoryType] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[MemoryItem]:
+        """Return a page of the items that the scope sees and that are not superseded, the newest first.
+
+        Resolved items are listed too, and expired ones until they are deleted. The scope's session is not a filter.
+
+        Args:
+            types: the types of items to return; all if left out.
+            cursor: the cursor of the previous page; None for the first page.
+            limit: the most items of the page.
+
+        Raises:
+            InvalidInputError: the limit is below 1, or the cursor is invalid.
+            CorruptRecordError: an item cannot be read; the error names it.
+        """
+
+
 class DegradedRecall(list[MemoryItem]):
     """A recall of reduced quality, such as one by words without vectors.
 
@@ -214,6 +242,11 @@ class LongTermMemory(Protocol):
 def has_profiles(memory: object) -> bool:
     """Return whether the memory has user profiles: it is `Profiled`, and no attribute says that it has none."""
     return isinstance(memory, Profiled) and bool(getattr(memory, "has_profiles", True))
+
+
+def can_list(memory: object) -> bool:
+    """Return whether the memory is `Listing`, and no attribute says that it cannot list."""
+    return isinstance(memory, Listing) and bool(getattr(memory, "can_list", True))
 
 
 def is_read_only(memory: object) -> bool:

@@ -20,6 +20,7 @@ from turnwise.memory.longterm.retention import Retention, Use, Uses
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:
     from turnwise.memory.longterm.search.user_index import UserIndex
@@ -164,6 +165,17 @@ class LexicalMemory:
         **changes: Unpack[ItemChanges],
     ) -> bool:
         return await self._facts.update(scope, id, text, type=type, at=self._clock(), **changes)
+
+    async def list_items(
+        self,
+        scope: Scope,
+        *,
+        types: Collection[MemoryType] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[MemoryItem]:
+        """See `Listing.list_items`."""
+        return await self._facts.query(scope, FactFilter(types=types), cursor=cursor, limit=limit)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         check_turn(scope.session_id, turn_index, ids)

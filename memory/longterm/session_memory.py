@@ -7,6 +7,7 @@ from typing import Any, Protocol, Unpack
 
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.base import Page
 
 MEMORY_TOOLS = frozenset(
     {"save_memory", "recall_memories", "update_memory", "delete_memory", "read_notes", "replace_notes", "add_to_notes"}
@@ -37,10 +38,12 @@ class MemoryAccess(Protocol):
         name: str | None = None,
         aliases: Sequence[str] = (),
         expires_at: float | None = None,
+        memory: str | None = None,
     ) -> str:
         """Keep a text in long-term memory; return its id.
 
         Args:
+            memory: the name of the memory, as in `MemoryItem.memory`; the first writable one if left out.
             topic: the subject of the text, in a word or two.
             name: the proper name of its subject; `aliases` are other names of the same subject. A query with one of
                 them ranks the item first.
@@ -50,7 +53,8 @@ class MemoryAccess(Protocol):
 
         Raises:
             InvalidMemoryError: it cannot be kept.
-            ReadOnlyMemoryError: the session's memories are read-only.
+            InvalidInputError: the session has no memory of this name.
+            ReadOnlyMemoryError: the memory is read-only, or all are.
         """
 
     async def recall(
@@ -59,6 +63,25 @@ class MemoryAccess(Protocol):
         """Return up to `limit` items that are relevant to the query, the best first. See `LongTermMemory.recall`.
 
         A memory that fails is left out; LongTermMemoryError is raised if all do.
+        """
+
+    async def list_items(
+        self,
+        *,
+        types: Collection[MemoryType] | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+        memory: str | None = None,
+    ) -> Page[MemoryItem]:
+        """Return a page of the items of one memory after the other, the newest of each first. See `Listing`.
+
+        Args:
+            types: the types of items to return; all if left out.
+            cursor: the cursor of the previous page; None for the first page.
+            memory: the name of the memory, which may be read-only; all writable ones if left out.
+
+        Raises:
+            InvalidInputError: the session has no memory of this name, or the cursor is invalid.
         """
 
     async def update(
@@ -87,6 +110,9 @@ class MemoryAccess(Protocol):
         Raises:
             WorkingMemoryError: it would not be of the form, or too long; it stays as it was.
         """
+
+    async def clear_notes(self) -> bool:
+        """Reset the working memory to the initial text of its format; return whether it had been changed."""
 
     async def merge_notes(self, content: Any) -> str:
         """Merge the content into the working memory as its format defines; return the new text.

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, NoReturn, Self, Unpack
 
 from turnwise.errors import ConfigError, ReadOnlyMemoryError
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, is_local
-from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, checked_item, matches
+from turnwise.memory.longterm.items.base import (
+    FactFilter,
+    FactStore,
+    all_items,
+    checked_item,
+    matches,
+    parse_position,
+)
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.base import Page, check_limit
 
 if TYPE_CHECKING:
     from turnwise.memory.longterm.search.user_index import UserIndex
@@ -133,6 +141,22 @@ class StaticMemory:
         if self._cached is None or self._cached[0] != items:
             self._cached = items, index_of(items)
         return find(self._cached[1], query, limit=limit, weights=self._weights)
+
+    async def list_items(
+        self,
+        scope: Scope,
+        *,
+        types: Collection[MemoryType] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[MemoryItem]:
+        """See `Listing.list_items`. Facts that were passed come in their order."""
+        if self._store:
+            return await self._store.query(self._owner, FactFilter(types=types), cursor=cursor, limit=limit)
+        start = parse_position(cursor)
+        stop = start + check_limit(limit)
+        found = [item for item in self._items if matches(item, FactFilter(types=types))]
+        return Page(tuple(found[start:stop]), str(stop) if stop < len(found) else None)
 
     async def update(
         self,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from turnwise.errors import InvalidInputError, shown
 
 
 class MemoryCategory(StrEnum):
@@ -34,6 +38,50 @@ class MemoryType(StrEnum):
     def category(self) -> MemoryCategory:
         """The category of memories of this type."""
         return _CATEGORIES[self]
+
+
+AnyCategory: TypeAlias = MemoryCategory | Literal["semantic", "episodic", "procedural"]
+"""A category, or its name."""
+
+AnyType: TypeAlias = (
+    MemoryType
+    | Literal[
+        "preferences",
+        "facts",
+        "goals",
+        "general",
+        "context",
+        "session_summary",
+        "interaction",
+        "instructions",
+        "workflow",
+        "skill",
+    ]
+)
+"""A type, or its name."""
+
+
+def types_of(category: AnyCategory | None, types: Collection[AnyType] | None = None) -> tuple[MemoryType, ...] | None:
+    """Return the types that are of a category and among `types`, where None means any; None for all types."""
+    if category is None and types is None:
+        return None
+    kinds = map(MemoryType, MemoryType if types is None else types)
+    return tuple(kind for kind in kinds if category in (None, kind.category))
+
+
+def checked_types(types: Collection[AnyType] | None) -> tuple[MemoryType, ...] | None:
+    """Return the types, which may be given by name.
+
+    Raises:
+        InvalidInputError: one of them is no type.
+    """
+    try:
+        if isinstance(types, str):
+            raise TypeError("one text")
+        return None if types is None else tuple(map(MemoryType, types))
+    except (TypeError, ValueError) as error:
+        known = ", ".join(MemoryType)
+        raise InvalidInputError("types", shown(types), f"must be a list of {known}") from error
 
 
 _CATEGORIES = {

@@ -95,6 +95,9 @@ def test_options_choose_users_namespace_and_agent(source: str, target: str) -> N
     assert (shown["a.b"], shown["[red]tom"], shown["nobody"], shown["written"]) == ("1", "1", "0", "2")
     assert rows(invoke(source, target, "--namespace", "notes").stdout)["written"] == "1"
     assert recalled(target, "sarah", "tests") == []
+    several = rows(invoke(source, target, "--dry-run", "--user-ids", "a.b", "[red]tom", "--agent", "coder").stdout)
+    assert (several["a.b"], several["[red]tom"], several["already there, or forgotten"]) == ("1", "1", "2")
+    assert invoke(source, target, "--user-ids").exit_code == 2
     invoke(source, target, "--user", "sarah", "--agent", "coder")
     assert recalled(target, "sarah", "tests") == []
     assert recalled(target, "sarah", "tests", "coder") == ["Run the tests first"]

@@ -50,6 +50,7 @@ from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.stores.base import Page
 from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.formats import JsonForm
 from turnwise.memory.working.memory import WorkingMemory
@@ -93,6 +94,12 @@ class DirectAccess:
     ) -> bool:
         self.asked.append(("update", id, text, type, *changes.values()))
         return await self.memory.update(self.scope, id, text, type=type, **changes)
+
+    async def list_items(self, **options: Any) -> Page[MemoryItem]:
+        raise AssertionError("no tool lists items")
+
+    async def clear_notes(self) -> bool:
+        raise AssertionError("no tool clears notes")
 
     async def delete(self, ids: Collection[str]) -> int:
         self.asked.append(("delete", *ids))

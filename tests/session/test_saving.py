@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from schedules import SESSION
 from session_memories import Book, MemoryStage
 from turnwise.actors.inference.tools.memory_tools import memory_tools, notes_tools
 from turnwise.actors.memory.config import MemoryConfig
+from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.memory_ingestion import PAGE
 from turnwise.errors import (
     ConfigError,
@@ -276,9 +280,28 @@ def test_settings_come_from_the_environment_and_are_checked(monkeypatch: pytest.
             with pytest.raises(ConfigError, match=f"{prefix}{name}='{value}'"):
                 MemoryConfig()
     refused: list[dict[str, Any]] = [{"max_results": 0}, {"save": "some"}, {"timeout_s": 0}]
-    for wrong in (*refused, {"categories": []}, {"categories": ["x"]}):
+    for wrong in (*refused, {"categories": []}, {"categories": ["x"]}, {"categories": "semantic"}):
         with pytest.raises(ConfigError, match=r"memory\."):
             MemoryConfig(**wrong)
+
+
+def test_settings_are_read_from_a_dotenv_file_that_the_environment_overrides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = "TURNWISE_MEMORY_MAX_RESULTS=5\nTURNWISE_MEMORY_CATEGORIES=semantic,procedural  # no episodes\n"
+    (tmp_path / ".env").write_text(lines, encoding="utf-8")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    found = SessionConfig().memory
+    assert (found.max_results, found.categories) == (5, (MemoryCategory.SEMANTIC, MemoryCategory.PROCEDURAL))
+    monkeypatch.setenv("TURNWISE_MEMORY_MAX_RESULTS", "7")
+    assert MemoryConfig().max_results == 7 and MemoryConfig(max_results=2).max_results == 2
+    assert "TURNWISE_MEMORY_CATEGORIES" not in os.environ
+    (tmp_path / ".env").write_text("TURNWISE_MEMORY_CATEGORIES=sematic\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="TURNWISE_MEMORY_CATEGORIES='sematic'"):
+        MemoryConfig()
+    monkeypatch.setitem(sys.modules, "dotenv", None)  # as if it were not installed
+    assert MemoryConfig().categories == tuple(MemoryCategory)
 
 
 async def test_the_working_memory_stands_in_each_request_and_what_a_program_saves_is_recalled() -> None:

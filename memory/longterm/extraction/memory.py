@@ -30,6 +30,7 @@ from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.stores.base import Page
 
 PROFILE = (*(kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC), MemoryType.INSTRUCTIONS)
 """The types of facts about who a user is and how they want to be answered."""
@@ -256,6 +257,17 @@ class ExtractiveMemory:
         **changes: Unpack[ItemChanges],
     ) -> bool:
         return not is_record(id) and await self._found.update(scope, id, text, type=type, **changes)
+
+    async def list_items(
+        self,
+        scope: Scope,
+        *,
+        types: Collection[MemoryType] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[MemoryItem]:
+        """See `Listing.list_items`."""
+        return await self._found.list_items(scope, types=types, cursor=cursor, limit=limit)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """Delete facts; an item's id deletes all facts that were extracted from it. Returns the number of facts."""

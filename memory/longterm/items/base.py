@@ -11,13 +11,17 @@ from turnwise.errors import InvalidIdError, InvalidInputError, InvalidMemoryErro
 from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Status
 from turnwise.memory.longterm.search.analyzer import stem, words
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_types
 from turnwise.memory.stores.base import Page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactFilter:
-    """A filter of facts. A fact matches if it fits all fields."""
+    """A filter of facts. A fact matches if it fits all fields.
+
+    Raises:
+        InvalidInputError: one of the types is no type.
+    """
 
     types: Collection[MemoryType] | None = None
     """Only facts of these types; all types if left out."""
@@ -35,6 +39,9 @@ class FactFilter:
     live_at: float | None = None
     """Only facts that have not expired by this time, in seconds since the epoch, and that, without `as_of`, are not
     resolved. If None, expired and resolved facts match as well."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "types", checked_types(self.types))
 
 
 ALL = FactFilter()

@@ -23,12 +23,13 @@ from turnwise.memory.longterm.retention import Expiry, Retention, Uses
 from turnwise.memory.longterm.search.passages import item_key, vector_keys, vectors_of
 from turnwise.memory.longterm.search.query import parse
 from turnwise.memory.longterm.search.ranking import Weights
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.types import MemoryType, checked_types
 from turnwise.memory.longterm.vector.chroma import SYNC_CHANGES, ChromaFolder
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
 from turnwise.memory.longterm.vector.index import EmbeddingFunction, NoVectors, VectorIndex
 from turnwise.memory.longterm.vector.sqlite_items import Loaded, SQLiteItems
 from turnwise.memory.longterm.vector.sqlite_rows import Pending
+from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +77,11 @@ DEFAULT = ChromaDefault()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
-    """A query to a memory."""
+    """A query to a memory.
+
+    Raises:
+        InvalidInputError: one of the types is no type.
+    """
 
     scope: Scope
     query: str
@@ -85,6 +90,9 @@ class Recall:
     as_of: float | None = None
     with_profile: bool = False
     """Whether to return the user's profile as well."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "types", checked_types(self.types))
 
 
 class VectorMemory:
@@ -231,6 +239,17 @@ class VectorMemory:
         if pending is not None and vectors is not None:
             await self._keep([pending], vectors)
         return pending is not None
+
+    async def list_items(
+        self,
+        scope: Scope,
+        *,
+        types: Collection[MemoryType] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[MemoryItem]:
+        """See `Listing.list_items`. What was remembered last comes first."""
+        return await self._text.list_items(scope, FactFilter(types=types), cursor, limit)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         count = await self._text.forget(scope, ids, turn_index=turn_index)

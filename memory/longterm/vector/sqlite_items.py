@@ -22,18 +22,23 @@ from turnwise.memory.longterm.items.base import (
     checked_item,
     matches,
     owner_after,
+    parse_position,
 )
 from turnwise.memory.longterm.retention import Expiry, Use
 from turnwise.memory.longterm.search.passages import LONG, vectors_of
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, Pending, Revision, Row, Rows, key_of
 from turnwise.memory.longterm.vector.sqlite_schema import SCHEMA, dropped, items
+from turnwise.memory.stores.base import Page, check_limit
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 
 AT_ONCE = 200
 """How many items are deleted in one transaction."""
 
 _PAGE = 1000
+
+_LISTED = 100
+"""The least rows that are read at once for a list."""
 
 _EMBEDDED = f"CASE WHEN length(text) > {LONG} THEN ? || ' by passages' ELSE ? END"
 """What stands in `embedded` of an item that has its vectors. Before there was one a passage it was the second."""
@@ -236,6 +241,25 @@ class SQLiteItems(SecureDeleteDatabase):
             works.append(leave)
         return sum(await self._erase(*works))
 
+    async def list_items(self, scope: Scope, which: FactFilter, cursor: str | None, limit: int) -> Page[MemoryItem]:
+        """Return a page of the items that the scope sees and that match, those that were added last first.
+
+        Raises:
+            InvalidInputError: the limit is below 1, or the cursor is invalid.
+            CorruptRecordError: an item cannot be read; the error names it.
+        """
+        before = None if cursor is None else parse_position(cursor)
+        agents, size = (None, scope.agent), check_limit(limit)
+        found: list[tuple[int, MemoryItem]] = []
+        while True:
+            read = partial(_newest, user_id=scope.user_id, before=before, limit=max(size, _LISTED))
+            rows = await self._read(read)
+            found += [(place, row.item) for place, row in rows if row.agent in agents and matches(row.item, which)]
+            if not rows or len(found) > size:
+                page = found[:size]
+                return Page(tuple(item for _, item in page), str(page[-1][0]) if len(found) > size else None)
+            before = rows[-1][0]
+
     async def touch(self, uses: Sequence[Use]) -> None:
         """Note that items were used, unless they were later."""
 
@@ -371,6 +395,10 @@ class SQLiteItems(SecureDeleteDatabase):
             cursor.executemany("DELETE FROM turnwise_vector_dropped WHERE key = ?", [(key,) for key in keys])
 
         await self._write_fast(work)
+
+
+def _newest(connection: sa.Connection, user_id: str, before: int | None, limit: int) -> list[tuple[int, Row]]:
+    return _rows(connection).newest(user_id, before, limit)
 
 
 def _cursor(connection: sa.Connection) -> Any:

@@ -99,6 +99,13 @@ class Rows:
         values = self._all(f"{_SELECT} row BETWEEN ? AND ? ORDER BY row", first + known.rows, last)
         return revision, known, [_decode(user_id, row) for row in values]
 
+    def newest(self, user_id: str, before: int | None, limit: int) -> list[tuple[int, Row]]:
+        """Return the user's rows with a place below `before`, the newest first, each with its place."""
+        first, last = _range(self.revision(user_id).owner)
+        last = last if before is None else min(first + before - 1, last)
+        found = self._all(f"{_SELECT} row BETWEEN ? AND ? ORDER BY row DESC LIMIT ?", first, last, limit)
+        return [(values[0] - first, _decode(user_id, values)) for values in found]
+
     def damaged(self, user_id: str) -> list[Row]:
         """Return all rows of a user; of those that cannot be read, what can be read of them."""
         found = self._all(f"{_SELECT} row BETWEEN ? AND ? ORDER BY row", *_range(self.revision(user_id).owner))

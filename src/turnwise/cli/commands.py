@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from turnwise.cli.sessions import sessions
 from turnwise.errors import ConfigError, TurnwiseError
@@ -53,7 +54,30 @@ def main(
     """Sessions with language models, and what they remember."""
 
 
-@memory.command()
+class _ManyUsers(TyperCommand):
+    """A command whose option `--user-ids` takes all words up to the next option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*_one_each(args)])
+
+
+def _one_each(words: list[str]) -> Iterator[str]:
+    """Yield the words with `--user-ids` before each of its values."""
+    is_among = has_value = False
+    for word in words:
+        if word.startswith("-"):
+            is_among, has_value = word == _USER_IDS, False
+        elif is_among and has_value:
+            yield _USER_IDS
+        else:
+            has_value = is_among
+        yield word
+
+
+_USER_IDS = "--user-ids"
+
+
+@memory.command(cls=_ManyUsers)
 def migrate(
     source: Annotated[
         str,
@@ -67,7 +91,13 @@ def migrate(
     ],
     *,
     user: Annotated[
-        list[str] | None, typer.Option(help="Copy only this user's memories; repeatable. All users if omitted.")
+        list[str] | None,
+        typer.Option(
+            "--user",
+            _USER_IDS,
+            help="Copy only this user's memories; repeatable. All users if omitted. --user-ids takes several ids: write"
+            " it after source and target.",
+        ),
     ] = None,
     namespace: Annotated[
         str,

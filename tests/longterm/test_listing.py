@@ -1,0 +1,171 @@
+"""Lists of what memories keep, page by page and without a query: each memory alone, and all of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from open_stores import closing
+from session_memories import Book
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.memory.session_memory import SessionMemoryAccess
+from turnwise.errors import InvalidInputError, NoMemoryError, ReadOnlyMemoryError
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.redis import RedisFacts
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.static import StaticMemory
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.working.base import InMemoryNotes
+from turnwise.memory.working.memory import WorkingMemory
+
+ADA, CLERK = Scope(user_id="ada"), Scope(user_id="ada", session_id="s", agent="clerk")
+MADE: dict[str, Callable[[str], Any]] = {
+    "facts": lambda _: LexicalMemory(InMemoryFacts()),
+    "sqlite": lambda url: LexicalMemory(SQLFacts(url)),
+    "postgresql": lambda url: LexicalMemory(SQLFacts(url)),
+    "redis": lambda url: LexicalMemory(RedisFacts(url)),
+    "extractive": lambda url: ExtractiveMemory(None, SQLFacts(url)),
+    "vector": lambda url: VectorMemory(url, embedding=None),
+}
+
+
+@pytest.fixture(params=MADE)
+def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    fixtures = {"postgresql": "database", "redis": "redis_url"}
+    url = f"sqlite:///{tmp_path}/items.db"
+    if request.param in fixtures:
+        url = request.getfixturevalue(fixtures[request.param])
+    return MADE[request.param](url)
+
+
+def item(id: str, type: MemoryType = MemoryType.FACTS, **more: Any) -> MemoryItem:
+    return MemoryItem(id=id, text=f"Likes figs, as item {id} says.", type=type, **more)
+
+
+async def ids(memory: Any, scope: Scope = CLERK, **options: Any) -> list[str]:
+    """Return the ids of all pages."""
+    found: list[str] = []
+    cursor = None
+    while True:
+        page = await memory.list_items(scope, cursor=cursor, **options)
+        found += [each.id for each in page]
+        cursor = page.cursor
+        if cursor is None:
+            return found
+        assert page.items, "a page before the last has items"
+
+
+async def test_a_memory_lists_what_the_scope_sees_page_by_page(memory: LongTermMemory) -> None:
+    async with closing(memory):
+        for at in range(1, 8):
+            await memory.remember(CLERK, [item(f"{at}", created_at=float(at))])
+        await memory.remember(CLERK, [item("rule", MemoryType.SKILL, created_at=8.0)])
+        await memory.remember(Scope(user_id="ada", agent="other"), [item("other", MemoryType.SKILL, created_at=9.0)])
+        await memory.remember(Scope(user_id="bob"), [item("bob", created_at=10.0)])
+        await memory.update(ADA, "2", status="resolved")
+        await memory.forget(ADA, ["5"])
+        everything = ["rule", "7", "6", "4", "3", "2", "1"]
+        for limit in (1, 2, 6, 7, 100):
+            assert await ids(memory, limit=limit) == everything
+        assert await ids(memory, ADA, limit=3) == everything[1:]
+        assert await ids(memory, types=[MemoryType.SKILL]) == ["rule"]
+        assert await ids(memory, types=["facts"], limit=2) == everything[1:]
+        assert await ids(memory, Scope(user_id="nobody")) == []
+        lists: Any = memory
+        for wrong in ({"limit": 0}, {"cursor": "over there"}, {"types": ["fact"]}, {"types": "facts"}):
+            with pytest.raises(InvalidInputError):
+                await lists.list_items(CLERK, **wrong)
+
+
+async def test_a_recall_of_no_type_is_refused(memory: LongTermMemory) -> None:
+    async with closing(memory):
+        await memory.remember(ADA, [item("1")])
+        assert len(await memory.recall(ADA, "figs", types=["facts"])) == 1  # type: ignore[list-item]
+        for wrong in (["fact"], "facts", [7]):
+            with pytest.raises(InvalidInputError, match=r"types=.*must be a list of preferences, facts"):
+                await memory.recall(ADA, "figs", types=wrong)  # type: ignore[arg-type]
+
+
+async def test_a_vector_memory_lists_all_of_many_items_of_other_agents(tmp_path: Path) -> None:
+    memory = VectorMemory(tmp_path / "items.db", embedding=None)
+    async with closing(memory):
+        other = Scope(user_id="ada", agent="other")
+        await memory.remember(CLERK, [item("first", MemoryType.SKILL)])
+        await memory.remember(other, [item(f"{at}", MemoryType.SKILL) for at in range(250)])
+        await memory.remember(CLERK, [item("last", MemoryType.SKILL)])
+        assert await ids(memory, limit=1) == ["last", "first"]
+        assert await ids(memory, other, limit=125) == [f"{at}" for at in reversed(range(250))]
+
+
+async def test_static_facts_are_listed_in_their_order() -> None:
+    assert await ids(StaticMemory(["one", "two", "three"]), limit=2) == ["1", "2", "3"]
+    facts = InMemoryFacts()
+    await facts.put(Scope(user_id="everyone"), [item("a", created_at=1.0), item("b", created_at=2.0)])
+    assert await ids(StaticMemory(facts), limit=1) == ["b", "a"]
+
+
+def access(**memories: Any) -> SessionMemoryAccess:
+    slots = [MemorySlot(memory=memory, name=name, section=None) for name, memory in memories.items()]
+    return SessionMemoryAccess(CLERK, slots, WorkingMemory(InMemoryNotes()))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 100])
+async def test_a_session_lists_one_memory_after_the_other(limit: int) -> None:
+    first, empty, last = (LexicalMemory(InMemoryFacts()) for _ in range(3))
+    memory = access(handbook=StaticMemory(["a rule"]), first=first, book=Book(), empty=empty, last=last)
+    for at in (1, 2):
+        await memory.save(f"Likes figs {at}.", id=f"first {at}", memory="first")
+        await memory.save(f"Likes dates {at}.", id=f"last {at}", memory="last", type=MemoryType.SKILL)
+
+    async def listed(**options: Any) -> list[str]:
+        named = partial(memory.list_items, **options)
+
+        class Named:
+            async def list_items(self, scope: Scope, **page: Any) -> Any:
+                found = await named(**page)
+                assert all(each.id.startswith(each.memory or "?") for each in found if each.memory != "handbook")
+                return found
+
+        return await ids(Named(), limit=limit)
+
+    assert sorted(await listed()) == ["first 1", "first 2", "last 1", "last 2"]
+    assert {each.split()[0] for each in (await listed())[:2]} == {"first"}
+    assert sorted(await listed(memory="last")) == ["last 1", "last 2"]
+    assert await listed(memory="handbook") == ["1"]
+    assert await listed(types=[MemoryType.FACTS]) == []
+    for cursor in ("over there", "", "nobody:1", "handbook:1", "first:x"):
+        with pytest.raises(InvalidInputError, match="cursor"):
+            await memory.list_items(cursor=cursor or "?")
+
+
+async def test_saving_is_told_which_memory_and_wrong_names_are_refused() -> None:
+    memory = access(handbook=StaticMemory(["a rule"]), first=LexicalMemory(InMemoryFacts()), book=Book())
+    await memory.save("Likes figs.", id="kept", memory="book")
+    assert [each.memory for each in await memory.recall("Likes figs.") if each.id == "kept"] == ["book"]
+    assert [each.text for each in await memory.recall("Likes figs.")] == ["a rule", "Likes figs."]
+    ways: list[Callable[..., Any]] = [partial(memory.save, "figs"), memory.list_items]
+    for way in ways:
+        with pytest.raises(InvalidInputError, match="memory='shelf': must be one of handbook, first, book"):
+            await way(memory="shelf")
+    with pytest.raises(ReadOnlyMemoryError, match="handbook"):
+        await memory.save("figs", memory="handbook")
+    with pytest.raises(NoMemoryError, match="list its items"):
+        await memory.list_items(memory="book")
+
+
+async def test_notes_are_cleared_to_the_first_text_of_their_format() -> None:
+    memory = access(first=LexicalMemory(InMemoryFacts()))
+    assert not await memory.clear_notes()
+    await memory.replace_notes("buy figs")
+    assert await memory.clear_notes() and await memory.read_notes() == ""
+    reading = SessionMemoryAccess(CLERK, [], WorkingMemory(InMemoryNotes()), is_reading=True)
+    with pytest.raises(ReadOnlyMemoryError):
+        await reading.clear_notes()

@@ -26,6 +26,7 @@ from turnwise.memory.longterm.extraction.schema import Limits, parse
 from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, checked_item
 from turnwise.memory.longterm.keyword import LexicalMemory, beside, profile_of
 from turnwise.memory.longterm.retention import Retention
+from turnwise.memory.longterm.search.embedding_function import portable
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.text_model import TextModel
@@ -150,7 +151,8 @@ class ExtractiveMemory:
         return f"ExtractiveMemory({self.model!r}, {self.facts!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(type(self), **self._settings), (self.model, self.facts)
+        settings = self._settings | {"embedding": portable(self._settings["embedding"])}
+        return functools.partial(type(self), **settings), (self.model, self.facts)
 
     def bind(self, model: TextModel) -> Self:
         """Return a memory with the same facts and settings that calls this model."""

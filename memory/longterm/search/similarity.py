@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import StoreError
+from turnwise.memory.longterm.search.embedding_function import portable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,7 @@ class Similarity:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _similarity, (self._embedding, self._held)
+        return _similarity, (portable(self._embedding), self._held)
 
     def of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
         """Return the cosine of the query and each text, from -1 to 1. Makes what it has no vector of, in one call.

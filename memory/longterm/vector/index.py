@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from turnwise.errors import StoreError, TurnwiseError
+from turnwise.memory.longterm.search.embedding_function import portable
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace
 from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
@@ -60,7 +61,7 @@ class VectorIndex:
         """None until it is needed, and for a folder, whose collections are in Chroma's process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(VectorIndex, name=self._name), (self._place, self._function)
+        return partial(VectorIndex, name=self._name), (self._place, portable(self._function))
 
     def __repr__(self) -> str:
         return f"VectorIndex({self._place!r}, {self._function!r}, name={self._name!r})"

@@ -114,8 +114,9 @@ class VectorMemory:
     Args:
         text: the items, or the path of the file of SQLite that has them.
         index: their vectors. It is closed with this. If left out, a folder beside the file.
-        embedding: what makes vectors, any of Chroma's embedding functions; None for no vectors. Given without an index
-            only: that has one of its own.
+        embedding: what makes vectors, any of Chroma's embedding functions; None for no vectors. One that does not
+            pickle travels by its `name()` and `get_config()`, and is built in the actor; its keys come from the
+            environment there. Given without an index only: that has one of its own.
         weights: what counts how much.
         cache_bytes: how much of the users' items, words and vectors is held in memory; to recall for a user who is not
             costs some milliseconds more for each hundred items.

@@ -28,7 +28,17 @@ def supports(sentence: str, claim: str) -> bool:
     """
     if sentence.startswith('"') or len(sentence) > _MOST_CHARS:
         return False
-    return any(_supports(language, sentence, claim) for language in LANGUAGES)
+    return _supports_chinese(sentence, claim) or any(_supports(language, sentence, claim) for language in LANGUAGES)
+
+
+def _supports_chinese(sentence: str, claim: str) -> bool:
+    """Return whether the claim is the sentence with another person. Chinese verbs have no forms, so no words change."""
+    said = _CHINESE_FRONT.sub("", sentence).strip(_CHINESE_ENDS)
+    return said.startswith("我") and said.replace("我", "用户") == claim.strip(_CHINESE_ENDS)
+
+
+_CHINESE_FRONT = re.compile(r"(?:(?:你好|您好|请记住|记住)[,:!。\s]*)+")
+_CHINESE_ENDS = " .!。"
 
 
 def supports_instruction(sentence: str, claim: str) -> bool:

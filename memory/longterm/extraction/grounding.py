@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, fl
 from turnwise.memory.longterm.extraction.grammatical_person import RETRACTS, TAKES_BACK
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
 from turnwise.memory.longterm.extraction.schema import Candidate, Limits, Refusal
-from turnwise.memory.longterm.search.analyzer import words
+from turnwise.memory.longterm.search.analyzer import language_of, words
 from turnwise.memory.longterm.search.word_frequency import COMMON, log_frequency
 from turnwise.memory.longterm.types import MemoryType
 
@@ -143,7 +144,14 @@ def _verdict(
         return Verdict(said, place)
     answers = claimed & asked
     is_near = claimed & own or (answers and (agrees or 2 * len(answers) >= len(claimed)))
+    is_near = is_near or _language(candidate.text) != _language(candidate.evidence)  # a translation shares no words
     return None if is_near else Refusal.UNSUPPORTED
+
+
+def _language(text: str) -> tuple[str, str]:
+    """Return the script of most of a text's letters, and its language as far as that is known."""
+    scripts = Counter(unicodedata.name(char, "").partition(" ")[0] for char in text if char.isalpha())
+    return max(scripts, key=lambda name: scripts[name], default=""), language_of(words(text))
 
 
 def _quotation(candidate: Candidate, said: UserStatement, place: tuple[int, int], most: int) -> Verdict | None:

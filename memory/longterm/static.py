@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard, Unpack, cast
 
-from turnwise.errors import ConfigError, ReadOnlyMemoryError
-from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, is_local
+from turnwise.errors import ConfigError, InvalidMemoryError, ReadOnlyMemoryError
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, is_local, recalled
 from turnwise.memory.longterm.items.base import (
     FactFilter,
     FactStore,
@@ -25,6 +26,7 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit
 
 if TYPE_CHECKING:
+    from turnwise.memory.longterm.fact_table import FactTable
     from turnwise.memory.longterm.search.user_index import UserIndex
 
 EVERYONE = "everyone"
@@ -38,8 +40,8 @@ class StaticMemory:
     the query. A pickle has the settings: the facts, or the settings of their store.
 
     Args:
-        facts: texts, items, or a store that has them as facts of the user `owner`. A store is read at each recall, so
-            changes in it are seen.
+        facts: texts, items, mappings such as `{"id": "fact1", "content": "..."}`, a `FactTable`, or a store that has
+            them as facts of the user `owner`. A store is read at each recall, so changes in it are seen.
         owner: the user whose facts in the store are for everyone.
         all_up_to: the most facts that are all recalled for any query.
         weights: the weights of the ranking.
@@ -53,7 +55,7 @@ class StaticMemory:
 
     def __init__(
         self,
-        facts: Iterable[str | MemoryItem] | FactStore,
+        facts: Iterable[str | MemoryItem | Mapping[str, Any]] | FactTable | FactStore,
         *,
         owner: str = EVERYONE,
         all_up_to: int = 10,
@@ -63,7 +65,8 @@ class StaticMemory:
             raise ConfigError("StaticMemory.all_up_to", all_up_to, "must be at least 0")
         self._owner = Scope(user_id=owner)
         self._store = facts if isinstance(facts, FactStore) else None
-        self._items = () if isinstance(facts, FactStore) else _items(self._owner, facts)
+        self._table = facts if _is_table(facts) else None
+        self._items = () if self._store or self._table else _items(cast(Iterable[Any], facts))
         self._all_up_to = all_up_to
         self._weights = weights
         self._cached: tuple[Sequence[MemoryItem], UserIndex] | None = None
@@ -75,7 +78,7 @@ class StaticMemory:
     @property
     def is_local(self) -> bool:
         """Whether the facts are in a store that is a file on one machine."""
-        return is_local(self._store)
+        return is_local(self._store or self._table)
 
     @classmethod
     def from_file(
@@ -89,6 +92,8 @@ class StaticMemory:
     ) -> Self:
         """Return a memory of the facts in a UTF-8 file, which is read once, now.
 
+        In a file `.json` or `.jsonl`, a fact is a string or an object with `text` or `content` and, as it needs, `id`,
+        `type`, `topic` and other fields of an item: in a list, or one per line. For any other file:
         A fact is a bullet or a numbered item of Markdown, with the lines that continue it, or a paragraph. In a file
         without blank lines and bullets, each line is a fact. A heading is the topic of the facts below it.
 
@@ -102,16 +107,21 @@ class StaticMemory:
             text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise ConfigError("StaticMemory.from_file", str(path), f"cannot be read: {error}") from error
-        facts = [
-            MemoryItem(id=f"{number}", text=fact, type=type, topic=heading or topic)
-            for number, (heading, fact) in enumerate(read_facts(text), 1)
-        ]
+        facts: Sequence[str | MemoryItem | Mapping[str, Any]]
+        if Path(path).suffix in (".json", ".jsonl"):
+            facts = [_with(fact, type=type, topic=topic) for fact in _from_json(str(path), text)]
+        else:
+            facts = [
+                MemoryItem(id=f"{number}", text=fact, type=type, topic=heading or topic)
+                for number, (heading, fact) in enumerate(read_facts(text), 1)
+            ]
         if not facts:
             raise ConfigError("StaticMemory.from_file", str(path), "contains no facts")
         return cls(facts, all_up_to=all_up_to, weights=weights)
 
     def __repr__(self) -> str:
-        return f"StaticMemory({self._store!r})" if self._store else f"StaticMemory(<{len(self._items)} facts>)"
+        facts = self._store or self._table
+        return f"StaticMemory({facts!r})" if facts else f"StaticMemory(<{len(self._items)} facts>)"
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> NoReturn:
         raise ReadOnlyMemoryError(repr(self), "remember")
@@ -124,16 +134,21 @@ class StaticMemory:
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
-    ) -> list[MemoryItem]:
+    ) -> Sequence[MemoryItem]:
         which = FactFilter(types=types, as_of=as_of, live_at=time.time() if as_of is None else as_of)
-        items = [item for item in self._items if matches(item, which)]
         if self._store:
             items = await all_items(self._store, self._owner, which)
+        else:
+            items = [item for item in await self._own() if matches(item, which)]
         found = await asyncio.to_thread(self._rank, query, items, max(limit, 0))
         if len(items) <= self._all_up_to:
             bears = {item.id for item in found}
             found += [replace(item, score=0.0) for item in items if item.id not in bears]
-        return found[: max(limit, 0)]
+        return recalled(found[: max(limit, 0)], self._table.trouble if self._table else None)
+
+    async def _own(self) -> Sequence[MemoryItem]:
+        """Return the facts, if they are in no store."""
+        return await self._table.items() if self._table else self._items
 
     def _rank(self, query: str, items: Sequence[MemoryItem], limit: int) -> list[MemoryItem]:
         from turnwise.memory.longterm.search.user_index import find, index_of
@@ -155,7 +170,7 @@ class StaticMemory:
             return await self._store.query(self._owner, FactFilter(types=types), cursor=cursor, limit=limit)
         start = parse_position(cursor)
         stop = start + check_limit(limit)
-        found = [item for item in self._items if matches(item, FactFilter(types=types))]
+        found = [item for item in await self._own() if matches(item, FactFilter(types=types))]
         return Page(tuple(found[start:stop]), str(stop) if stop < len(found) else None)
 
     async def update(
@@ -175,9 +190,9 @@ class StaticMemory:
         raise ReadOnlyMemoryError(repr(self), "forget")
 
     async def close(self) -> None:
-        """Close the store that was passed, if one was."""
-        if self._store:
-            await self._store.close()
+        """Close the store or table that was passed, if one was."""
+        if facts := self._store or self._table:
+            await facts.close()
 
 
 def read_facts(text: str) -> list[tuple[str | None, str]]:
@@ -209,14 +224,64 @@ _BULLET = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])\s+(\S.*)$")
 _RULE = re.compile(r"\s*([-*_=])(\s*\1){2,}\s*$")
 
 
-def _items(owner: Scope, facts: Iterable[str | MemoryItem]) -> tuple[MemoryItem, ...]:
-    if isinstance(facts, str):
-        raise ConfigError("StaticMemory.facts", facts[:80], "is one text: pass a list of facts, or use from_file()")
-    items = []
-    for number, fact in enumerate(facts, 1):
-        item = MemoryItem(id=str(number), text=fact, type=MemoryType.FACTS) if isinstance(fact, str) else fact
-        items.append(checked_item(owner, item))
+def _is_table(facts: object) -> TypeGuard[FactTable]:
+    """Return whether the facts are a `FactTable`, without importing SQLAlchemy."""
+    return any(kind.__name__ == "FactTable" for kind in type(facts).__mro__)
+
+
+def _from_json(path: str, text: str) -> list[Any]:
+    """Return the facts of a JSON file: a list, or one per line.
+
+    Raises:
+        ConfigError: it is no such file.
+    """
+    try:
+        if not path.endswith(".jsonl"):
+            facts = json.loads(text)
+            if not isinstance(facts, list):
+                raise ValueError("it is not a list")
+            return facts
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("StaticMemory.from_file", path, f"has no facts as JSON: {error}") from error
+
+
+def _with(fact: Any, **defaults: Any) -> Any:
+    """Return a fact of a JSON file with defaults for the fields that it lacks."""
+    fact = {"text": fact} if isinstance(fact, str) else fact
+    return {**defaults, **fact} if isinstance(fact, Mapping) else fact
+
+
+def _items(facts: Iterable[Any]) -> tuple[MemoryItem, ...]:
+    if isinstance(facts, str | Mapping):
+        raise ConfigError(
+            "StaticMemory.facts", str(facts)[:80], "is one text: pass a list of facts, or use from_file()"
+        )
+    items = [_item(number, fact) for number, fact in enumerate(facts, 1)]
     ids = [item.id for item in items]
-    if twice := [each for each in ids if ids.count(each) > 1]:
-        raise ConfigError("StaticMemory.facts", twice[0], "is the id of two facts: give each fact its own id")
+    if len(set(ids)) < len(ids):
+        twice = next(each for each in ids if ids.count(each) > 1)
+        raise ConfigError("StaticMemory.facts", twice, "is the id of two facts: give each fact its own id")
     return tuple(items)
+
+
+def _item(number: int, fact: Any) -> MemoryItem:
+    """Return the item of a fact as a caller passes it."""
+    if isinstance(fact, MemoryItem):
+        return checked_item(_ANYBODY, fact)
+    given = {"text": fact} if isinstance(fact, str) else fact
+    if not isinstance(given, Mapping):
+        raise InvalidMemoryError(str(number), f"it is {type(fact).__name__}: pass a text, an item or a mapping")
+    fields: dict[str, Any] = {"id": str(number), "type": MemoryType.FACTS, **given}
+    if "content" in fields:
+        fields["text"] = fields.pop("content")
+    if unknown := fields.keys() - _FIELDS:
+        raise InvalidMemoryError(str(fields["id"]), f"has no fields {', '.join(sorted(map(str, unknown)))}")
+    if not isinstance(fields.get("text"), str):
+        raise InvalidMemoryError(str(fields["id"]), "its text, in the field `text` or `content`, is missing")
+    return checked_item(_ANYBODY, MemoryItem(**{**fields, "id": str(fields["id"])}))
+
+
+_FIELDS = frozenset(("id", "text", "type", "topic", "name", "aliases", "created_at", "expires_at"))
+
+_ANYBODY = Scope(user_id=EVERYONE)

@@ -15,6 +15,7 @@ from turnwise.memory.longterm.base import (
 from turnwise.memory.longterm.deletion import Erasure as Erasure
 from turnwise.memory.longterm.deletion_report import Forgotten as Forgotten
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory as ExtractiveMemory
+from turnwise.memory.longterm.fact_table import FactTable as FactTable
 from turnwise.memory.longterm.keyword import LexicalMemory as LexicalMemory
 from turnwise.memory.longterm.retention import Retention as Retention
 from turnwise.memory.longterm.session_memory import MemoryAccess as MemoryAccess

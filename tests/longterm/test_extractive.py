@@ -516,7 +516,7 @@ def builder() -> None:
 
 async def test_a_pickled_memory_is_bound_to_a_model_where_it_is_opened(tmp_path: Path) -> None:
     facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
-    plain = ExtractiveMemory(builder, facts, prompt="Find facts.", max_facts_per_call=1, nearest=0)
+    plain = ExtractiveMemory(builder, facts, facts_prompt="Find facts.", max_facts_per_call=1, nearest=0)
     memory = pickle.loads(pickle.dumps(plain))
     assert memory.model is builder and repr(memory).startswith("ExtractiveMemory(<function builder")
     with pytest.raises(ConfigError, match="bind"):
@@ -534,7 +534,9 @@ async def test_a_pickled_memory_is_bound_to_a_model_where_it_is_opened(tmp_path:
 
 def test_settings_are_checked() -> None:
     for name, value in (
-        ("prompt", " "),
+        ("facts_prompt", " "),
+        ("choosing_prompt", ""),
+        ("assistant_facts", "all"),
         ("max_facts_per_call", 0),
         ("min_chars", 0),
         ("max_chars", 1),

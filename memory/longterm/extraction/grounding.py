@@ -31,6 +31,8 @@ class Verdict:
     """The user's words to store instead of the fact; None if they support the fact."""
     asked: str = ""
     """The question that the quote answers."""
+    tool: str | None = None
+    """The tool whose result the quote comes from, if the assistant said it."""
 
     def text(self, fact: str, at: float) -> str:
         """Return the text to store: the fact, or a dated quotation of the user."""
@@ -38,17 +40,21 @@ class Verdict:
             return fact
         day = datetime.fromtimestamp(min(max(at, 0.0), _LAST), UTC)
         asked = f', asked "{_inner(self.asked)}",' if self.asked else ""
-        return f'On {day.day} {_MONTHS[day.month - 1]} {day.year}{asked} the user said: "{_inner(self.quote)}"'
+        who = "the user said" if self.tool is None else f"the assistant said, from the result of {_inner(self.tool)}"
+        return f'On {day.day} {_MONTHS[day.month - 1]} {day.year}{asked} {who}: "{_inner(self.quote)}"'
 
 
 def quoted_in(text: str) -> str | None:
-    """Return the user's words if the text is a quotation made by `Verdict.text`; None otherwise."""
+    """Return the quoted words if the text is a quotation made by `Verdict.text`; None otherwise."""
     found = _QUOTATION.fullmatch(text)
     return found[1] if found else None
 
 
 _MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
-_QUOTATION = re.compile(rf'On \d+ (?:{"|".join(_MONTHS)}) \d+(?:, asked "[^"]*",)? the user said: "([^"]*)"')
+_QUOTATION = re.compile(
+    rf'On \d+ (?:{"|".join(_MONTHS)}) \d+(?:, asked "[^"]*",)? '
+    r'(?:the user said|the assistant said, from the result of [^"]*): "([^"]*)"'
+)
 _LAST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
@@ -72,6 +78,27 @@ def judge(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Ve
     if len(candidate.evidence) > QUOTED * limits.max_chars:
         return Refusal.TOO_LONG
     return _look(candidate, messages, QUOTED * limits.max_chars)
+
+
+def judge_sourced(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Verdict | None:
+    """Return the quotation of what the assistant said from a tool's result; None if no result bears the words out.
+
+    A result bears a sentence out if it has all of its numbers, and half of its other words.
+    """
+    quoted = flat(candidate.evidence)
+    for number, stated in enumerate(messages.stated if words(quoted) else ()):
+        said = stated.said
+        for at in _places(said.text, quoted):
+            begin, end = _sentences(said, at, at + len(quoted))
+            quote = said.quote(said.sentences[begin][0], said.sentences[end - 1][1])
+            if len(quote) > QUOTED * limits.max_chars:
+                continue
+            numbers = {word for word in words(quote) if word.isdigit()}
+            about = subjects(quote)
+            for tool, told, stems in reversed(stated.results):
+                if about and numbers <= told and 2 * len(about & stems) >= len(about):
+                    return Verdict(said, (len(messages.said) + number, at), quote, tool=tool)
+    return None
 
 
 def said_names(candidate: Candidate, said: UserStatement, messages: ExtractionInput) -> tuple[str, ...]:

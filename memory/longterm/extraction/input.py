@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Self
 
-from turnwise.memory.conversation.blocks import Text, User
+from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.longterm.base import MemoryItem, Source
 from turnwise.memory.longterm.extraction.clauses import (
@@ -26,6 +26,7 @@ from turnwise.memory.longterm.extraction.clauses import (
 from turnwise.memory.longterm.extraction.grammatical_person import OTHERS_WORDS
 from turnwise.memory.longterm.extraction.schema import Limits
 from turnwise.memory.longterm.prompt_sections import PREAMBLE
+from turnwise.memory.longterm.search.analyzer import words
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +70,34 @@ class UserStatement:
 
 
 @dataclass(frozen=True, slots=True)
+class SourcedStatement:
+    """A text of the assistant's, and the results of tools that it had in that turn."""
+
+    said: UserStatement
+    """The text, normalized as a user's."""
+    results: tuple[tuple[str, frozenset[str], frozenset[str]], ...]
+    """Of each result: the tool's name, the words of the result, and their stems without stop words."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExtractionInput:
     """The input of fact extraction."""
 
     said: tuple[UserStatement, ...]
     lines: tuple[tuple[str, str], ...]
     """The lines to show to the model, in order: the role and the text."""
+    stated: tuple[SourcedStatement, ...] = ()
+    """The assistant's texts that follow a tool's result, if such may become facts."""
 
 
-def input_of(items: Sequence[MemoryItem], limits: Limits) -> ExtractionInput:
+def input_of(items: Sequence[MemoryItem], limits: Limits, *, sourced: bool = False) -> ExtractionInput:
     """Return the user's and the assistant's messages in these items; O(their text).
 
     It contains no instructions, summaries, files, tool results or recalled items. The longest messages are cut so that
     all together do not exceed the limit, and the assistant's messages do not exceed a quarter of it.
+
+    Args:
+        sourced: whether to return what the assistant stated with a source, too.
     """
     found = [line for item in items for line in _lines(item)]
     room = {"assistant": limits.max_shown_chars // 4, "day": limits.max_shown_chars}
@@ -94,7 +110,24 @@ def input_of(items: Sequence[MemoryItem], limits: Limits) -> ExtractionInput:
             lines.append((line.who, text))
             if line.who == "user":
                 said.append(UserStatement.of(line.item, line.source, text, line.asked, line.beside))
-    return ExtractionInput(tuple(said), tuple(lines))
+    stated = tuple(each for item in items for each in _stated(item, most["assistant"])) if sourced else ()
+    return ExtractionInput(tuple(said), tuple(lines), stated)
+
+
+def _stated(item: MemoryItem, most: int) -> Iterator[SourcedStatement]:
+    """Yield the assistant's texts that follow a tool's result in their turn."""
+    names = {block.call_id: block.name for block in item.blocks if isinstance(block, ToolUse)}
+    results: list[tuple[str, frozenset[str], frozenset[str]]] = []
+    for at, block in enumerate(item.blocks):
+        if isinstance(block, ToolResult) and not block.is_error:
+            told = block.text[:_RESULT_CHARS]
+            results.append((names.get(block.call_id, "a tool"), frozenset(words(told)), subjects(told)))
+        elif isinstance(block, Text) and results and (text := "\n".join(own_words(block.text))[:most]):
+            source = replace(item.source, spans=_span_at(item.source.spans, at, len(item.blocks)))
+            yield SourcedStatement(UserStatement.of(item, source, text, "", ""), tuple(results))
+
+
+_RESULT_CHARS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +195,7 @@ _RECALLED = re.compile(
 
 def may_have_facts(messages: ExtractionInput) -> bool:
     """Return whether the input may support any fact. For greetings and questions alone, no model is called."""
-    return any(
+    return bool(messages.stated) or any(
         said.asked or any(clause.instructs and clause.about for clause in said.clauses) for said in messages.said
     )
 

@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
 from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.extraction import rerank
 from turnwise.memory.longterm.extraction.input import ExtractionInput, input_of, may_have_facts
-from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
+from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, SOURCED, request
 from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
 from turnwise.memory.longterm.extraction.schema import Limits, parse
 from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, checked_item
@@ -67,7 +67,11 @@ class ExtractiveMemory:
     Args:
         model: a `TextModel`, or a value from which the caller of `bind` makes one, such as an engine builder.
         facts: the fact store; it is closed with the memory.
-        prompt: the instructions to the model. The schema of the answer is fixed: see `extraction.SCHEMA`.
+        facts_prompt: the instructions to the model for extracting facts. The schema of the answer is fixed.
+        assistant_facts: "none", or "sourced" to keep also what the assistant stated from a tool's result: as a dated
+            quotation that names the tool, of type `context`, which replaces nothing. The result must have the numbers
+            and half of the words. Tools may return texts of strangers, so this is a choice.
+        choosing_prompt: the instructions to the model for choosing facts with `chooses`. The schema is fixed, too.
         max_facts_per_call: the maximum number of facts taken from an answer; the rest are ignored.
         min_chars: shorter facts are refused. A wide (East Asian) character counts as two.
         max_chars: longer facts are refused.
@@ -92,7 +96,9 @@ class ExtractiveMemory:
         model: Any,
         facts: FactStore,
         *,
-        prompt: str = PROMPT,
+        facts_prompt: str = PROMPT,
+        choosing_prompt: str = rerank.PROMPT,
+        assistant_facts: Literal["none", "sourced"] = "none",
         max_facts_per_call: int = 16,
         min_chars: int = 8,
         max_chars: int = 400,
@@ -106,7 +112,9 @@ class ExtractiveMemory:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings: dict[str, Any] = {
-            "prompt": prompt,
+            "facts_prompt": facts_prompt,
+            "choosing_prompt": choosing_prompt,
+            "assistant_facts": assistant_facts,
             "max_facts_per_call": max_facts_per_call,
             "min_chars": min_chars,
             "max_chars": max_chars,
@@ -123,8 +131,9 @@ class ExtractiveMemory:
         for name, minimum in least.items():
             if self._settings[name] < minimum:
                 raise ConfigError(f"ExtractiveMemory.{name}", self._settings[name], f"must be at least {minimum}")
-        if not prompt.strip():
-            raise ConfigError("ExtractiveMemory.prompt", prompt, "must not be blank")
+        for name, prompt in (("facts_prompt", facts_prompt), ("choosing_prompt", choosing_prompt)):
+            if not prompt.strip():
+                raise ConfigError(f"ExtractiveMemory.{name}", prompt, "must not be blank")
         similarity = None if embedding is None else Similarity(embedding)
         self._found = LexicalMemory(facts, weights=weights, similarity=similarity, retention=retention, clock=clock)
         self._chooses = chooses
@@ -132,7 +141,11 @@ class ExtractiveMemory:
         self._limits = Limits(
             max_facts=max_facts_per_call, min_chars=min_chars, max_chars=max_chars, max_shown_chars=max_shown_chars
         )
-        self._prompt = prompt
+        if assistant_facts not in ("none", "sourced"):
+            raise ConfigError("ExtractiveMemory.assistant_facts", assistant_facts, "must be 'none' or 'sourced'")
+        self._is_sourced = assistant_facts == "sourced"
+        self._facts_prompt = facts_prompt + SOURCED * self._is_sourced
+        self._choosing_prompt = choosing_prompt
         self._nearest = nearest
         self._clock = clock
         self._counts = Counter[str]()
@@ -162,7 +175,7 @@ class ExtractiveMemory:
     def stats(self) -> Mapping[str, int]:
         """Counts of model calls and of the facts in their answers.
 
-        `calls`, `failed`, `added`, `superseded`, `same`, `ignored`, `quoted`, and each `schema.Refusal`.
+        `calls`, `failed`, `added`, `superseded`, `same`, `ignored`, `quoted`, `sourced`, and each `schema.Refusal`.
         """
         return dict(self._counts)
 
@@ -244,7 +257,7 @@ class ExtractiveMemory:
         items = [*known.values()][: rerank.MOST]
         if not items:
             return []
-        answer = await model.answer(rerank.request(query, items), schema=rerank.SCHEMA)
+        answer = await model.answer(rerank.request(query, items, self._choosing_prompt), schema=rerank.SCHEMA)
         found = rerank.chosen(answer, items)[:limit]
         self._found.use(scope, [item.id for item in found], recalled=True)
         return recalled(found, trouble_of(nearest))
@@ -326,7 +339,7 @@ class ExtractiveMemory:
         """Extract facts from the items that were not processed before."""
         now = self._clock()
         items = await self._unread(scope, items, now)
-        messages = await asyncio.to_thread(input_of, items, self._limits)
+        messages = await asyncio.to_thread(input_of, items, self._limits, sourced=self._is_sourced)
         decision = await self._ask(scope, messages) if may_have_facts(messages) else ReconcileResult(())
         if items:
             # Completed even if the caller is cancelled, since it ends by deleting facts of items forgotten meanwhile.
@@ -353,7 +366,7 @@ class ExtractiveMemory:
         names = {f"f{number}": item for number, item in enumerate(shown, 1)}
         self._counts["calls"] += 1
         try:
-            answer = await model.answer(request(self._prompt, messages, names), schema=SCHEMA)
+            answer = await model.answer(request(self._facts_prompt, messages, names), schema=SCHEMA)
         except Exception as error:
             self._counts["failed"] += 1
             raise LongTermMemoryError(f"the extraction model failed: {error!r}"[:_WHY_CHARS]) from error

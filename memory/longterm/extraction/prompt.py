@@ -37,7 +37,15 @@ Answer with JSON: {"facts": [{"text", "type", "topic", "name", "aliases", "evide
   now.
 - of: the short name of that known fact; null with "add".\
 """
-"""The default instructions of `ExtractiveMemory(prompt=...)`."""
+"""The default instructions of `ExtractiveMemory(facts_prompt=...)`."""
+
+SOURCED = """
+
+Lines with "assistant" give facts too, where the assistant reports what a tool has returned and it will still matter
+later, such as a booking's number: then evidence is copied letter by letter from that line, action is "add", and text
+says it in the assistant's words.\
+"""
+"""What is added to the instructions with `assistant_facts="sourced"`."""
 
 _NULLABLE = {"type": ["string", "null"]}
 

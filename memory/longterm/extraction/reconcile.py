@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, flat, subjects
 from turnwise.memory.longterm.extraction.contradiction import contradict
-from turnwise.memory.longterm.extraction.grounding import Verdict, judge, quoted_in, said_names
+from turnwise.memory.longterm.extraction.grounding import Verdict, judge, judge_sourced, quoted_in, said_names
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
 from turnwise.memory.longterm.extraction.schema import Action, Candidate, Limits, Refusal
 from turnwise.memory.longterm.search.ranking import FACTS
+from turnwise.memory.longterm.types import MemoryType
 
 
 def nearest(messages: ExtractionInput, known: Sequence[MemoryItem], *, count: int, recent: int) -> list[MemoryItem]:
@@ -61,7 +63,7 @@ class ReconcileResult:
     """The ids of known facts that were said again."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many facts were refused, by `Refusal`; how many were the `same` as a known fact, were `ignored` by the model,
-    or were `quoted` because the user's words do not support them."""
+    were `quoted` because the user's words do not support them, or `sourced`: the assistant's, from a tool's result."""
 
 
 def decide(
@@ -92,6 +94,8 @@ def decide(
             deciding.counts[candidate] += 1
             continue
         verdict = judge(candidate, messages, limits)
+        if verdict is Refusal.NO_EVIDENCE:
+            verdict = judge_sourced(candidate, messages, limits) or verdict
         of = shown[candidate.of].id if candidate.of is not None and candidate.of in shown else None
         if candidate.action is Action.IGNORE:
             deciding.ignore(of, verdict)
@@ -100,7 +104,9 @@ def decide(
         else:
             names = said_names(candidate, verdict.said, messages)
             name = candidate.name if candidate.name in names else None
-            own = {"name": name, "aliases": tuple(each for each in names if each != name)}
+            own: dict[str, Any] = {"name": name, "aliases": tuple(each for each in names if each != name)}
+            if verdict.tool is not None:
+                own["type"] = str(MemoryType.CONTEXT)  # no type of the profile, which says who the user is
             deciding.accept(number, candidate.model_copy(update=own), verdict, of, now)
     return ReconcileResult(tuple(deciding.accepted), frozenset(deciding.again), deciding.counts)
 
@@ -145,7 +151,7 @@ class _Reconciling:
         gone = {target.id: target} if target else {}
         before: list[int] = []
         if verdict.quote is not None:
-            self.counts["quoted"] += 1
+            self.counts["quoted" if verdict.tool is None else "sourced"] += 1
         else:
             gone |= {each.id: each for each in self.holds.values() if _contradicts(candidate, each.text, each.topic)}
             before = self._contradicted(candidate, verdict.place)

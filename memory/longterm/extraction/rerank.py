@@ -20,7 +20,7 @@ under a short name. The line with "query" is what the user has just said.
 Answer with JSON: {"names": [...]}: the short names of the facts that the assistant should know to answer it, those that
 matter most first; {"names": []} if there are none.\
 """
-"""The instructions to the model."""
+"""The default instructions of `ExtractiveMemory(choosing_prompt=...)`."""
 
 SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -41,11 +41,11 @@ class _Answer(BaseModel):
     names: list[str]
 
 
-def request(query: str, items: Sequence[MemoryItem]) -> tuple[AnyBlock, ...]:
+def request(query: str, items: Sequence[MemoryItem], prompt: str = PROMPT) -> tuple[AnyBlock, ...]:
     """Return the request to the model: instructions, then facts and query as quoted data."""
     rows = [f'{{"known": "f{number}", "text": {quote(item.text)}}}' for number, item in enumerate(items, 1)]
     rows += [f'{{"query": {quote(query)}}}', "", "Answer with the names now, as JSON."]
-    return System(text=PROMPT), User(text="\n".join(rows))
+    return System(text=prompt), User(text="\n".join(rows))
 
 
 def chosen(answer: str, items: Sequence[MemoryItem]) -> list[MemoryItem]:

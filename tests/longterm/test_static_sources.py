@@ -1,0 +1,134 @@
+"""Where static facts come from: lists with ids, JSON files, tables of an application's own."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from open_stores import closing
+from turnwise.errors import ConfigError, InvalidMemoryError, StoreError, StoreURLError
+from turnwise.memory.longterm.base import MemoryItem, Scope, is_local, trouble_of
+from turnwise.memory.longterm.fact_table import FactTable
+from turnwise.memory.longterm.static import StaticMemory
+from turnwise.memory.longterm.types import MemoryType
+
+ANN = Scope(user_id="ann")
+FACTS = [
+    {"id": "fact1", "content": "The capital of France is Paris."},
+    {"id": "fact2", "content": "The tallest mountain in the world is Mount Everest."},
+]
+
+
+async def facts_of(memory: StaticMemory) -> list[tuple[str, str]]:
+    return [(item.id, item.text) for item in await memory.list_items(ANN)]
+
+
+async def test_facts_have_ids_of_their_own() -> None:
+    memory = StaticMemory(
+        [*FACTS, "No id.", MemoryItem(id="x", text="An item."), {"text": "By text.", "type": "skill"}]
+    )
+    assert await facts_of(memory) == [
+        ("fact1", "The capital of France is Paris."),
+        ("fact2", "The tallest mountain in the world is Mount Everest."),
+        *(("3", "No id."), ("x", "An item."), ("5", "By text.")),
+    ]
+    assert [item.id for item in await memory.recall(ANN, "What is the capital of France?", limit=1)] == ["fact1"]
+    wrong: list[Any] = [
+        {"id": "a"},
+        {"id": "a", "content": " "},
+        {"text": "x", "colour": "red"},
+        7,
+        {"text": "x", "type": "y"},
+    ]
+    for each in wrong:
+        with pytest.raises(InvalidMemoryError):
+            StaticMemory([each])
+    with pytest.raises(ConfigError, match=r"fact1.*two facts"):
+        StaticMemory([FACTS[0], FACTS[0]])
+    with pytest.raises(ConfigError, match="one text"):
+        StaticMemory(FACTS[0])
+
+
+async def test_facts_of_json_files_keep_their_ids(tmp_path: Path) -> None:
+    expected = [("fact1", FACTS[0]["content"]), ("fact2", FACTS[1]["content"]), ("3", "Plain.")]
+    every = [*FACTS, "Plain."]
+    (tmp_path / "facts.json").write_text(json.dumps(every), encoding="utf-8")
+    (tmp_path / "facts.jsonl").write_text("\n".join(map(json.dumps, every)), encoding="utf-8")
+    for name in ("facts.json", "facts.jsonl"):
+        memory = StaticMemory.from_file(tmp_path / name, topic="geography", type=MemoryType.GENERAL)
+        assert await facts_of(memory) == expected
+        assert {(item.topic, item.type) for item in await memory.list_items(ANN)} == {("geography", MemoryType.GENERAL)}
+    for text in ("{}", "[", '["a"'):
+        (tmp_path / "bad.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"bad\.json"):
+            StaticMemory.from_file(tmp_path / "bad.json")
+
+
+def engine_of(url: str) -> sa.Engine:
+    return sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+
+
+def write(url: str, *statements: str) -> None:
+    engine = engine_of(url)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+MADE = (
+    'CREATE TABLE "HR policies" (number INTEGER PRIMARY KEY, "the text" TEXT, about TEXT)',
+    "INSERT INTO \"HR policies\" VALUES (2, 'Sick leave needs a note.', NULL), (1, 'Vacation is 25 days.', 'leave')",
+)
+
+
+async def test_a_table_of_an_application_is_read_and_never_written(url: str) -> None:
+    write(url, *MADE)
+    table = FactTable(url, "HR policies", id="number", text="the text", topic="about", refresh_s=0)
+    memory: StaticMemory = pickle.loads(pickle.dumps(StaticMemory(table)))
+    async with closing(memory):
+        assert is_local(memory) is url.startswith("sqlite")
+        assert await facts_of(memory) == [("1", "Vacation is 25 days."), ("2", "Sick leave needs a note.")]
+        (first, *_) = await memory.recall(ANN, "How many days of vacation do I get?")
+        assert (first.id, first.topic, first.type) == ("1", "leave", MemoryType.FACTS)
+        write(url, 'UPDATE "HR policies" SET "the text" = \'Vacation is 30 days.\' WHERE number = 1')
+        assert (await facts_of(memory))[0] == ("1", "Vacation is 30 days.")
+        write(url, 'ALTER TABLE "HR policies" RENAME TO elsewhere')
+        found = await memory.recall(ANN, "How many days of vacation do I get?")
+        assert found[0].text == "Vacation is 30 days." and "HR policies" in (trouble_of(found) or "")
+        write(url, 'ALTER TABLE elsewhere RENAME TO "HR policies"')
+        assert trouble_of(await memory.recall(ANN, "vacation days")) is None
+    engine = engine_of(url)
+    assert sa.inspect(engine).get_table_names() == ["HR policies"]
+    engine.dispose()
+
+
+async def test_rows_are_read_again_after_a_while_only(url: str) -> None:
+    write(url, *MADE)
+    async with closing(FactTable(url, "HR policies", id="number", text="the text")) as table:
+        assert len(await table.items()) == 2
+        write(url, 'DELETE FROM "HR policies"')
+        assert len(await table.items()) == 2
+
+
+async def test_tables_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    write(url, *MADE, 'INSERT INTO "HR policies" VALUES (3, NULL, NULL)')
+    async with closing(StaticMemory(FactTable(url, "HR policies", id="number", text="the text"))) as memory:
+        with pytest.raises(InvalidMemoryError, match=r"'3'.*no id or no text"):
+            await memory.recall(ANN, "vacation")
+    async with closing(FactTable(url, "HR policies", id="about", text="number")) as table:
+        with pytest.raises(InvalidMemoryError, match="no id or no text"):
+            await table.items()
+    async with closing(FactTable(url, "nowhere")) as table:
+        with pytest.raises(StoreError, match="nowhere"):
+            await table.items()
+    with pytest.raises(StoreURLError):
+        FactTable("redis://host", "t")
+    with pytest.raises(ConfigError, match="refresh_s"):
+        FactTable(url, "t", refresh_s=-1)

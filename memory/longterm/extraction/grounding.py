@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from turnwise.memory.longterm.extraction import evidence
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, flat, overrides_instructions, subjects
@@ -171,10 +172,16 @@ def _verdict(
         return Verdict(said, place)
     answers = claimed & asked
     is_near = claimed & own or (answers and (agrees or 2 * len(answers) >= len(claimed)))
-    is_near = is_near or _language(candidate.text) != _language(candidate.evidence)  # a translation shares no words
+    # A translation shares no words.
+    is_near = is_near or _language(claim[:_TOLD]) != _language(said.text[start : min(stop, start + _TOLD)])
     return None if is_near else Refusal.UNSUPPORTED
 
 
+_TOLD = 200
+"""How many characters of a text tell its language."""
+
+
+@lru_cache(maxsize=1024)
 def _language(text: str) -> tuple[str, str]:
     """Return the script of most of a text's letters, and its language as far as that is known."""
     scripts = Counter(unicodedata.name(char, "").partition(" ")[0] for char in text if char.isalpha())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
@@ -39,6 +39,7 @@ from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.session.admission import IfBusy
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
+from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import is_own_id, new_id, own_id, public_id
 from turnwise.memory.conversation.memory_use import MemoryUse
@@ -49,7 +50,17 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.stores.base import Page
 from turnwise.strategies.compaction import Compaction
+
+
+class EventPage(list[AnyEvent]):
+    """A list of events."""
+
+    def __init__(self, events: Iterable[AnyEvent] = (), next: int | None = None) -> None:
+        super().__init__(events)
+        self.next = next
+        """Pass it as `after` to get the next page; None when there is none."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -160,9 +171,15 @@ class _Session:
         return list((yield from self._ask("runs", after, limit)))
 
     @checked
-    def _events(self, after: Number, limit: Limit) -> Request[list[AnyEvent]]:
-        events, _, _ = yield from self._ask("events", after, limit, None, 0.0)
-        return list(events)
+    def _messages(self, limit: Limit, before: Text | None, newest_first: bool) -> Request[Page[ChatMessage]]:
+        found, is_more = yield from self._ask("messages", before, limit)
+        cursor = found[0].cursor if is_more else None
+        return Page(tuple(reversed(found) if newest_first else found), cursor)
+
+    @checked
+    def _events(self, after: Number, limit: Limit) -> Request[EventPage]:
+        events, _, _ = yield from self._ask("events", after, limit + 1, None, 0.0)
+        return EventPage(events[:limit], events[limit - 1].seq if len(events) > limit else None)
 
     @checked
     def _add_event(self, name: Text, data: Any) -> Request[int]:
@@ -293,12 +310,30 @@ class Session(_Session):
         """Return up to `limit` turns with an index above `after`, by index."""
         return carry_out(self._turns(after, limit), self._client.portal)
 
+    def messages(self, limit: int = 100, *, before: str | None = None, newest_first: bool = False) -> Page[ChatMessage]:
+        """Return a page of messages, as chat interfaces list them: the newest ones, or those before a cursor.
+
+        Pass the page's `cursor` as `before` to get the page of earlier messages; it is None if there are none. So pages
+        go back in time, whichever order the messages on them have. A fork has the messages from the turn on at which it
+        was forked; the earlier ones are its parent's.
+
+        Args:
+            limit: how many at most.
+            before: the cursor of a page, or of a message.
+            newest_first: order the page from new to old; otherwise from old to new, as people read them.
+        """
+        request = self._messages(limit, before, newest_first)
+        return carry_out(request, self._client.portal)
+
     def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
         return carry_out(self._runs(after, limit), self._client.portal)
 
-    def events(self, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        """Return up to `limit` events with a number above `after`, by number, without waiting for any."""
+    def events(self, after: int = 0, limit: int = 1000) -> EventPage:
+        """Return up to `limit` events with a number above `after`, by number, without waiting for any.
+
+        The result is a list whose `next` is the `after` of the next page; None if there were no more events.
+        """
         return carry_out(self._events(after, limit), self._client.portal)
 
     def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
@@ -499,12 +534,32 @@ class AsyncSession(_Session):
         """Return up to `limit` turns with an index above `after`, by index."""
         return await carry_out_async(self._turns(after, limit))
 
+    async def messages(
+        self, limit: int = 100, *, before: str | None = None, newest_first: bool = False
+    ) -> Page[ChatMessage]:
+        """Return a page of messages, as chat interfaces list them: the newest ones, or those before a cursor.
+
+        Pass the page's `cursor` as `before` to get the page of earlier messages; it is None if there are none. So pages
+        go back in time, whichever order the messages on them have. A fork has the messages from the turn on at which it
+        was forked; the earlier ones are its parent's.
+
+        Args:
+            limit: how many at most.
+            before: the cursor of a page, or of a message.
+            newest_first: order the page from new to old; otherwise from old to new, as people read them.
+        """
+        request = self._messages(limit, before, newest_first)
+        return await carry_out_async(request)
+
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
         return await carry_out_async(self._runs(after, limit))
 
-    async def events(self, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        """Return up to `limit` events with a number above `after`, by number, without waiting for any."""
+    async def events(self, after: int = 0, limit: int = 1000) -> EventPage:
+        """Return up to `limit` events with a number above `after`, by number, without waiting for any.
+
+        The result is a list whose `next` is the `after` of the next page; None if there were no more events.
+        """
         return await carry_out_async(self._events(after, limit))
 
     async def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from turnwise.actors.session.run_events import turn_key
 from turnwise.actors.session.state import SessionState
@@ -17,15 +18,19 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
+from turnwise.memory.conversation.chat_messages import ChatMessage, chat_messages_of, parse_message_cursor
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import union
+from turnwise.memory.conversation.spans import join, size, union
 from turnwise.memory.conversation.tool_calls import PendingCall, decode_calls
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
+
+MESSAGES_PAGE = 50
+"""How many turns are read at once for their messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,39 @@ class SessionReads:
             if found and found[0].turn_id == turn_id:
                 return found[0].index
         raise TurnNotFoundError(self.session_id, turn_id)
+
+    async def messages(self, before: str | None, limit: int) -> tuple[list[ChatMessage], bool]:
+        """Return the newest `limit` messages before a cursor, oldest first, and whether there are earlier ones.
+
+        Raises:
+            InvalidInputError: `before` is not a cursor.
+        """
+        place = None if before is None else parse_message_cursor(before)
+        await self._load()
+        end = self._journal.session.next_index
+        end = end if place is None else min(end, place[0] + 1)
+        found: list[ChatMessage] = []
+        while end > 0 and len(found) <= limit:
+            start = max(0, end - MESSAGES_PAGE)
+            page = await self._messages_of_turns(start, end)
+            found[:0] = [each for each in page if place is None or (each.turn_index, each.number) < place]
+            end = start
+        return found[-limit:], len(found) > limit
+
+    async def _messages_of_turns(self, start: int, end: int) -> list[ChatMessage]:
+        store, after, count = self._journal.store, start - 1, end - start
+        stored = await store.turns(self.session_id, after=after, limit=count)
+        runs = {run.run_id: run for run in await store.runs(self.session_id, after=after, limit=count)}
+        opened = {turn.index: turn for turn in self._state.open_turns}
+        turns = [opened.get(turn.index, turn) for turn in stored if turn.index < end]
+        parts = [part for turn in turns for part in (join(turn.prompt), join(turn.output))]
+        blocks = iter(await self._journal.blocks.read(tuple(span for part in parts for span in part)))
+        read = [list(islice(blocks, size(part))) for part in parts]
+        return [
+            message
+            for turn, prompt, output in zip(turns, read[::2], read[1::2], strict=True)
+            for message in chat_messages_of(self.session_id, turn, runs.get(turn.run_id or ""), prompt, output)
+        ]
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""

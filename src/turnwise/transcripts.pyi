@@ -1,3 +1,4 @@
+from turnwise.memory.conversation.chat_messages import ChatMessage as ChatMessage
 from turnwise.memory.conversation.transcript import (
     Ledger as Ledger,
     Message as Message,

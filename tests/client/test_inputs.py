@@ -352,10 +352,15 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
 
 OUT_OF_RANGE = [
     *(("run", "timeout_s", value) for value in (0, -1, 1e300)),
-    *((verb, "limit", value) for verb in ("turns", "runs", "events", "list", "recall") for value in (0, -1, 2**31)),
+    *(
+        (verb, "limit", value)
+        for verb in ("turns", "runs", "messages", "events", "list", "recall")
+        for value in (0, -1, 2**31)
+    ),
     *((verb, "timeout_s", -1) for verb in ("wait",)),
     *(("open", "ttl_s", value) for value in (-1, math.nan)),
     *(("list", "cursor", value) for value in ("over there", "", "nan:1", "1:x", f"1.0:{2**64}")),
+    *(("messages", "before", value) for value in ("over there", "", "1", "x:1", "-1:0", f"{2**64}:0")),
     *((verb, "since", math.inf) for verb in ("list", "runs")),
     *((verb, "title", "x" * 1001) for verb in ("open", "update")),
     ("update", "metadata", {"a": "x" * 65_536}),

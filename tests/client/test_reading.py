@@ -92,6 +92,7 @@ async def all_that_is_read(reads: SessionReads) -> dict[str, Any]:
         "turns": list(map(shown, await reads.turns())),
         "turn": [shown(await reads.turn(turn.index)) for turn in await reads.turns()],
         "no turn": await outcome(lambda: reads.turn(10_000)),
+        "messages": [await reads.messages(None, 5), (await reads.messages(None, 1000))[0]],
         "runs": runs,
         "run": [replace(await reads.run(run.run_id), usage=None) for run in runs],
         "no run": await outcome(lambda: reads.run("nobody's")),

@@ -49,7 +49,8 @@ def sync(execution: ExecutionHandle, session: Session) -> None:
         elif event.kind == "unknown":
             assert_type(event, events.UnknownEvent)
             assert_type(event.stored_kind, str)
-    assert_type(session.events(), list[AnyEvent])
+    assert_type(session.events()[0], AnyEvent)
+    assert_type(session.messages().items[0].blocks, tuple[AnyBlock, ...])
     assert_type(session.expand(blocks.Summary(text="")), tuple[AnyBlock, ...])
     assert_type(execution.status(), RunState)
     answered(execution.wait())
@@ -60,7 +61,7 @@ async def asynchronous(execution: AsyncExecutionHandle, session: AsyncSession) -
         assert_type(event, AnyEvent)
         if event.kind == "run_completed":
             assert_type(event.text, str)
-    assert_type(await session.events(), list[AnyEvent])
+    assert_type((await session.events())[0], AnyEvent)
     assert_type(await session.expand(blocks.Summary(text="")), tuple[AnyBlock, ...])
     answered(await execution)
 

@@ -80,6 +80,24 @@ def test_conversations_are_made_found_updated_and_deleted(manager: SessionManage
         manager.get("trip-0", user_id="ann")
 
 
+def test_messages_of_a_conversation_by_pages(manager: SessionManager) -> None:
+    chat = manager.open("long", user_id="dan")
+    for number in range(3):
+        chat.run(f"prompt {number}").wait()
+    page = chat.messages(limit=4)
+    assert [(each.role, each.text) for each in page] == [
+        *(("user", "prompt 1"), ("assistant", "prompt 1"), ("user", "prompt 2"), ("assistant", "prompt 2")),
+    ]
+    assert {each.run_id for each in page} == {run.run_id for run in chat.runs(after=0)} and page.items[0].at > 0
+    page = chat.messages(limit=4, before=page.cursor, newest_first=True)
+    assert [each.role for each in page] == ["assistant", "user"] and page.cursor is None
+
+    events = chat.events(limit=4)
+    more = chat.events(after=events.next or 0)
+    assert len(events) == 4 and more.next is None and [*events, *more] == chat.events()
+    assert chat.events(limit=len(chat.events())).next is None, "the last page says so, however long it is"
+
+
 def test_the_history_of_an_agent(manager: SessionManager) -> None:
     """Entries, their steps and their events, of all conversations of an agent."""
     for number in range(3):
@@ -103,5 +121,7 @@ async def test_the_same_awaited(manager: SessionManager, settings: dict[str, Any
         assert (await chat.update(title="Another", metadata={"b": 2})).metadata == {"a": 1, "b": 2}
         assert [each.session_id for each in await opened.list(title="another", user_id="bob")] == ["awaited"]
         assert [run.session_id for run in await opened.runs(user_id="bob")] == ["awaited"]
+        assert [each.text for each in await chat.messages()] == ["hello", "hello"]
+        assert (await chat.events(limit=1)).next == 1 and (await chat.events(after=1)).next is None
         with pytest.raises(InvalidInputError, match="if_exists"):
             await opened.open("awaited", user_id="bob", title="A title")

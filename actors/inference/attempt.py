@@ -99,7 +99,6 @@ class Attempt:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._storing: asyncio.Task[None] | None = None
         """Stores the events that the engine and its tools have added."""
-        self._timeline = Timeline(self.add_event, run.run_id)
 
     async def drive(
         self, answer: Callable[[], Awaitable[Sequence[Block]]], *, timeout_s: float | None, grace_s: float
@@ -212,6 +211,10 @@ class Attempt:
                 self._callbacks.publish_live(self.run, ThinkingDelta, {"text": part.text})
         else:
             self.ledger.append(part)
+
+    @property
+    def _timeline(self) -> Timeline:
+        return Timeline(self.add_event, self.run.run_id)  # not kept: it would be a reference cycle
 
     def event(self, name: str, data: Mapping[str, Any] | None = None) -> None:
         self._timeline.event(name, data)

@@ -23,6 +23,7 @@ from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.nodes import is_file
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.remote_memory import RemoteMemory, equip
+from turnwise.actors.cluster.store_object import StoreObject
 from turnwise.actors.cluster.wire import (
     Ended,
     EngineWanted,
@@ -77,6 +78,12 @@ CACHED_SESSIONS, CACHED_BYTES = 256, 64 << 20
 """Limits of the caller's block caches: how many sessions, and roughly how many bytes together."""
 
 
+StoreArgument = str | SessionStore | Callable[[], SessionStore]
+"""A store by its URL, as an object, or what makes it."""
+
+HistoryArgument = str | HistoryStore | Callable[[], HistoryStore] | None
+"""An event store by its URL, as an object, or what makes it; None for none."""
+
 Answer = TypeVar("Answer")
 
 _CLIENTS: weakref.WeakValueDictionary[str, ClusterClient] = weakref.WeakValueDictionary()
@@ -113,9 +120,9 @@ class ClusterClient:
     def of(
         cls,
         namespace: str,
-        url: str,
+        store: StoreArgument,
         *,
-        history_url: str | None,
+        history_store: HistoryArgument,
         encryption: Encryption | None,
         engine: EngineBuilder,
         overflow: OverflowStrategy | None,
@@ -142,12 +149,20 @@ class ClusterClient:
             if not isinstance(overflow, OverflowStrategy) or isinstance(overflow, type):
                 raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
             check_overflow(overflow, engine, config)
-        url = resolve_url(url)
+        url = resolve_url(store) if isinstance(store, str) else StoreObject.of("store", store, SessionStore)
+        if read_only and not isinstance(store, str):
+            raise ConfigError("read_only", True, "needs a store that is given by its URL")
         # Managers with and without encryption cannot read each other's sessions, so they use different actors.
-        name = f"{namespace}\n{url}" + ("\nencrypted" if encryption else "")
+        name = f"{namespace}\n{url.url if isinstance(url, StoreObject) else url}" + (
+            "\nencrypted" if encryption else ""
+        )
         client = cls(namespace, hashlib.sha256(name.encode()).hexdigest()[:16])
         client._placement, client.read_only = placement, read_only
-        history_url = None if history_url is None else check_history_url(history_url)
+        history_url: str | StoreObject | None = None
+        if isinstance(history_store, str):
+            history_url = check_history_url(history_store)
+        elif history_store is not None:
+            history_url = StoreObject.of("history_store", history_store, HistoryStore)
         in_files = is_file(url) or is_file(history_url) or is_local(working_memory)
         client._place = StoreSpec(url, history_url, _checked(encryption), is_local=in_files, read_only=read_only)
         try:

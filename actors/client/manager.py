@@ -39,7 +39,8 @@ class SessionManager(ManagerRequests):
     Args:
         store: where sessions are kept: `sqlite:///path`, `postgresql://...`, `redis://...` (see `RedisStore` for the
             server settings it needs), the URL of another package's store, or `memory://name`, which lasts as long as
-            the Ray cluster.
+            the Ray cluster. Also your own `SessionStore`, as an object that pickles, or a function that returns it:
+            each process that uses the store makes its own. One that opens a file has a true attribute `is_local`.
         engine: answers the turns. A live session that another manager started switches to this engine with the next
             run that this manager starts.
         memory: long-term memories; each runs in an actor that all sessions share. Before a run, they are searched for
@@ -51,7 +52,8 @@ class SessionManager(ManagerRequests):
             the provider refuses those that are too long.
         placement: which actor hosts which session.
         config: how sessions behave; if omitted, `SessionConfig()`, which reads the environment at that moment.
-        history_store: where events are kept, if not with the conversations: `sqlite:///path` or `postgresql://...`.
+        history_store: where events are kept, if not with the conversations: `sqlite:///path`, `postgresql://...`, or
+            your own `HistoryStore`, given like a store.
             Events arrive there soon after they are stored; a history store that is unreachable delays no run. Live
             sessions keep the history store that they started with.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
@@ -269,7 +271,8 @@ class AsyncSessionManager(ManagerRequests):
     Args:
         store: where sessions are kept: `sqlite:///path`, `postgresql://...`, `redis://...` (see `RedisStore` for the
             server settings it needs), the URL of another package's store, or `memory://name`, which lasts as long as
-            the Ray cluster.
+            the Ray cluster. Also your own `SessionStore`, as an object that pickles, or a function that returns it:
+            each process that uses the store makes its own. One that opens a file has a true attribute `is_local`.
         engine: answers the turns. A live session that another manager started switches to this engine with the next
             run that this manager starts.
         memory: long-term memories; each runs in an actor that all sessions share. Before a run, they are searched for
@@ -281,7 +284,8 @@ class AsyncSessionManager(ManagerRequests):
             the provider refuses those that are too long.
         placement: which actor hosts which session.
         config: how sessions behave; if omitted, `SessionConfig()`, which reads the environment at that moment.
-        history_store: where events are kept, if not with the conversations: `sqlite:///path` or `postgresql://...`.
+        history_store: where events are kept, if not with the conversations: `sqlite:///path`, `postgresql://...`, or
+            your own `HistoryStore`, given like a store.
             Events arrive there soon after they are stored; a history store that is unreachable delays no run. Live
             sessions keep the history store that they started with.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.

@@ -28,7 +28,7 @@ from turnwise.actors.client.arguments import (
     checked,
     json_object,
 )
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.cluster_client import ClusterClient, HistoryArgument, StoreArgument
 from turnwise.actors.client.expiry import sweep
 from turnwise.actors.client.requests import Consult, Request
 from turnwise.actors.cluster.nodes import check_files
@@ -96,7 +96,7 @@ class ManagerRequests:
 
     def __init__(
         self,
-        store: str = DEFAULT_STORE,
+        store: StoreArgument = DEFAULT_STORE,
         *,
         engine: EngineBuilder,
         memory: Sequence[LongTermMemory] = (),
@@ -104,7 +104,7 @@ class ManagerRequests:
         overflow: OverflowStrategy | None = None,
         placement: Placement = Dedicated(),
         config: SessionConfig | None = None,
-        history_store: str | None = None,
+        history_store: HistoryArgument = None,
         namespace: str = "turnwise",
         enforce_user: bool = False,
         encryption: Encryption | None = None,
@@ -118,7 +118,7 @@ class ManagerRequests:
         self._client = ClusterClient.of(
             namespace,
             store,
-            history_url=history_store,
+            history_store=history_store,
             encryption=encryption,
             engine=engine,
             memory=memory,

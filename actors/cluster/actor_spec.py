@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from turnwise.actors.cluster.store_object import StoreObject
+
 if TYPE_CHECKING:
     from turnwise.memory.event_store.base import HistoryStore
     from turnwise.memory.stores.base import SessionStore
@@ -16,10 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """The resolved addresses of a store and its history store, if any, and the encryption of both."""
+    """A store and its history store, if any, and the encryption of both."""
 
-    url: str
-    history_url: str | None = None
+    url: str | StoreObject
+    """The resolved URL, or the store as an object."""
+    history_url: str | StoreObject | None = None
     encryption: Encryption | None = None
     is_local: bool = False
     """Whether its processes open a file, which is on one node."""
@@ -28,33 +31,47 @@ class StoreSpec:
 
     def open_store(self, namespace: str) -> SessionStore:
         """Open the store in this process; for `memory://`, return the store that the namespace shares."""
-        if self.url.startswith("memory:"):
+        if isinstance(self.url, StoreObject):
+            from turnwise.memory.stores.base import SessionStore
+
+            store: SessionStore = self._owned(self.url.open(SessionStore))
+        elif self.url.startswith("memory:"):
             from turnwise.actors.cluster.store_actor import remote_store
 
             store = remote_store(self.url, namespace)
         else:
-            from turnwise.memory.stores.sharing import Shared
             from turnwise.memory.stores.urls import open_store, read_only
 
-            store = open_store(read_only(self.url) if self.read_only else self.url)
-            if isinstance(store, Shared) and not self.read_only:
-                from turnwise.actors.cluster.ray_runtime import this_ray
-
-                store.own(this_ray())
+            store = self._owned(open_store(read_only(self.url) if self.read_only else self.url))
         if self.encryption is None:
             return store
         from turnwise.memory.stores.encrypted.store import EncryptedStore
 
         return EncryptedStore(store, self.encryption)
 
+    def _owned(self, store: SessionStore) -> SessionStore:
+        """Return the store, which knows this Ray from now on if it tells one from another."""
+        from turnwise.memory.stores.sharing import Shared
+
+        if isinstance(store, Shared) and not self.read_only:
+            from turnwise.actors.cluster.ray_runtime import this_ray
+
+            store.own(this_ray())
+        return store
+
     def open_history(self) -> HistoryStore | None:
         """Open the history store in this process; None if there is none."""
         if self.history_url is None:
             return None
-        from turnwise.memory.event_store.urls import open_history
-        from turnwise.memory.stores.urls import read_only
+        if isinstance(self.history_url, StoreObject):
+            from turnwise.memory.event_store.base import HistoryStore
 
-        history = open_history(read_only(self.history_url) if self.read_only else self.history_url)
+            history: HistoryStore = self.history_url.open(HistoryStore)
+        else:
+            from turnwise.memory.event_store.urls import open_history
+            from turnwise.memory.stores.urls import read_only
+
+            history = open_history(read_only(self.history_url) if self.read_only else self.history_url)
         if self.encryption is None:
             return history
         from turnwise.memory.event_store.encrypted import EncryptedHistory

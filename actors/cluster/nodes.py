@@ -16,9 +16,13 @@ ANYWHERE: dict[str, Any] = {"scheduling_strategy": "SPREAD", "memory": 1}
 a node; actors that need one byte of memory are spread over the nodes in turn."""
 
 
-def is_file(url: str | None) -> bool:
-    """Return whether the URL names a file, so that only processes of its node open the same one."""
-    return url is not None and url.startswith("sqlite")
+def is_file(store: object) -> bool:
+    """Return whether a store is in a file, so that only processes of its node open the same one.
+
+    Args:
+        store: a URL, or an object, whose attribute `is_local` says so.
+    """
+    return store.startswith("sqlite") if isinstance(store, str) else is_local(store)
 
 
 def here() -> dict[str, Any]:
@@ -27,7 +31,7 @@ def here() -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
 
 
-def check_files(store: str, history_store: str | None, working_memory: WorkingMemory | None) -> None:
+def check_files(store: object, history_store: object, working_memory: WorkingMemory | None) -> None:
     """Refuse what is in a file, and would be opened on each of several nodes: everywhere another file.
 
     Raises:
@@ -36,8 +40,8 @@ def check_files(store: str, history_store: str | None, working_memory: WorkingMe
     if sum(node["Alive"] for node in ray.nodes()) == 1:
         return
     why = "a SQLite file belongs to one node and this cluster has several; use"
-    for name, url in (("store", store), ("history_store", history_store)):
-        if is_file(url):
-            raise ConfigError(name, url, f"{why} postgresql://user@host/name")
+    for name, each in (("store", store), ("history_store", history_store)):
+        if is_file(each):
+            raise ConfigError(name, each, f"{why} postgresql://user@host/name")
     if is_local(working_memory):
         raise ConfigError("working_memory", "WorkingMemory", f"{why} SQLNotes('postgresql://user@host/name')")

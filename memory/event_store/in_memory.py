@@ -14,6 +14,9 @@ from turnwise.memory.stores.in_memory import without_blocks
 class InMemoryHistory:
     """Stores events in memory while the process lives. No method awaits, so each is atomic on its event loop."""
 
+    is_in_process = True
+    """Other processes do not see what is in it."""
+
     def __init__(self) -> None:
         self._sessions: dict[str, dict[int, AnyEvent]] = {}
         """Events by number, by session."""

@@ -56,6 +56,9 @@ class InMemoryStore:
         clock: returns the time, in seconds since the epoch.
     """
 
+    is_in_process = True
+    """Other processes do not see what is in it: a manager has it as `memory://name`, in an actor."""
+
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._rows: dict[str, _Row] = {}

@@ -42,7 +42,11 @@ class _Row:
 
 
 class InMemoryFacts:
-    """Stores facts until the process ends. No method awaits anything, so each is atomic on its event loop."""
+    """Stores facts until the process ends. No method awaits anything, so each is atomic on its event loop.
+
+    Pickles while it is empty: the memory of a manager has one of its own, in the memory's actor, which lasts as long as
+    that process.
+    """
 
     def __init__(self) -> None:
         self._users: dict[str, dict[str, _Row]] = {}
@@ -53,7 +57,9 @@ class InMemoryFacts:
         self._closed = False
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        raise TypeError("InMemoryFacts lives in its process and cannot be sent to another: use SQLFacts")
+        if self._users or self._deleted:
+            raise TypeError("InMemoryFacts that has facts cannot be sent to another process: use SQLFacts")
+        return InMemoryFacts, ()
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         self._check_open()

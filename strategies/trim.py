@@ -30,8 +30,13 @@ class Trim:
         return False  # trimming takes no time, so it waits until it is necessary
 
 
-def trimmed(window: Window, budget: TokenBudget, limit: int, *, strategy: str, at_least: int = 0) -> Plan | None:
+def trimmed(
+    window: Window, budget: TokenBudget, limit: int, *, strategy: str, at_least: int = 0, why: str = ""
+) -> Plan | None:
     """Return the plan that drops everything before `at_least`, and further old exchanges until the rest fits `limit`.
+
+    Args:
+        why: why blocks before `at_least` are dropped, where that is not to fit the limit.
 
     Raises:
         WindowOverflowError: the newest exchange does not fit the budget.
@@ -42,7 +47,8 @@ def trimmed(window: Window, budget: TokenBudget, limit: int, *, strategy: str, a
     cut = max(cut, at_least)
     if window.tokens(0, cut) == window.summary_tokens(cut):
         return None
-    why = f"it is oldest, and a request may take {limit} tokens"
+    if not why or cut > at_least:
+        why = f"it is oldest, and a request may take {limit} tokens"
     return plan_for(window, budget, strategy=strategy, keep=window.kept_from(cut), why=why)
 
 

@@ -27,6 +27,7 @@ from turnwise.strategies.conformance import check_case
 from turnwise.strategies.conformance_conversations import COUNTER, Case, Conversation, random_case
 from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.keep_last import KeepLast
 from turnwise.strategies.plan import refusals
 from turnwise.strategies.strategy import OverflowStrategy, decide
 from turnwise.strategies.summarize import Summarize
@@ -55,11 +56,22 @@ from wire_rules import check_anthropic, check_chat, check_responses
         (lambda case: Trim(), 0),
         (lambda case: Trim(max(1, case.budget.max_tokens * 2 // 3)), 100_000),
         (lambda case: DeleteOldest(1 + case.budget.max_tokens % 4), 200_000),
+        (lambda case: KeepLast(turns=1 + case.budget.max_tokens % 4), 600_000),
+        (lambda case: KeepLast(messages=1 + case.budget.max_tokens % 9), 700_000),
         (summarize, 300_000),
         (lambda case: summarize(case, trigger_ratio=1, keep_tokens=max(1, case.budget.max_tokens // 5)), 400_000),
         (lambda case: FlushToMemory([Memory()], max_ratio=0.5), 500_000),
     ],
-    ids=["Trim", "Trim-max_tokens", "DeleteOldest", "Summarize", "Summarize-keep_tokens", "FlushToMemory"],
+    ids=[
+        "Trim",
+        "Trim-max_tokens",
+        "DeleteOldest",
+        "KeepLast-turns",
+        "KeepLast-messages",
+        "Summarize",
+        "Summarize-keep_tokens",
+        "FlushToMemory",
+    ],
 )
 def test_the_laws_hold_on_random_conversations(make: Callable[[Case], OverflowStrategy], start: int) -> None:
     """Cases 34, 35 and 36: 20,100 conversations with `make races`, each of which goes on for two exchanges more."""
@@ -108,6 +120,7 @@ def test_remaining_requests_are_valid_on_the_wire() -> None:
 STRATEGIES: list[OverflowStrategy] = [
     Trim(),
     DeleteOldest(3),
+    KeepLast(turns=20),
     Summarize(None, max_summary_tokens=100, keep_turns=20),
     FlushToMemory([Memory()]),
 ]
@@ -126,6 +139,26 @@ def test_deciding_on_a_long_history_reads_no_more_than_on_a_short_one(strategy: 
         cost.append(cache.blocks_read)
     assert cost[1] <= 1.1 * cost[0]
     assert cost[0] < 400
+
+
+def test_the_last_turns_or_messages_stay_whatever_their_size() -> None:
+    blocks, plenty = exchanges(1, 2, 3, 4), TokenBudget(10**6)
+    for strategy, left in [
+        (KeepLast(turns=1), [4]),
+        (KeepLast(turns=3), [2, 3, 4]),
+        (KeepLast(turns=9), [1, 2, 3, 4]),
+        (KeepLast(messages=1), [4]),  # the newest exchange stays whole
+        (KeepLast(messages=4), [3, 4]),
+        (KeepLast(messages=5), [3, 4]),
+    ]:
+        assert after(strategy, plenty, *blocks) == exchanges(*left)
+    assert after(KeepLast(turns=3), TokenBudget(tokens(exchanges(3, 4))), *blocks) == exchanges(3, 4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"turns": 1, "messages": 2}, {"turns": 0}, {"messages": 0}], ids=repr)
+def test_wrong_numbers_of_turns_and_messages_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="KeepLast"):
+        KeepLast(**settings)
 
 
 # Trim and DeleteOldest

@@ -1,0 +1,71 @@
+"""`KeepLast`: keeps a number of the newest turns or messages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+from turnwise.errors import ConfigError
+from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, Summary, System
+from turnwise.strategies.plan import Plan
+from turnwise.strategies.trim import trimmed
+from turnwise.strategies.window import TokenBudget, Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepLast:
+    """Sends the newest turns or messages only, whatever their size, and fewer if they do not fit the model's window.
+
+    An exchange is kept or removed as a whole, so that each tool result keeps its call; the newest one always stays.
+    What is removed stays in the history, from which `session.clear(keep_last=...)` deletes it. The size of the model's
+    window need not be known.
+    """
+
+    turns: int | None = None
+    """The most exchanges of a request: prompts, with all that follows up to the next prompt."""
+    messages: int | None = None
+    """The most messages of a request: blocks of one role that follow each other are one message."""
+    max_tokens: int = sys.maxsize
+    """The most tokens of a request, if below its budget. The newest exchange stays even if it takes more."""
+
+    def __post_init__(self) -> None:
+        if (self.turns is None) == (self.messages is None):
+            raise ConfigError("KeepLast", self, "give either turns or messages")
+        for name in ("turns", "messages"):
+            if (most := getattr(self, name)) is not None and most < 1:
+                raise ConfigError(f"KeepLast.{name}", most, "must be 1 or more")
+        if self.max_tokens < 1:
+            raise ConfigError("KeepLast.max_tokens", self.max_tokens, "must be 1 or more")
+
+    def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
+        cut, limit = self._cut(window), min(self.max_tokens, budget.max_tokens)
+        if not cut and window.taken(budget) <= limit:
+            return None
+        return trimmed(window, budget, limit, strategy="KeepLast", at_least=cut, why=self._why)
+
+    def due(self, window: Window, budget: TokenBudget) -> bool:
+        return False
+
+    @property
+    def _why(self) -> str:
+        most = f"{self.turns} turns" if self.messages is None else f"{self.messages} messages"
+        return f"it is oldest, and a request may have {most}"
+
+    def _cut(self, window: Window) -> int:
+        """Return where the exchanges to keep begin. O(blocks of these and of one more)."""
+        cut = window.newest.start
+        messages = 0
+        for number, exchange in enumerate(window.exchanges(), 1):
+            messages += _messages(window.blocks([exchange])) if self.messages is not None else 0
+            is_too_much = number > (self.turns or number) or messages > (self.messages or messages)
+            if is_too_much and number > 1:
+                break
+            cut = exchange.start
+        return cut
+
+
+def _messages(blocks: Iterable[AnyBlock]) -> int:
+    sent = (block for block in blocks if not isinstance(block, System | Summary | CacheCheckpoint))
+    return sum(1 for _ in groupby(sent, key=lambda block: block.role))

@@ -154,11 +154,12 @@ def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
     import numpy as np
 
     near = _Neighbours(sessions, weights)
-    found, rows = np.unique(asked.terms, return_inverse=True)
-    has = np.zeros((len(found), len(sessions)))
-    has[rows, asked.places] = 1.0
     logs = np.array(asked.log_frequencies)
-    telling = np.clip((-logs - weights.common) / (weights.rare - weights.common), 0.0, 1.0)
+    is_found = np.bincount(asked.terms, minlength=len(logs)) > 0
+    found, rows = np.flatnonzero(is_found), np.cumsum(is_found) - 1
+    has = np.zeros((len(found), len(sessions)))
+    has[rows[asked.terms], asked.places] = 1.0
+    telling = np.minimum(np.maximum((-logs - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
     is_part = np.zeros((len(asked.parts), len(logs)))
     for row, terms in enumerate(asked.parts):
         is_part[row, list(terms)] = 1.0

@@ -147,7 +147,8 @@ class RunAdmission:
             span, session = self._journal.extend(len(blocks))
             turn = self._state.run_queue.next_turn(session.next_index, self._journal.clock())
             turn = replace(turn, prompt=join(turn.prompt, (span,)), appended=join(turn.appended, (span,)))
-            events: list[NewEvent] = [(PromptAppended, {"turn_index": turn.index, "key": key})]
+            added = {"span": (span.start, span.stop), "blocks": tuple(blocks)}
+            events: list[NewEvent] = [(PromptAppended, {"turn_index": turn.index, "key": key, **added})]
             await self._transactor.commit(session, events, blocks=blocks, encoded=encoded, turns=[turn])
             self._state.run_queue.apply([turn])
             return turn.index
@@ -228,16 +229,19 @@ class RunAdmission:
         )
         record = replace(record, turn_index=turn.index, first_seq=self._journal.log.last_seq + 1 + len(ends))
         run = ActiveRun(self._state.view(), record, turn, request.run_resources)
+        added = {"span": (span.start, span.stop), "blocks": tuple(blocks)} if blocks else {}
+        event: NewEvent = RunQueued, {**about(record), **added}
         if busy is None:
             run.record, run.turn = self._driver.begin(record, turn, self._state.head)
             waiting = cut(turn.prompt, size(turn.prompt) - len(blocks))[0]
-            self._retrieval.ask_early(run, (*self._journal.blocks.cache.read(waiting), *blocks))
-        kind, values = (RunQueued, about(record)) if busy else start_event(run.record, run.turn)
+            prompts = (*self._journal.blocks.cache.read(waiting), *blocks)
+            self._retrieval.ask_early(run, prompts)
+            event = start_event(run.record, run.turn, self._state.head, session, prompts)
         if request.turn_id is not None:
-            values |= {"turn_id": request.turn_id, "key": turn_key(request.turn_id)}
+            event[1].update({"turn_id": request.turn_id, "key": turn_key(request.turn_id)})
         await self._transactor.commit(
             session,
-            [*map(end_event, ends), (kind, values)],
+            [*map(end_event, ends), event],
             blocks=blocks,
             encoded=request.encoded,
             turns=[run.turn],

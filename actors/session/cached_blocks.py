@@ -6,14 +6,28 @@ from collections.abc import Iterable, Sequence
 
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.events import Appending, Event
+from turnwise.memory.conversation.events import Adding, Continuing, Event, Places, RunStarted
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.spans import Span, Spans, union
+from turnwise.memory.conversation.spans import Span, Spans, from_places, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.stores.base import SessionStore
 
 TRIM_BYTES = 1 << 20
 """How many bytes of blocks a process caches for a session before it drops those that it no longer needs."""
+
+
+def _missing_blocks(event: Event, log: str) -> dict[str, Spans]:
+    """Return the fields of an event that lack their blocks, with the positions of the blocks."""
+    if isinstance(event, Adding):
+        return {"blocks": (Span(log, *event.span),)} if event.span and not event.blocks else {}
+    if not isinstance(event, Continuing):
+        return {}
+    held: dict[str, Places] = {}
+    if isinstance(event, RunStarted) and not event.blocks:
+        held["blocks"] = event.prompt
+    if not event.input_blocks:
+        held["input_blocks"] = event.input or ()
+    return {name: from_places(places, log) for name, places in held.items() if places}
 
 
 class CachedBlocks:
@@ -57,17 +71,20 @@ class CachedBlocks:
         return (await self._with(spans)).read(spans)
 
     async def read_events(self, events: Sequence[Event], log: str) -> Sequence[Event]:
-        """Return stored events of a log with the blocks that they added, from the cache or by one read of the log."""
-        spans = [Span(log, *event.span) for event in events if isinstance(event, Appending) and event.span]
-        if not spans:
+        """Return events with the blocks that they name and lack, from the cache or by one read of the store.
+
+        Args:
+            log: the session's own log.
+        """
+        missing = [(event, fields) for event in events if (fields := _missing_blocks(event, log))]
+        if not missing:
             return events
-        cache = await self._with(spans)
-        return [
-            event.model_copy(update={"blocks": cache.read([Span(log, *event.span)])})
-            if isinstance(event, Appending) and event.span
-            else event
-            for event in events
-        ]
+        cache = await self._with([span for _, fields in missing for spans in fields.values() for span in spans])
+        whole = {
+            event.seq: event.model_copy(update={name: cache.read(spans) for name, spans in fields.items()})
+            for event, fields in missing
+        }
+        return [whole.get(event.seq, event) for event in events]
 
     async def _with(self, spans: Iterable[Span]) -> BlockCache:
         """Return a cache that contains these blocks: `self.cache`, or a temporary one filled from the store."""

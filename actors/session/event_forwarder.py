@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+from turnwise.actors.session.cached_blocks import CachedBlocks
+from turnwise.errors import CorruptRecordError
 from turnwise.memory.background import log_failure
+from turnwise.memory.conversation.events import Event
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 
@@ -20,15 +24,17 @@ class EventForwarder:
     An event is first stored in the session's store, in the same commit as the change that it reports. Once the
     history store has it, a later commit deletes it from the session's store. Therefore no event is lost or duplicated,
     whenever a process dies, and a history store that is slow or unreachable delays no run: events wait in the session's
-    store.
+    store. The history store gets the blocks, too, so it is enough to rebuild the conversation.
     """
 
-    def __init__(self, session_id: str, store: SessionStore, history: HistoryStore) -> None:
+    def __init__(self, session_id: str, store: SessionStore, history: HistoryStore, blocks: CachedBlocks) -> None:
         self.history = history
         self.copied = 0
         """The history store has every stored event up to this number."""
         self._session_id = session_id
         self._store = store
+        self._blocks = blocks
+        self._log = ""
         self._known = False
         """Whether the history store was asked for its last event."""
         self._more = asyncio.Event()
@@ -36,8 +42,13 @@ class EventForwarder:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def wake(self) -> None:
-        """Copy the events that the store may have by now. Does not wait."""
+    def wake(self, log: str) -> None:
+        """Copy the events that the store may have by now. Does not wait.
+
+        Args:
+            log: the session's log.
+        """
+        self._log = log
         self._more.set()
         self._idle.clear()
         if self._task is None:
@@ -78,5 +89,13 @@ class EventForwarder:
             self.copied = await self.history.last_seq(self._session_id)
             self._known = True
         while events := await self._store.events(self._session_id, after=self.copied, limit=PAGE):
-            await self.history.append(self._session_id, events)
+            await self.history.append(self._session_id, await self._whole(events))
             self.copied = events[-1].seq
+
+    async def _whole(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Return the events with their blocks, usually from memory; without them if one cannot be read."""
+        try:
+            return await self._blocks.read_events(events, self._log)
+        except CorruptRecordError as error:
+            log_failure(f"session {self._session_id!r}: reading the blocks of its events", error)
+            return events

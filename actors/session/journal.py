@@ -58,7 +58,8 @@ class Journal:
         history: HistoryStore | None = None,
     ) -> None:
         self.store = store
-        self.forwarder = EventForwarder(session_id, store, history) if history else None
+        self.blocks = CachedBlocks(session_id, store)
+        self.forwarder = EventForwarder(session_id, store, history, self.blocks) if history else None
         self._deleted_up_to = 0
         """The store has deleted the events up to this number, since the history store has them."""
         self._clock = clock
@@ -66,7 +67,6 @@ class Journal:
         """The store's time and this process's monotonic time, both read at the last activation."""
         self.session = SessionRecord(session_id=session_id)
         self.log = EventLog(0)
-        self.blocks = CachedBlocks(session_id, store)
         self.records = StoredRecords(session_id, store)
         self.caught_up: frozenset[int] = frozenset()
         """The numbers of stored events that the last activation found, such as those of a commit in doubt."""
@@ -155,7 +155,7 @@ class Journal:
         self.session, self._activations = found.session, 0
         if self.forwarder:
             self.forwarder.history = of_user(self.forwarder.history, found.session.user_id)
-            self.forwarder.wake()
+            self.forwarder.wake(found.session.log)
         return found
 
     async def check_own(self) -> SessionRecord:
@@ -297,7 +297,7 @@ class Journal:
         self._deleted_up_to = max(self._deleted_up_to, forget)
         self.log.publish(commit.events)
         if self.forwarder and commit.events:
-            self.forwarder.wake()
+            self.forwarder.wake(session.log)
 
     async def delete(self) -> None:
         """Delete the session, its history first, so that a delete that fails can be repeated.
@@ -317,11 +317,13 @@ class Journal:
         """Return up to `limit` events with a number above `after`, from memory, and older ones from the store."""
         start = self.log.start
         if after >= start - 1:
-            return self.log.since(after, limit)
+            return await self._with_blocks(self.log.since(after, limit))
         held = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
         stored = await self._stored_events(after, limit)
-        older = await self.blocks.read_events([event for event in stored if event.seq < start], self.session.log)
-        return [*older, *held][:limit]
+        return await self._with_blocks([*(event for event in stored if event.seq < start), *held][:limit])
+
+    async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:
+        return await self.blocks.read_events(events, self.session.log)
 
     async def _stored_events(self, after: int, limit: int) -> Sequence[Event]:
         stored = await self.store.events(self.session_id, after=after, limit=limit)

@@ -21,7 +21,7 @@ from turnwise.errors import EngineError, LimitError
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.events import CompactionFailed, WindowCompacted
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.conversation.spans import Spans, to_places
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.turn_items import TurnBlocks
@@ -153,6 +153,8 @@ class PlanRunner:
             if done:
                 values |= {"tokens_before": outcome.tokens_before, "tokens_after": outcome.tokens_after}
                 values |= {"summary": (span.start, span.stop) if new else None}
+                if run and active:
+                    values["input"] = to_places(active.input, session.log)
             else:
                 values |= {"attempt": 1, "of": 1, "why": "the session's window changed during the compaction"}
                 session = self._journal.session

@@ -10,7 +10,7 @@ from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.run_driver import RunDriver
-from turnwise.actors.session.run_events import about, end_event, start_event
+from turnwise.actors.session.run_events import about, end_event
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
@@ -140,7 +140,7 @@ class Recovery:
         cancelled = [run.ended("cancelled", "session ended", now) for run in gone]
         begun = self._driver.begin_next(head) if goes_on and self._state.active is None and not resumed else []
         again = [replace(run.record, resumes=run.record.resumes + 1) for run in resumed]
-        events += [*map(end_event, cancelled), *(start_event(record, turn) for _, record, turn in begun)]
+        events += [*map(end_event, cancelled), *self._driver.start_events(begun, head, session)]
         events += [(RunResumed, {**about(record), "why": LOST}) for record in again]
         await self._transactor.commit(
             session,

@@ -9,10 +9,13 @@ from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.compaction_tasks import Compactor
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.plan_runner import PlanRunner, check_open
+from turnwise.actors.session.run_events import about
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.errors import CompactionError, ContextOverflowError, TurnwiseError, WindowOverflowError
+from turnwise.memory.conversation.events import InputReplaced
+from turnwise.memory.conversation.spans import to_places
 from turnwise.memory.conversation.turns import Turn
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.strategy import OverflowStrategy, decide
@@ -128,7 +131,9 @@ class RequestFitting:
         async def change() -> None:
             check_open(run)
             turn = replace(run.turn, input=run.turn.carried or run.turn.input, carried=())
-            await self._transactor.commit(self._journal.session, turns=[turn])
+            session = self._journal.session
+            replaced = {**about(run.record), "input": to_places(turn.input, session.log)}
+            await self._transactor.commit(session, [(InputReplaced, replaced)], turns=[turn])
             run.turn = turn
 
         await self._transactor.run_with_retries(change)

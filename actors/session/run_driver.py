@@ -29,6 +29,7 @@ from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, union
 from turnwise.memory.conversation.tool_calls import CallState, encode_calls
 from turnwise.memory.conversation.transcript import Ledger
@@ -100,6 +101,11 @@ class RunDriver:
         """
         queue = list(self._state.run_queue.queue)[:1]
         return [(run, *self.begin(run.record, next(iter(requeued), run.turn), head)) for run in queue]
+
+    def start_events(self, begun: Sequence[Begun], head: TurnRecord | None, session: SessionRecord) -> list[NewEvent]:
+        """Return the events of runs that begin with the next commit, and continue `head`."""
+        cache = self._journal.blocks.cache
+        return [start_event(record, turn, head, session, cache.read(turn.prompt)) for _, record, turn in begun]
 
     def launch_next(self, begun: Sequence[Begun]) -> None:
         """Make the first queued run active, after the commit that stored it as running."""
@@ -221,7 +227,7 @@ class RunDriver:
         turn, blocks = run.turn, list[Block]()
         if not drop:
             turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **said)
-        ended = end_event(end, blocks, session)
+        ended = end_event(end, blocks, session, discarded=drop)
         if ending.code == REFUSED:
             turn, texts = leave_out(turn, self._journal.blocks.cache, session.log, session.log_size)
             blocks, session = [*blocks, *texts], replace(session, log_size=session.log_size + len(texts))
@@ -234,7 +240,7 @@ class RunDriver:
             [
                 *run.added_events(UnknownOutcome()),
                 ended,
-                *(start_event(record, next_turn) for _, record, next_turn in begun),
+                *self.start_events(begun, head, session),
             ],
             blocks=blocks,
             turns=[*([] if drop else [turn]), *(waiting or requeued)],

@@ -20,6 +20,7 @@ from turnwise.memory.conversation.events import (
 )
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import to_places
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import TurnRecord
 
@@ -41,12 +42,31 @@ def about(record: RunRecord) -> dict[str, Any]:
     return {"turn_index": record.turn_index, "run_id": record.run_id}
 
 
-def start_event(record: RunRecord, turn: TurnRecord) -> NewEvent:
-    """Return the event of a run that has become active."""
-    return RunStarted, about(record) | {"turn_id": turn.turn_id}
+def start_event(
+    record: RunRecord, turn: TurnRecord, head: TurnRecord | None, session: SessionRecord, prompts: Sequence[Block]
+) -> NewEvent:
+    """Return the event of a run that has become active.
+
+    Args:
+        head: the turn that the run's turn continues.
+        prompts: the blocks of the turn's prompt.
+    """
+    values: dict[str, Any] = {**about(record), "turn_id": turn.turn_id, "blocks": tuple(prompts)}
+    values["prompt"] = to_places(turn.prompt, session.log)
+    if head and not _is_snapshot(head, session.session_id):
+        values["input"] = to_places(turn.input, session.log)
+    return RunStarted, values
 
 
-def end_event(end: RunRecord, new: Sequence[Block] = (), session: SessionRecord | None = None) -> NewEvent:
+def _is_snapshot(head: TurnRecord, session_id: str) -> bool:
+    """Return whether the next turn continues the snapshot of `head`, which the events of this session tell."""
+    is_own = head.parent is None or head.parent.startswith(f"{session_id}#")
+    return is_own and not head.carried and not head.forgotten
+
+
+def end_event(
+    end: RunRecord, new: Sequence[Block] = (), session: SessionRecord | None = None, *, discarded: bool = False
+) -> NewEvent:
     """Return the terminal event of a run whose end stores the blocks `new`, the last of the session's log."""
     values: dict[str, Any] = about(end)
     if new and session:
@@ -55,6 +75,8 @@ def end_event(end: RunRecord, new: Sequence[Block] = (), session: SessionRecord 
         values |= {"usage": end.usage, "stop_reason": end.stop_reason}
     else:
         values["why"] = end.why
+    if discarded:
+        values["discarded"] = True
     if end.state == "failed":
         values["code"] = end.code
     return _END_EVENTS[end.state], values

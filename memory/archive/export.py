@@ -23,7 +23,7 @@ from turnwise.memory.archive.block_positions import (
     runs_of,
     turns_of,
 )
-from turnwise.memory.archive.format import OWN_ID, LineWriter, event_line, read_lines, record_line
+from turnwise.memory.archive.format import OWN_ID, LineWriter, event_line, move_event, read_lines, record_line
 from turnwise.memory.archive.importer import SessionImport
 from turnwise.memory.archive.open_ends import interrupt
 from turnwise.memory.archive.validation import check_session_line
@@ -94,7 +94,7 @@ async def _written(
     async for run in runs_of(store, session.session_id):
         lines.add("run", record_line(ends.runs.get(run.run_id, run)))
     async for event in _events_of(store, session.session_id, history):
-        lines.add("event", event_line(event))
+        lines.add("event", event_line(move_event(event, places.of, session.log)))
     for event in ends.events:
         lines.add("event", event_line(event))
     return lines

@@ -11,10 +11,21 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from turnwise.errors import ArchiveError, CorruptRecordError
 from turnwise.memory.conversation.codec import decoded, record_of, record_values
-from turnwise.memory.conversation.events import AnyEvent, Appending, Event, WindowCompacted, decode_event, encode_body
+from turnwise.memory.conversation.events import (
+    Adding,
+    AnyEvent,
+    Continuing,
+    Event,
+    Places,
+    RunStarted,
+    WindowCompacted,
+    decode_event,
+    encode_body,
+)
 from turnwise.memory.conversation.ids import is_own_id, public_id
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span, from_places
 from turnwise.memory.conversation.turns import TurnRecord
 
 VERSION = 1
@@ -100,11 +111,37 @@ def event_line(event: Event) -> list[Any]:
 
 
 def places_of(event: Event) -> Iterator[tuple[int, int]]:
-    """Yield the positions in the session's log that an event names, as start and stop."""
-    if isinstance(event, Appending) and event.span:
+    """Yield the positions in the session's log of the blocks that an event stored, as start and stop."""
+    if isinstance(event, Adding) and event.span:
         yield event.span
     if isinstance(event, WindowCompacted) and event.summary:
         yield event.summary
+
+
+def inputs_of(event: Event) -> Iterator[Places]:
+    """Yield the lists of positions that an event names of what its run was given."""
+    if isinstance(event, Continuing) and event.input:
+        yield event.input
+    if isinstance(event, RunStarted):
+        yield event.prompt
+
+
+def move_event(event: Event, move: Callable[[Span], Span], log: str) -> Event:
+    """Return the event with the positions that `inputs_of` yields moved.
+
+    Args:
+        log: the name of the session's own log.
+    """
+    if not any(inputs_of(event)):
+        return event
+
+    def moved(places: Places) -> Places:
+        return tuple((span.log, span.start, span.stop) for span in map(move, from_places(places, log)))
+
+    fields = {"input": moved(event.input)} if isinstance(event, Continuing) and event.input else {}
+    if isinstance(event, RunStarted):
+        fields["prompt"] = moved(event.prompt)
+    return event.model_copy(update=fields)
 
 
 class LineWriter:

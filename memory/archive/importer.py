@@ -9,10 +9,10 @@ from dataclasses import replace
 from turnwise.errors import ArchiveError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.archive.block_order import Order, References
 from turnwise.memory.archive.block_positions import LOG, PAGE, move_summary, move_turn
-from turnwise.memory.archive.format import Line, places_of
+from turnwise.memory.archive.format import Line, inputs_of, places_of
 from turnwise.memory.archive.validation import check_event, check_new, check_run, check_turn, checked_block
 from turnwise.memory.conversation.blocks import Summary, encode
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import Event, Places
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.runs import RunRecord
@@ -196,6 +196,11 @@ class SessionImport:
         check_new(line, "event key", event.key, self._event_keys)
         if any(not 0 <= start <= stop <= self._size for start, stop in places_of(event)):
             line.refuse(f"event {event.seq} names blocks that do not exist")
+        for places in inputs_of(event):
+            if any(log or not 0 <= start <= stop for log, start, stop in places) or _size(places) > self._size:
+                line.refuse(f"event {event.seq} names blocks that do not exist, or blocks twice")
+            if max((stop for _, _, stop in places), default=0) > self._size:
+                line.refuse(f"event {event.seq} names blocks that do not exist")
         self._told += sum(stop - start for start, stop in places_of(event))
         if self._told > 4 * self._size:
             line.refuse("its events name more than four times as many blocks as there are")
@@ -208,3 +213,7 @@ class SessionImport:
             return run_id
         name = f"{len(self._session.session_id)} {self._session.session_id} {run_id}"
         return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
+
+def _size(places: Places) -> int:
+    return sum(stop - start for _, start, stop in places)

@@ -278,7 +278,14 @@ def decode(encoded: str) -> AnyBlock:
         ValueError: not a JSON object with a `kind`, or its fields do not fit the kind.
     """
     try:
-        data: Any = pydantic_core.from_json(encoded)
+        return decode_json(pydantic_core.from_json(encoded))
+    except TypeError as error:  # lone surrogates, or numbers such as NaN
+        raise ValueError(str(error)) from error
+
+
+def decode_json(data: Any) -> AnyBlock:
+    """Return the block of a JSON value; see `decode`. Changes the value."""
+    try:
         if not isinstance(data, dict) or not isinstance(kind := data.pop("kind", None), str):
             raise ValueError("a block is a JSON object with a kind")
         if cls := KINDS.get(kind):
@@ -323,6 +330,7 @@ __all__ = [
     "User",
     "answer_text",
     "decode",
+    "decode_json",
     "described",
     "encode",
 ]

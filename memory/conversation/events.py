@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_a
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
-from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text
+from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text, decode_json, encode
 from turnwise.memory.conversation.frozen_json import FrozenDict, JsonObject, freeze
 from turnwise.memory.conversation.tool_calls import Verdict, Wants
 from turnwise.memory.conversation.usage import Usage
@@ -37,24 +37,55 @@ class Event(BaseModel):
     """Makes appending idempotent: a session stores at most one event with this key."""
 
 
-class PromptAppended(Event):
+if TYPE_CHECKING:
+    _Blocks = tuple[AnyBlock, ...]
+else:  # an engine may return its own class, which is read back as `Unknown`
+    _Blocks = tuple[SerializeAsAny[Block], ...]
+
+Places = tuple[tuple[str, int, int], ...]
+"""Positions of blocks: log, start, stop (exclusive). The session's own log is named by an empty text."""
+
+
+class Adding(Event):
+    """Base of the events that store blocks. The session's store has the blocks once, in the session's log."""
+
+    span: tuple[int, int] | None = None
+    """The positions of the blocks in the session's log: start, stop (exclusive)."""
+    blocks: _Blocks = ()
+
+
+class Continuing(Event):
+    """Base of the events that set what the requests of a run begin with."""
+
+    input: Places | None = None
+    """All that the run is given, its prompts included; None if that is the snapshot of the turn before it, then its
+    prompts, or if it does not change."""
+    input_blocks: _Blocks = ()
+    """The blocks of `input`. Live events do not have them, since events that are read again do."""
+
+
+class PromptAppended(Adding):
     """A prompt is stored and waits for the next run."""
 
     kind: Literal["prompt_appended"] = "prompt_appended"
 
 
-class RunQueued(Event):
-    """A run is accepted and waits for the runs before it."""
+class RunQueued(Adding):
+    """A run is accepted and waits for the runs before it. `blocks`: the prompts that it was started with."""
 
     kind: Literal["run_queued"] = "run_queued"
     turn_id: str | None = None
     """The id that the caller gave the turn."""
 
 
-class RunStarted(Event):
+class RunStarted(Continuing):
     """A run has left the queue and runs: a session has one running run at a time."""
 
     kind: Literal["run_started"] = "run_started"
+    prompt: Places = ()
+    """The positions of all prompts of the run's turn, also of those that were stored before."""
+    blocks: _Blocks = ()
+    """The prompts."""
     turn_id: str | None = None
     """The id that the caller gave the turn."""
 
@@ -94,18 +125,8 @@ class ThinkingDelta(Event):
     text: str
 
 
-if TYPE_CHECKING:
-    _Blocks = tuple[AnyBlock, ...]
-else:  # an engine may return its own class, which is read back as `Unknown`
-    _Blocks = tuple[SerializeAsAny[Block], ...]
-
-
-class Appending(Event):
-    """Base of the events that add blocks to the transcript. The blocks are stored once, in the session's log."""
-
-    span: tuple[int, int] | None = None
-    """The positions of the blocks in the session's log: start, stop (exclusive)."""
-    blocks: _Blocks = ()
+class Appending(Adding):
+    """Base of the events that add blocks to a run's output."""
 
 
 class ModelCallStarted(Event):
@@ -321,6 +342,8 @@ class RunCancelled(RunEnded):
 
     kind: Literal["run_cancelled"] = "run_cancelled"
     why: str
+    discarded: bool = False
+    """Whether the run's turn was dropped, so that the next turn does not continue it."""
 
 
 class RunFailed(RunEnded):
@@ -338,8 +361,11 @@ class RunInterrupted(RunEnded):
     why: str
 
 
-class WindowCompacted(Event):
-    """An overflow strategy made the next request smaller. The history is unchanged."""
+class WindowCompacted(Continuing):
+    """An overflow strategy made the next request smaller. The history is unchanged.
+
+    `input`: set if the requests of the running run go on with the smaller window.
+    """
 
     kind: Literal["window_compacted"] = "window_compacted"
     strategy: str
@@ -349,6 +375,12 @@ class WindowCompacted(Event):
     """The positions of the new summary in the session's log (start, stop exclusive); None if there is none."""
     usage: Usage | None = None
     """Usage of the compaction, without its failed attempts."""
+
+
+class InputReplaced(Continuing):
+    """The requests of the run go on with a smaller window, which an earlier compaction has prepared."""
+
+    kind: Literal["input_replaced"] = "input_replaced"
 
 
 class CompactionFailed(Event):
@@ -417,6 +449,7 @@ AnyEvent = Annotated[
     | RunFailed
     | RunInterrupted
     | WindowCompacted
+    | InputReplaced
     | CompactionFailed
     | SessionEnded
     | SessionReverted
@@ -429,15 +462,33 @@ KINDS: dict[str, type[Event]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0]) if cls is not UnknownEvent
 }
 
-_OUTSIDE = {"kind", "blocks", "session_id", "seq", "at", "turn_index", "run_id", "key"}
+_BLOCKS = ("blocks", "input_blocks")
+"""The fields that have blocks."""
+
+_OUTSIDE = {"kind", *_BLOCKS, "session_id", "seq", "at", "turn_index", "run_id", "key"}
 """The fields of an event that are not in its JSON body: they have columns, or are stored elsewhere."""
 
 
-def encode_body(event: Event) -> tuple[str, str]:
-    """Return the kind, and the fields of that kind as JSON, without the fields that every event has."""
+def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
+    """Return the kind, and the fields of that kind as JSON, without the fields that every event has.
+
+    Args:
+        blocks: whether the JSON has the event's blocks too.
+    """
     if isinstance(event, UnknownEvent):
         return event.stored_kind, pydantic_core.to_json(event.payload).decode()
-    return event.kind, event.model_dump_json(exclude=_OUTSIDE, exclude_defaults=True)
+    body = event.model_dump_json(exclude=_OUTSIDE, exclude_defaults=True)
+    held = [(name, getattr(event, name, ())) for name in _BLOCKS if blocks]
+    texts = [f'"{name}":[{",".join(map(encode, values))}]' for name, values in held if values]
+    if not texts:
+        return event.kind, body
+    return event.kind, f"{{{','.join([*([body[1:-1]] if body != '{}' else []), *texts])}}}"
+
+
+def without_blocks(event: Event) -> AnyEvent:
+    """Return the event without its blocks, as session stores keep it."""
+    held = {name: () for name in _BLOCKS if getattr(event, name, ())}
+    return cast(AnyEvent, event.model_copy(update=held) if held else event)
 
 
 def decode_event(kind: str, body: str, **columns: Any) -> AnyEvent:
@@ -450,6 +501,9 @@ def decode_event(kind: str, body: str, **columns: Any) -> AnyEvent:
     cls = KINDS.get(kind)
     if cls is None:
         return UnknownEvent(stored_kind=kind, payload=freeze(own), **columns)
+    for name in _BLOCKS:
+        if name in own:
+            own[name] = tuple(decode_json(block) for block in own[name])
     values = columns | own
     if len(values) < len(columns) + len(own):
         raise ValueError("the body has a field that is stored beside it")

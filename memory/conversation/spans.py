@@ -135,3 +135,13 @@ def begins_with(spans: Iterable[Span], prefix: Iterable[Span]) -> bool:
 def size(spans: Iterable[Span]) -> int:
     """Return the number of positions."""
     return sum(span.stop - span.start for span in spans)
+
+
+def to_places(spans: Spans, own: str) -> tuple[tuple[str, int, int], ...]:
+    """Return spans as events name them: the log `own` by an empty text."""
+    return tuple(("" if span.log == own else span.log, span.start, span.stop) for span in spans)
+
+
+def from_places(places: Iterable[tuple[str, int, int]], own: str) -> Spans:
+    """Return the spans that `to_places` returned as places."""
+    return tuple(Span(log or own, start, stop) for log, start, stop in places)

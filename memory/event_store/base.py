@@ -14,7 +14,8 @@ class HistoryStore(Protocol):
     """Durable storage of events. `memory/event_store/conformance.py` has its laws; check them on your own store.
 
     A session without events has an empty history. Each method is one transaction; a cancelled call was carried out
-    whole or not at all. Events are read as they were written, but without blocks. Methods raise `StoreError` if the
+    whole or not at all. Events are read as they were written, with their blocks, so that a history is enough to rebuild
+    the conversation: see `transcripts.rebuild`. Methods raise `StoreError` if the
     store cannot be reached, read or written.
     """
 

@@ -45,7 +45,7 @@ class EncryptedHistory:
         if self._user_id is None:
             raise ConfigError("user_id", None, "name the user of the events: history.of(user_id).append(...)")
         key = await self._keys.of(self._user_id)
-        await self._inner.append(session_id, [seal_event(key, session_id, event) for event in events])
+        await self._inner.append(session_id, [seal_event(key, session_id, event, blocks=True) for event in events])
 
     async def events(
         self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None

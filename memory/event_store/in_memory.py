@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from turnwise.errors import HistoryConflictError, StoreClosedError
-from turnwise.memory.conversation.events import AnyEvent, Event
+from turnwise.memory.conversation.events import AnyEvent, Event, without_blocks
 from turnwise.memory.event_store.base import check_session
 from turnwise.memory.stores.base import check_limit
-from turnwise.memory.stores.in_memory import without_blocks
 
 
 class InMemoryHistory:
@@ -27,8 +27,8 @@ class InMemoryHistory:
         check_session(session_id, events)
         stored = dict(self._sessions.get(session_id, {}))
         keys = {event.key: event.seq for event in stored.values() if event.key is not None}
-        for event in map(without_blocks, events):
-            if stored.setdefault(event.seq, event) != event:
+        for event in cast(Sequence[AnyEvent], events):
+            if without_blocks(stored.setdefault(event.seq, event)) != without_blocks(event):
                 raise HistoryConflictError(session_id, event.seq, None)
             if event.key is not None and keys.setdefault(event.key, event.seq) != event.seq:
                 raise HistoryConflictError(session_id, event.seq, event.key)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Column, Index, MetaData, PrimaryKeyConstraint, Table, Text
 
 from turnwise.errors import HistoryConflictError
-from turnwise.memory.conversation.events import AnyEvent, Event
+from turnwise.memory.conversation.events import AnyEvent, Event, without_blocks
 from turnwise.memory.event_store.base import check_session
 from turnwise.memory.stores.base import check_limit
 from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
@@ -112,12 +112,12 @@ class SQLHistory(SecureDeleteDatabase):
         for row in rows:
             if row["seq"] not in stored:
                 raise HistoryConflictError(session_id, row["seq"], row["event_key"])
-            if stored[row["seq"]] != read_event(row.values(), session_id):
+            if without_blocks(stored[row["seq"]]) != without_blocks(read_event(row.values(), session_id)):
                 raise HistoryConflictError(session_id, row["seq"], None)
 
 
 def _row(event: Event) -> dict[str, Any]:
     """Return the event's row, in the order of the columns."""
-    row = event_row(0, event)
+    row = event_row(0, event, blocks=True)
     del row["session"]
     return {"session_id": event.session_id, **row}

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 from turnwise.errors import (
     CorruptRecordError,
@@ -18,7 +17,7 @@ from turnwise.errors import (
     StoreClosedError,
     StoreError,
 )
-from turnwise.memory.conversation.events import AnyEvent, Appending, Event
+from turnwise.memory.conversation.events import AnyEvent, without_blocks
 from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionRecord, SessionStatus
@@ -277,9 +276,3 @@ def _page(rows: Iterable[_Row], limit: int) -> tuple[list[_Row], str | None]:
 def _place(session: SessionRecord) -> tuple[str, int, int, int]:
     """Return the fields of a session that a commit must match."""
     return session.log, session.epoch, session.revision, session.log_size
-
-
-def without_blocks(event: Event) -> AnyEvent:
-    """Return the event without its blocks, as stores keep it."""
-    bare = event.model_copy(update={"blocks": ()}) if isinstance(event, Appending) and event.blocks else event
-    return cast(AnyEvent, bare)

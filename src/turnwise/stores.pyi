@@ -6,6 +6,9 @@ from turnwise.memory.conversation.steps import Step as Step
 from turnwise.memory.conversation.usage import Usage as Usage
 from turnwise.memory.event_store.base import HistoryStore as HistoryStore
 from turnwise.memory.event_store.encrypted import EncryptedHistory as EncryptedHistory
+from turnwise.memory.event_store.in_memory import InMemoryHistory as InMemoryHistory
+from turnwise.memory.event_store.sql import SQLHistory as SQLHistory
+from turnwise.memory.event_store.urls import open_history as open_history
 from turnwise.memory.longterm.items.base import FactStore as FactStore
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts as InMemoryFacts
 from turnwise.memory.longterm.items.redis import RedisFacts as RedisFacts

@@ -1,4 +1,5 @@
 from turnwise.memory.conversation.chat_messages import ChatMessage as ChatMessage
+from turnwise.memory.conversation.rebuild import rebuild as rebuild
 from turnwise.memory.conversation.transcript import (
     Ledger as Ledger,
     Message as Message,

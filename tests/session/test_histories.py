@@ -27,7 +27,9 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse, encode
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.rebuild import Rebuilt, rebuild
 from turnwise.memory.conversation.transcript import Ledger, repair
+from turnwise.memory.conversation.turns import Turn
 
 LIVES = share(20_000, 40)
 
@@ -102,10 +104,30 @@ async def read_events(world: AgentWorld) -> list[Event]:
     return [event for event in events if not event.live]
 
 
+async def check_rebuilt(world: AgentWorld, events: list[Event], turns: list[Turn]) -> None:
+    """Check that the events tell each turn as it was when its run ended, and so do those of the event store alone."""
+    told = [events]
+    if world.history:
+        kept = world.history.inner
+        while await kept.last_seq(SESSION) < max((event.seq for event in events), default=0):
+            await asyncio.sleep(1)
+        told.append(await kept.events(SESSION))
+    ended = {turn.run_id: list(turn.blocks) for turn in turns if not turn.record.is_open}
+    for each in told:
+        rebuilt = Rebuilt()
+        for event in each:
+            rebuilt.add(event)
+            if event.terminal and event.run_id in ended:
+                assert rebuilt.blocks == ended[event.run_id], f"the events up to {event.seq} tell another turn"
+        if ended and turns[-1].run_id in ended:
+            assert rebuild(each) == list(turns[-1].blocks), "all events tell another conversation"
+
+
 async def check_life(world: AgentWorld) -> None:
     store, shop = world.store.inner, world.workshop
     turns = await check_session(store, SESSION, history=world.history and world.history.inner)
     events = await read_events(world)
+    await check_rebuilt(world, events, turns)
     refused = {run.turn_index for run in await store.runs(SESSION) if run.code == "refused"}
     for turn in turns:
         check_request(next_request(turn))

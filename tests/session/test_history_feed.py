@@ -13,9 +13,12 @@ from audit import check_session, events_of
 from engines import ScriptedEngine
 from schedules import SESSION
 from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.hosting.stored_session import StoredSession
 from turnwise.actors.session import event_forwarder as history_feed, journal, ownership
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError, SessionFencedError, StoreError
+from turnwise.memory.conversation.events import without_blocks
+from turnwise.memory.conversation.rebuild import rebuild
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
@@ -113,7 +116,10 @@ async def test_a_process_that_leaves_first_hands_its_events_over(monkeypatch: py
     core, store = await core_with(history)
     await run(core, "a", "b")
     assert await core.ownership.leave()
-    assert await history.events(SESSION) == await store.events(SESSION)
+    kept = await history.events(SESSION)
+    assert list(map(without_blocks, kept)) == await store.events(SESSION)
+    head = core.state.head
+    assert head and rebuild(kept) == list((await StoredSession(SESSION, store, None).reads.turn(head.index)).blocks)
 
 
 def test_sessions_on_ray_keep_conversations_and_events_apart(

@@ -434,7 +434,7 @@ async def test_a_turn_whose_blocks_are_lost_is_reported_and_delays_no_other() ->
     stage.core.state.journal.blocks.cache = BlockCache()
     stage.store.blocks = corrupt
     await stage.core.wait_for_memory()
-    (reported,) = await stage.events_of(TurnNotSaved)
+    (reported,) = [event for event in await stage.store.events(SESSION) if isinstance(event, TurnNotSaved)]
     assert reported.turn_index == 1 and book.turns == [0, 2]
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from turnwise.errors import CorruptRecordError, DuplicateKeyError
 from turnwise.memory.conversation.blocks import Text, User, encode
-from turnwise.memory.conversation.events import KINDS, Appending, Event, UnknownEvent
+from turnwise.memory.conversation.events import KINDS, Adding, Event, UnknownEvent
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.spans import Span, Spans
@@ -148,7 +148,9 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
         "step_started": {"step": "s", "name": TEXT, "parent": "p"},
         "step_ended": {"step": "s", "name": TEXT, "is_error": True, "seconds": 1e-9},
         "run_completed": {"stop_reason": TEXT, "usage": USAGE},
-        "run_cancelled": {"why": TEXT},
+        "run_cancelled": {"why": TEXT, "discarded": True},
+        "run_started": {"turn_id": TEXT, "prompt": (("", 2**40, 2**41),), "input": (("7", 0, 1), ("", 0, 2**40))},
+        "input_replaced": {"input": (("", 0, 2**40),)},
         "run_failed": {"why": "", "code": TEXT},
         "run_interrupted": {"why": "'\"\\%"},
         "window_compacted": {"strategy": TEXT, "tokens_before": 2**40, "tokens_after": 0, **made},
@@ -160,14 +162,14 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
     for seq, (kind, cls) in enumerate(KINDS.items(), 1):
         if not cls.live:
             values = parts.get(kind, {}) | common | {"kind": kind}
-            spans: dict[str, Any] = {"span": (2**40, 2**41)} if issubclass(cls, Appending) else {}
+            spans: dict[str, Any] = {"span": (2**40, 2**41)} if issubclass(cls, Adding) else {}
             events += [cls(seq=seq, key=f"{seq}ü%", **values, **every, **spans), cls(seq=seq + 100, **values)]
     common["stored_kind"] = "from_the_future"
     events += [UnknownEvent(seq=201, payload=NESTED, key="'", **every, **common), UnknownEvent(seq=202, **common)]
     events.sort(key=lambda event: event.seq)
     owner = await own(store)
     blocks = {"blocks": (Text(text=TEXT),)}
-    full = [event.model_copy(update=blocks) if isinstance(event, Appending) else event for event in events]
+    full = [event.model_copy(update=blocks) if "blocks" in type(event).model_fields else event for event in events]
     await owner.commit(events=full)
     equal(await store.events("s"), events, "the events")
     for event in events:

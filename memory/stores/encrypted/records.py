@@ -136,8 +136,12 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
     )
 
 
-def seal_event(key: UserKey, session_id: str, event: Event) -> AnyEvent:
-    """Return the encrypted event. Its kind is encrypted too. Equal events give equal results, so stores see repeats."""
+def seal_event(key: UserKey, session_id: str, event: Event, *, blocks: bool = False) -> AnyEvent:
+    """Return the encrypted event. Its kind is encrypted too. Equal events give equal results, so stores see repeats.
+
+    Args:
+        blocks: whether to include the event's blocks.
+    """
     return UnknownEvent(
         stored_kind=SEALED,
         session_id=event.session_id,
@@ -146,7 +150,7 @@ def seal_event(key: UserKey, session_id: str, event: Event) -> AnyEvent:
         turn_index=event.turn_index,
         run_id=event.run_id,
         key=event.key,
-        payload=_seal(key, _event_place(session_id, event), encode_body(event), repeatable=True),
+        payload=_seal(key, _event_place(session_id, event), encode_body(event, blocks=blocks), repeatable=True),
     )
 
 

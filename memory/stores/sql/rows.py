@@ -217,8 +217,8 @@ def read_run(row: Any, session_id: str) -> RunRecord:
     )
 
 
-def event_row(key: int, event: Event) -> dict[str, Any]:
-    kind, body = encode_body(event)
+def event_row(key: int, event: Event, *, blocks: bool = False) -> dict[str, Any]:
+    kind, body = encode_body(event, blocks=blocks)
     return {
         "session": key,
         "seq": event.seq,

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.errors import CorruptRecordError, InvalidRequestError, SessionNotFoundError
+from turnwise.actors.session.cached_blocks import CachedBlocks
+from turnwise.errors import CorruptRecordError, InvalidRequestError, SessionNotFoundError, TranscriptError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Document, Image, Summary, System, User
-from turnwise.memory.conversation.events import AnyEvent, Event, RunEnded, RunStarted
+from turnwise.memory.conversation.events import AnyEvent, Event, RunEnded, RunStarted, without_blocks
+from turnwise.memory.conversation.rebuild import Rebuilt
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Spans, union
 from turnwise.memory.conversation.transcript import messages_of
@@ -62,8 +64,8 @@ async def audit(
 
     The laws: every record can be read; event numbers only grow; one run at a time; each run has one terminal event, its
     last, and an outcome; each turn continues the one before it, and with one more prompt would be accepted by every
-    provider; each acknowledged prompt is stored once, in the order of acknowledgement; each acknowledged run is stored
-    with the acknowledged state and turn; a follower of a run saw each of its events once.
+    provider; the events tell each turn; each acknowledged prompt is stored once, in the order of acknowledgement; each
+    acknowledged run is stored with the acknowledged state and turn; a follower of a run saw each of its events once.
 
     Args:
         history: the event store, if events are stored apart from the conversations.
@@ -89,6 +91,7 @@ async def audit(
         found = [
             *_events_hold(session, settled=settled),
             *_turns_hold(session, compacts=compacts),
+            *_events_tell(session),
             *_notes_hold(session, told, discards=discards),
         ]
         violations += [Violation(session_id, law, what) for law, what in found]
@@ -116,12 +119,13 @@ async def read_session(store: SessionStore, session_id: str, history: HistorySto
         SessionNotFoundError: no session has this id.
         CorruptRecordError: a record cannot be read.
     """
-    await store.get(session_id)
+    log = (await store.get(session_id)).log
     runs: list[RunRecord] = []
     while page := await store.runs(session_id, after=runs[-1].turn_index if runs else -1):
         runs += page
     events, doubles = await _read_events(store, session_id, history)
-    return StoredSession(await read_turns(store, session_id), runs, events, doubles)
+    whole = await CachedBlocks(session_id, store).read_events(events, log)
+    return StoredSession(await read_turns(store, session_id), runs, whole, doubles)
 
 
 async def read_turns(store: SessionStore, session_id: str) -> list[Turn]:
@@ -145,7 +149,8 @@ async def _read_events(store: SessionStore, session_id: str, history: Any) -> tu
     doubles: list[AnyEvent] = []
     for source in (store, history) if history else (store,):
         after = 0
-        while page := await source.events(session_id, after=after):
+        while events := await source.events(session_id, after=after):
+            page = [without_blocks(event) for event in events]  # only event stores have blocks
             doubles += [event for event in page if found.setdefault(event.seq, event) != event]
             after = page[-1].seq
     return [found[seq] for seq in sorted(found)], doubles
@@ -190,6 +195,19 @@ def _turns_hold(session: StoredSession, *, compacts: bool) -> Iterator[Finding]:
         except InvalidRequestError as error:
             yield "next request valid", f"after turn {turn.index}: {error}"
         before = turn.blocks
+
+
+def _events_tell(session: StoredSession) -> Iterator[Finding]:
+    """Check that the events alone tell each turn as it was when its run ended."""
+    turns = {turn.run_id: turn for turn in session.turns if not turn.record.is_open}
+    rebuilt = Rebuilt()
+    for event in session.events:
+        try:
+            rebuilt.add(event)
+        except TranscriptError:  # the session was reverted, or begun by an older version
+            return
+        if event.terminal and event.run_id in turns and rebuilt.blocks != list(turns[event.run_id].blocks):
+            yield "the events tell each turn", f"event {event.seq} tells another turn {event.turn_index}"
 
 
 def check_request(blocks: Sequence[Block]) -> None:

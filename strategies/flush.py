@@ -24,7 +24,8 @@ class FlushToMemory:
     written.
     """
 
-    memories: Sequence[LongTermMemory]
+    memories: Sequence[LongTermMemory] | None = None
+    """The memories to write to; if left out, those of the manager."""
     max_ratio: float = field(default=0.5, kw_only=True)
     """The target fill of the window, as a share of its budget. The newest exchange stays even if it takes more."""
     trigger_ratio: float = field(default=0.8, kw_only=True)
@@ -33,8 +34,9 @@ class FlushToMemory:
     """The strategy to use if the memories fail and the window is over its budget; None to raise an error."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "memories", tuple(self.memories))
-        if all(map(is_read_only, self.memories)):
+        if self.memories is not None:
+            object.__setattr__(self, "memories", tuple(self.memories))
+        if self.memories is not None and all(map(is_read_only, self.memories)):
             raise ConfigError("FlushToMemory.memories", self.memories, "must contain a memory that is not read-only")
         if not 0 < self.trigger_ratio <= 1:
             raise ConfigError("FlushToMemory.trigger_ratio", self.trigger_ratio, "must be above 0 and at most 1")
@@ -49,6 +51,8 @@ class FlushToMemory:
             raise window.overflow(budget)
         if window.tokens(0, cut) == window.summary_tokens(cut):
             return None
+        if self.memories is None:
+            raise ConfigError("FlushToMemory.memories", None, "name memories, here or in the manager's memory=")
         writable = tuple(memory for memory in self.memories if not is_read_only(memory))
         return plan_for(
             window,

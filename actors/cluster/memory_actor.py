@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast, runtime_checkable
 
 from turnwise.actors.cluster.batcher import Batcher
@@ -23,6 +24,8 @@ from turnwise.memory.longterm.base import (
     Profiled,
     ProfiledRecall,
     Scope,
+    limits_categories,
+    recall_each_category,
 )
 from turnwise.memory.longterm.deletion import Erasing, Erasure, erase, searches_of
 from turnwise.memory.longterm.retention import Sweeping
@@ -147,6 +150,8 @@ class MemoryHost:
 
     async def do_recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         memory = await self._memory()
+        if not limits_categories(memory) and filters.pop("per_category", False):
+            return await recall_each_category(memory, scope, query, limit=filters["limit"], types=filters["types"])
         if isinstance(memory, Batched):
             asked = Recall(scope=scope, query=query, **filters)
             return cast(Sequence[MemoryItem], await self._recalls.ask(asked))
@@ -154,6 +159,10 @@ class MemoryHost:
 
     async def do_recall_with_profile(self, scope: Scope, query: str, **filters: Any) -> ProfiledRecall:
         memory = await self._memory()
+        per_category = not limits_categories(memory) and filters.pop("per_category", False)
+        if per_category and isinstance(memory, Profiled):
+            profiled = await memory.recall_with_profile(scope, query, **filters)
+            return replace(profiled, found=await recall_each_category(memory, scope, query, **filters))
         if self._batches_profiles:
             asked = Recall(scope=scope, query=query, with_profile=True, **filters)
             return cast(ProfiledRecall, await self._recalls.ask(asked))

@@ -36,6 +36,7 @@ from turnwise.memory.longterm.base import (
     has_profiles,
     is_local,
     is_read_only,
+    label_of,
 )
 from turnwise.memory.longterm.deletion import Erasure
 from turnwise.memory.longterm.types import MemoryType
@@ -74,10 +75,16 @@ class RemoteMemory:
         ConfigError: it cannot be pickled.
     """
 
+    limits_categories = True
+    """See `base.limits_categories`: its actor asks a memory that cannot do so once for each category."""
+
     def __init__(
         self, memory: LongTermMemory, *, namespace: str, deadline_s: float = 60.0, recall_s: float = 5.0
     ) -> None:
-        self.name = type(memory).__name__
+        self.kind = type(memory).__name__
+        """The name of the memory's class."""
+        self.label = label_of(memory)
+        self.name = self.label.name or self.kind
         self.read_only = is_read_only(memory)
         self.has_profiles = has_profiles(memory)
         """Whether it has profiles of users, and pins."""
@@ -132,14 +139,25 @@ class RemoteMemory:
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
+        per_category: bool = False,
     ) -> Sequence[MemoryItem]:
-        found = await self._ask("recall", scope, query, limit=limit, types=types, as_of=as_of)
+        filters = {"limit": limit, "types": types, "as_of": as_of}
+        if per_category:
+            filters["per_category"] = True
+        found = await self._ask("recall", scope, query, **filters)
         return cast(Sequence[MemoryItem], found)
 
     async def recall_with_profile(
-        self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        per_category: bool = False,
     ) -> ProfiledRecall:
-        found = await self._ask("recall_with_profile", scope, query, limit=limit, types=types)
+        filters = {"limit": limit, "types": types, "per_category": per_category}
+        found = await self._ask("recall_with_profile", scope, query, **filters)
         return cast(ProfiledRecall, found)
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
@@ -332,7 +350,7 @@ def equip(
             )
         remote = remote_of(memory)
         slots.append(_slot(remote, slots))
-    strategy = _with_remotes(overflow, remote_of)
+    strategy = _with_remotes(overflow, remote_of, [slot.memory for slot in slots])
     known = {slot.memory.actor_name for slot in slots if isinstance(slot.memory, RemoteMemory)}
     for remote in _remotes_of(strategy):
         if remote.actor_name not in known:
@@ -342,15 +360,25 @@ def equip(
 
 
 def _slot(remote: RemoteMemory, before: Sequence[MemorySlot], *, is_used: bool = True) -> MemorySlot:
-    """Return the slot of a memory, named by its class, and a number if there are others of that."""
-    others = sum(slot.memory.name == remote.name for slot in before if isinstance(slot.memory, RemoteMemory))
-    name = f"{remote.name}-{others + 1}" if others else remote.name
-    return MemorySlot(memory=remote, name=name, section=_SECTIONS.get(remote.name), is_used=is_used)
+    """Return the slot of a memory, named by its label or class; with a number if others are named by that class.
+
+    Raises:
+        ConfigError: another memory has the name.
+    """
+    name = remote.name
+    if remote.label.name is None:
+        others = sum(slot.memory.name == name for slot in before if isinstance(slot.memory, RemoteMemory))
+        name = f"{name}-{others + 1}" if others else name
+    if any(slot.name == name for slot in before):
+        raise ConfigError("memory", name, "is the name of two memories: give each its own, as in VectorMemory(name=)")
+    section, max_tokens = _SECTIONS.get(remote.kind), remote.label.max_tokens
+    return MemorySlot(memory=remote, name=name, section=section, max_tokens=max_tokens, is_used=is_used)
 
 
 def _remotes_of(strategy: Any) -> list[RemoteMemory]:
     """Return the memories of a strategy and of its `otherwise`."""
-    found: list[RemoteMemory] = list(getattr(strategy, "memories", ())) if isinstance(strategy, FlushToMemory) else []
+    memories: Any = strategy.memories if isinstance(strategy, FlushToMemory) else None
+    found: list[RemoteMemory] = list(memories or ())
     after = getattr(strategy, "otherwise", None)
     return found + (_remotes_of(after) if after is not None else [])
 
@@ -358,13 +386,19 @@ def _remotes_of(strategy: Any) -> list[RemoteMemory]:
 _SECTIONS = {"StaticMemory": "static", "VectorMemory": "vector"}
 
 
-def _with_remotes(strategy: Any, remote_of: Callable[[LongTermMemory], RemoteMemory]) -> Any:
-    """Return a strategy whose memories, and those of its `otherwise`, are in their actors."""
+def _with_remotes(
+    strategy: Any, remote_of: Callable[[LongTermMemory], RemoteMemory], own: Sequence[LongTermMemory]
+) -> Any:
+    """Return a strategy whose memories, and those of its `otherwise`, are in their actors.
+
+    Args:
+        own: the manager's memories, which a strategy without any uses.
+    """
     changes: dict[str, Any] = {}
     if isinstance(strategy, FlushToMemory):
-        changes["memories"] = tuple(map(remote_of, strategy.memories))
+        changes["memories"] = tuple(map(remote_of, own if strategy.memories is None else strategy.memories))
     if isinstance(strategy, FlushToMemory | Summarize) and strategy.otherwise:
-        changes["otherwise"] = _with_remotes(strategy.otherwise, remote_of)
+        changes["otherwise"] = _with_remotes(strategy.otherwise, remote_of, own)
     return replace(strategy, **changes) if changes else strategy
 
 

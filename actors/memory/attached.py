@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from turnwise.memory.longterm.base import LongTermMemory, Scope, has_profiles
+from turnwise.memory.longterm.base import LongTermMemory, Scope, has_profiles, limits_categories
 from turnwise.memory.longterm.deletion import Erasure
 
 
@@ -21,11 +21,16 @@ class MemorySlot:
     is_used: bool = True
     """Whether sessions search it and save in it automatically. False for a memory that only an overflow strategy writes
     to; it must forget like the others."""
+    max_tokens: int | None = None
+    """How many tokens its items may take in a request; None for no limit of its own."""
     has_profiles: bool = field(init=False)
     """Whether the memory has user profiles."""
+    limits_categories: bool = field(init=False)
+    """Whether its recalls can be limited for each category by itself."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "has_profiles", has_profiles(self.memory))
+        object.__setattr__(self, "limits_categories", limits_categories(self.memory))
 
 
 @runtime_checkable

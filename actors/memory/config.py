@@ -68,7 +68,8 @@ class MemoryConfig:
     """Whether sessions use their memories at all: `TURNWISE_MEMORY_ENABLED`."""
 
     max_results: int = field(default_factory=lambda: _from_environment("MAX_RESULTS", 10, int))
-    """How many items each memory returns before a run at most: `TURNWISE_MEMORY_MAX_RESULTS`."""
+    """How many items of each category each memory returns before a run at most: `TURNWISE_MEMORY_MAX_RESULTS`. So many
+    facts do not displace what has happened."""
 
     categories: Collection[MemoryCategory] = field(
         default_factory=lambda: _from_environment("CATEGORIES", tuple(MemoryCategory), _categories)

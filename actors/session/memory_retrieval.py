@@ -24,6 +24,7 @@ from turnwise.memory.longterm.base import (
     Profiled,
     ProfiledRecall,
     Scope,
+    first_of_each,
     is_read_only,
     trouble_of,
 )
@@ -177,8 +178,9 @@ class MemoryRetrieval:
         run.profile = make_profile(profiles, counter=counter, max_tokens=at_most)
         found: dict[str, Found] = {}
         for slot, items in answers:
-            others = run.profile.without(items)[: config.max_results]
-            found[slot.name] = Found(items=others, section=slot.section)
+            others, most = run.profile.without(items), config.max_results
+            others = first_of_each(others, most) if slot.limits_categories else others[:most]
+            found[slot.name] = Found(items=others, section=slot.section, max_tokens=slot.max_tokens)
             if trouble := trouble_of(items):
                 self._state.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
         return found, forgets
@@ -187,12 +189,15 @@ class MemoryRetrieval:
         self, slot: MemorySlot, query: str, config: MemoryConfig
     ) -> Sequence[MemoryItem] | ProfiledRecall | Exception:
         """Search one memory, and get the profile in the same call if it has profiles; return its error if it fails."""
-        types = None if is_read_only(slot.memory) else config.types
+        options: dict[str, Any] = {"limit": config.max_results}
+        options["types"] = None if is_read_only(slot.memory) else config.types
+        if slot.limits_categories:
+            options["per_category"] = True
         try:
             if _has_profile(slot, config):
                 memory = cast(Profiled, slot.memory)
-                return await memory.recall_with_profile(self._scope, query, limit=config.max_results, types=types)
-            return await slot.memory.recall(self._scope, query, limit=config.max_results, types=types)
+                return await memory.recall_with_profile(self._scope, query, **options)
+            return await slot.memory.recall(self._scope, query, **options)
         except Exception as error:  # noqa: BLE001 - the run continues without this memory, and an event says so
             return error
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
+from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.pickling import pickled_by_values
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType, types_of
 from turnwise.memory.stores.base import Page
 
 Status = Literal["active", "resolved"]
@@ -120,6 +123,40 @@ class Profiled(Protocol):
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """Pin an item that the scope sees to the profile, or unpin it; return whether it is a valid item."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """The name of a memory in sessions, and its share of a request: the attribute `label` of a memory.
+
+    It is no part of what a memory keeps: memories that differ only in their labels have the same actor.
+
+    Raises:
+        ConfigError: the name or the number cannot be used.
+    """
+
+    name: str | None = None
+    """The name in items, events, lists and `save(memory=...)`: up to 64 letters, digits, spaces and `_.-`. The class's
+    name if None."""
+    max_tokens: int | None = None
+    """How many tokens its recalled items may take in a request; None for no limit but that of all memories."""
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not re.fullmatch(r"\w[\w .-]{0,63}", self.name):
+            raise ConfigError("name", self.name, "must be up to 64 letters, digits, spaces and _.-")
+        is_number = isinstance(self.max_tokens, int) and not isinstance(self.max_tokens, bool)
+        if self.max_tokens is not None and not (is_number and self.max_tokens > 0):
+            raise ConfigError("max_tokens", self.max_tokens, "must be a whole number above 0, or None")
+
+    def __identity__(self) -> tuple[()]:
+        """Return the same for all labels; see `identity`."""
+        return ()
+
+
+def label_of(memory: object) -> Label:
+    """Return the memory's label; an empty one if it has none."""
+    label = getattr(memory, "label", None)
+    return label if isinstance(label, Label) else Label()
 
 
 @runtime_checkable
@@ -237,6 +274,37 @@ class LongTermMemory(Protocol):
 
     async def close(self) -> None:
         """Close connections and files. Closing twice is fine."""
+
+
+def limits_categories(memory: object) -> bool:
+    """Return whether `recall` and `recall_with_profile` take `per_category`: the attribute `limits_categories`.
+
+    With `per_category=True`, `limit` is how many items of each category to return, so that those of one category do
+    not displace another's. Other memories are asked once for each category.
+    """
+    return bool(getattr(memory, "limits_categories", False))
+
+
+def first_of_each(items: Iterable[MemoryItem], limit: int) -> list[MemoryItem]:
+    """Return the first `limit` items of each category, in their order."""
+    left = dict.fromkeys(MemoryCategory, limit)
+    found = []
+    for item in items:
+        left[item.type.category] -= 1
+        if left[item.type.category] >= 0:
+            found.append(item)
+    return found
+
+
+async def recall_each_category(
+    memory: LongTermMemory, scope: Scope, query: str, *, limit: int, types: Collection[MemoryType] | None
+) -> Sequence[MemoryItem]:
+    """Recall up to `limit` items of each category from a memory that does not take `per_category`."""
+    kinds = [kind for category in MemoryCategory if (kind := types_of(category, types))]
+    results = await asyncio.gather(*(memory.recall(scope, query, limit=limit, types=kind) for kind in kinds))
+    found = [item for result in results for item in result]
+    trouble = next(filter(None, map(trouble_of, results)), None)
+    return recalled(sorted(found, key=lambda item: -(item.score or 0.0)), trouble)
 
 
 def has_profiles(memory: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,9 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from turnwise.errors import StoreError
-from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
+from turnwise.memory.longterm.base import (
+    ItemChanges,
+    Label,
+    MemoryItem,
+    ProfiledRecall,
+    Scope,
+    is_local,
+    recalled,
+    trouble_of,
+)
 from turnwise.memory.longterm.deletion import Scrubbing, said_by, said_in, texts_of
 from turnwise.memory.longterm.items.base import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, matches
+from turnwise.memory.longterm.items.urls import facts_at
 from turnwise.memory.longterm.retention import Retention, Use, Uses
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import Similarity
@@ -33,31 +43,39 @@ class LexicalMemory:
     vectors; while those fail, it ranks by words alone and returns a `DegradedRecall`. A pickle has the settings only.
 
     Args:
-        facts: the store; it is closed with the memory.
+        facts: the store, or its URL, or the path of a SQLite file; it is closed with the memory.
         weights: the weights of the ranking.
         similarity: makes and compares the vectors of items and queries.
         retention: how long unused items are kept; without it, they never expire. It applies to everything in the store,
             so the store should hold no other memory's facts.
         clock: returns the time in seconds since the epoch, for uses, updates, and items without a time.
+        name: its name in sessions, see `Label`; `max_tokens` likewise.
     """
 
     def __init__(
         self,
-        facts: FactStore,
+        facts: FactStore | str | Path,
         *,
         weights: Weights = FACTS,
         similarity: Similarity | None = None,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
+        name: str | None = None,
+        max_tokens: int | None = None,
     ) -> None:
+        self.label = Label(name=name, max_tokens=max_tokens)
+        """Its name and limit in sessions."""
         self._similarity = similarity
-        self._facts = facts
+        self._facts = facts_at(facts)
         self._weights = weights
         self._cached: OrderedDict[str, tuple[Sequence[MemoryItem], UserIndex]] = OrderedDict()
         """Cached indexes of users' items from their last recall, the least recently used first."""
         self._retention = retention
         self._clock = clock
         self._uses = Uses(self._touch)
+
+    limits_categories = True
+    """See `base.limits_categories`."""
 
     @property
     def is_local(self) -> bool:
@@ -74,7 +92,10 @@ class LexicalMemory:
             "retention": self._retention,
             "clock": self._clock,
         }
-        return functools.partial(LexicalMemory, **settings), (self._facts,)
+        return functools.partial(LexicalMemory, **settings), (self._facts,), self.label
+
+    def __setstate__(self, label: Label) -> None:
+        self.label = label
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
         now = self._clock()
@@ -92,9 +113,10 @@ class LexicalMemory:
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
+        per_category: bool = False,
     ) -> Sequence[MemoryItem]:
         items = await self.items(scope, FactFilter(types=types, as_of=as_of))
-        ranked = await self.ranked(scope, query, items, limit=max(limit, 0))
+        ranked = await self.ranked(scope, query, items, limit=max(limit, 0), per_category=per_category)
         found = list(ranked)
         self.use(scope, [item.id for item in found], recalled=True)
         return recalled(found, trouble_of(ranked))
@@ -107,6 +129,7 @@ class LexicalMemory:
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         profile: Collection[MemoryType] = (),
+        per_category: bool = False,
     ) -> ProfiledRecall:
         """See `Profiled`. Reads the store once for both parts.
 
@@ -115,8 +138,9 @@ class LexicalMemory:
         """
         items = await self.items(scope, FactFilter(types=types))
         standing = profile_of(items, profile)
-        ranked = await self.ranked(scope, query, items, limit=max(limit, 0) + len(standing)) if query else []
-        found = beside(standing, ranked, limit)
+        most = max(limit, 0) + len(standing)
+        ranked = await self.ranked(scope, query, items, limit=most, per_category=per_category) if query else []
+        found = beside(standing, ranked, limit, per_category=per_category)
         self.use_profile(scope, standing, found)
         return ProfiledRecall(profile=standing, found=recalled(found, trouble_of(ranked)))
 
@@ -125,14 +149,14 @@ class LexicalMemory:
         return await self._facts.pin(scope, id, pinned)
 
     async def ranked(
-        self, scope: Scope, query: str, items: Sequence[MemoryItem], *, limit: int
+        self, scope: Scope, query: str, items: Sequence[MemoryItem], *, limit: int, per_category: bool = False
     ) -> Sequence[MemoryItem]:
         """Return up to `limit` of the scope's items that are relevant to the query, the best first."""
-        ranked, trouble = await asyncio.to_thread(self._rank, scope, query, items, limit)
+        ranked, trouble = await asyncio.to_thread(self._rank, scope, query, items, limit, per_category)
         return recalled(ranked, trouble)
 
     def _rank(
-        self, scope: Scope, query: str, items: Sequence[MemoryItem], limit: int
+        self, scope: Scope, query: str, items: Sequence[MemoryItem], limit: int, per_category: bool
     ) -> tuple[list[MemoryItem], str | None]:
         """Return the best items, and why only words were ranked (None if vectors worked)."""
         from turnwise.memory.longterm.search.user_index import find, index_of
@@ -148,7 +172,8 @@ class LexicalMemory:
                 near = self._similarity.of(query, [row.item.text for row in user_index.rows])
             except StoreError as error:
                 trouble = str(error)
-        return find(user_index, query, limit=limit, weights=self._weights, near=near), trouble
+        found = find(user_index, query, limit=limit, weights=self._weights, near=near, per_category=per_category)
+        return found, trouble
 
     def _user_index(self, scope: Scope, items: Sequence[MemoryItem]) -> UserIndex | None:
         """Return the user's cached index if it is of exactly these items; None otherwise."""
@@ -305,17 +330,21 @@ def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> li
     return sorted(by_turns.values(), key=lambda item: not item.pinned)[:PROFILED]
 
 
-def beside(profile: Sequence[MemoryItem], ranked: Sequence[MemoryItem], limit: int) -> list[MemoryItem]:
+def beside(
+    profile: Sequence[MemoryItem], ranked: Sequence[MemoryItem], limit: int, *, per_category: bool = False
+) -> list[MemoryItem]:
     """Return the first `limit` of the ranked items that are not in the profile, and of those that are; the best first.
+
+    With `per_category`, the first of each category.
 
     Args:
         ranked: the best items, `limit` more than the profile has.
     """
-    ids, left, found = {item.id for item in profile}, {True: limit, False: limit}, list[MemoryItem]()
+    ids, taken, found = {item.id for item in profile}, Counter[tuple[bool, str]](), list[MemoryItem]()
     for item in ranked:
-        is_in_profile = item.id in ids
-        left[is_in_profile] -= 1
-        if left[is_in_profile] >= 0:
+        group = item.id in ids, item.type.category.value if per_category else ""
+        taken[group] += 1
+        if taken[group] <= limit:
             found.append(item)
     return found
 

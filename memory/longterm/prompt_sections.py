@@ -38,6 +38,8 @@ class RetrievalResult:
     """The items, the best first."""
     section: str | None = None
     """The section's name before `_memory`: `static`, `vector`. None for one section per category of the items."""
+    max_tokens: int | None = None
+    """The most tokens of this memory's sections; None for no limit of its own."""
 
     def __post_init__(self) -> None:
         if self.section is not None and not re.fullmatch("[a-z][a-z0-9_]*", self.section):
@@ -68,7 +70,7 @@ def make_sections(
     """Return the sections of the items that some memories recalled: one memory after the other, newest days first.
 
     Of items with the same text, ignoring case and spaces, only that of the first memory is included. All memories share
-    one budget. The items that fit are chosen as follows:
+    one budget, and a memory may have a smaller one of its own. The items that fit are chosen as follows:
 
     - The sections never take more than the budget, and all items are included if all fit.
     - The items of one category of one memory are a group. The best item of each group is added first, the shortest of
@@ -108,6 +110,12 @@ def make_sections(
     def tokens(sections: Sequence[str]) -> int:
         return counter.count(System(text="\n\n".join(sections))) if sections else 0
 
+    for memory, each in enumerate(memories):
+        own = [one for one in found if one.memory == memory]
+        if each.max_tokens is not None and tokens(sections_of(own)) > each.max_tokens:
+            kept = _within(each.max_tokens, own, lambda some: tokens(sections_of(some)))
+            left_out[memory]["token_budget"] += len(own) - len(kept)
+            found = [one for one in found if one.memory != memory or one in kept]
     chosen: Collection[_Found] = found
     sections = sections_of(found)
     if max_tokens is not None and tokens(sections) > max_tokens:

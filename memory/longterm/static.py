@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard, Unpack, cast
 
 from turnwise.errors import ConfigError, InvalidMemoryError, ReadOnlyMemoryError
-from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, is_local, recalled
+from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, Scope, first_of_each, is_local, recalled
 from turnwise.memory.longterm.items.base import (
     FactFilter,
     FactStore,
@@ -45,6 +45,7 @@ class StaticMemory:
         owner: the user whose facts in the store are for everyone.
         all_up_to: the most facts that are all recalled for any query.
         weights: the weights of the ranking.
+        name: its name in sessions, see `Label`; `max_tokens` likewise.
 
     Raises:
         InvalidMemoryError: a fact is blank, or of no known type.
@@ -52,6 +53,8 @@ class StaticMemory:
     """
 
     read_only = True
+    limits_categories = True
+    """See `base.limits_categories`."""
 
     def __init__(
         self,
@@ -60,9 +63,13 @@ class StaticMemory:
         owner: str = EVERYONE,
         all_up_to: int = 10,
         weights: Weights = FACTS,
+        name: str | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         if all_up_to < 0:
             raise ConfigError("StaticMemory.all_up_to", all_up_to, "must be at least 0")
+        self.label = Label(name=name, max_tokens=max_tokens)
+        """Its name and limit in sessions."""
         self._owner = Scope(user_id=owner)
         self._store = facts if isinstance(facts, FactStore) else None
         self._table = facts if _is_table(facts) else None
@@ -89,6 +96,8 @@ class StaticMemory:
         topic: str | None = None,
         all_up_to: int = 10,
         weights: Weights = FACTS,
+        name: str | None = None,
+        max_tokens: int | None = None,
     ) -> Self:
         """Return a memory of the facts in a UTF-8 file, which is read once, now.
 
@@ -117,7 +126,7 @@ class StaticMemory:
             ]
         if not facts:
             raise ConfigError("StaticMemory.from_file", str(path), "contains no facts")
-        return cls(facts, all_up_to=all_up_to, weights=weights)
+        return cls(facts, all_up_to=all_up_to, weights=weights, name=name, max_tokens=max_tokens)
 
     def __repr__(self) -> str:
         facts = self._store or self._table
@@ -134,28 +143,30 @@ class StaticMemory:
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
+        per_category: bool = False,
     ) -> Sequence[MemoryItem]:
         which = FactFilter(types=types, as_of=as_of, live_at=time.time() if as_of is None else as_of)
         if self._store:
             items = await all_items(self._store, self._owner, which)
         else:
             items = [item for item in await self._own() if matches(item, which)]
-        found = await asyncio.to_thread(self._rank, query, items, max(limit, 0))
+        found = await asyncio.to_thread(self._rank, query, items, max(limit, 0), per_category)
         if len(items) <= self._all_up_to:
             bears = {item.id for item in found}
             found += [replace(item, score=0.0) for item in items if item.id not in bears]
-        return recalled(found[: max(limit, 0)], self._table.trouble if self._table else None)
+        most = first_of_each(found, max(limit, 0)) if per_category else found[: max(limit, 0)]
+        return recalled(most, self._table.trouble if self._table else None)
 
     async def _own(self) -> Sequence[MemoryItem]:
         """Return the facts, if they are in no store."""
         return await self._table.items() if self._table else self._items
 
-    def _rank(self, query: str, items: Sequence[MemoryItem], limit: int) -> list[MemoryItem]:
+    def _rank(self, query: str, items: Sequence[MemoryItem], limit: int, per_category: bool) -> list[MemoryItem]:
         from turnwise.memory.longterm.search.user_index import find, index_of
 
         if self._cached is None or self._cached[0] != items:
             self._cached = items, index_of(items)
-        return find(self._cached[1], query, limit=limit, weights=self._weights)
+        return find(self._cached[1], query, limit=limit, weights=self._weights, per_category=per_category)
 
     async def list_items(
         self,

@@ -6,6 +6,7 @@ from turnwise.actors.inference.tools.memory_tools import memory_tools as memory_
 from turnwise.actors.memory.config import MemoryConfig as MemoryConfig
 from turnwise.memory.longterm.base import (
     DegradedRecall as DegradedRecall,
+    Label as Label,
     Listing as Listing,
     LongTermMemory as LongTermMemory,
     MemoryItem as MemoryItem,

@@ -44,7 +44,7 @@ async def test_extraction_and_choosing_use_prompts_of_the_users_own() -> None:
     plain = ExtractiveMemory(
         None, InMemoryFacts(), facts_prompt="Only boats.", choosing_prompt="Choose boats.", chooses=True
     )
-    make, _ = plain.__reduce__()
+    make, *_ = plain.__reduce__()
     assert pickle.loads(pickle.dumps(make)).keywords["facts_prompt"] == "Only boats."
     bound = plain.bind(model)
     await bound.remember(USER, [told(1, "I own a boat.")])

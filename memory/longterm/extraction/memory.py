@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 
 from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
-from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
+from turnwise.memory.longterm.base import (
+    ItemChanges,
+    Label,
+    MemoryItem,
+    ProfiledRecall,
+    Scope,
+    first_of_each,
+    is_local,
+    recalled,
+    trouble_of,
+)
 from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.extraction import rerank
 from turnwise.memory.longterm.extraction.input import ExtractionInput, input_of, may_have_facts
@@ -24,6 +34,7 @@ from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, SOURCED, 
 from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
 from turnwise.memory.longterm.extraction.schema import Limits, parse
 from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, checked_item
+from turnwise.memory.longterm.items.urls import facts_at
 from turnwise.memory.longterm.keyword import LexicalMemory, beside, profile_of
 from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.search.embedding_function import portable
@@ -66,7 +77,7 @@ class ExtractiveMemory:
 
     Args:
         model: a `TextModel`, or a value from which the caller of `bind` makes one, such as an engine builder.
-        facts: the fact store; it is closed with the memory.
+        facts: the fact store, or its URL, or the path of a SQLite file; it is closed with the memory.
         facts_prompt: the instructions to the model for extracting facts. The schema of the answer is fixed.
         assistant_facts: "none", or "sourced" to keep also what the assistant stated from a tool's result: as a dated
             quotation that names the tool, of type `context`, which replaces nothing. The result must have the numbers
@@ -86,6 +97,7 @@ class ExtractiveMemory:
         retention: how long unused facts are kept; without it, they never expire. Saying a fact again counts as a use of
             it. It applies to everything in the store, including the records of processed items.
         clock: returns the time in seconds since the epoch.
+        name: its name in sessions, see `Label`; `max_tokens` likewise.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -94,7 +106,7 @@ class ExtractiveMemory:
     def __init__(
         self,
         model: Any,
-        facts: FactStore,
+        facts: FactStore | str | Path,
         *,
         facts_prompt: str = PROMPT,
         choosing_prompt: str = rerank.PROMPT,
@@ -110,7 +122,12 @@ class ExtractiveMemory:
         chooses: bool = False,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
+        name: str | None = None,
+        max_tokens: int | None = None,
     ) -> None:
+        self.label = Label(name=name, max_tokens=max_tokens)
+        """Its name and limit in sessions."""
+        facts = facts_at(facts)
         self._settings: dict[str, Any] = {
             "facts_prompt": facts_prompt,
             "choosing_prompt": choosing_prompt,
@@ -128,12 +145,12 @@ class ExtractiveMemory:
             "clock": clock,
         }
         least = {"max_facts_per_call": 1, "min_chars": 1, "max_chars": min_chars, "max_shown_chars": 1000, "nearest": 0}
-        for name, minimum in least.items():
-            if self._settings[name] < minimum:
-                raise ConfigError(f"ExtractiveMemory.{name}", self._settings[name], f"must be at least {minimum}")
-        for name, prompt in (("facts_prompt", facts_prompt), ("choosing_prompt", choosing_prompt)):
+        for setting, minimum in least.items():
+            if self._settings[setting] < minimum:
+                raise ConfigError(f"ExtractiveMemory.{setting}", self._settings[setting], f"must be at least {minimum}")
+        for setting, prompt in (("facts_prompt", facts_prompt), ("choosing_prompt", choosing_prompt)):
             if not prompt.strip():
-                raise ConfigError(f"ExtractiveMemory.{name}", prompt, "must not be blank")
+                raise ConfigError(f"ExtractiveMemory.{setting}", prompt, "must not be blank")
         similarity = None if embedding is None else Similarity(embedding)
         self._found = LexicalMemory(facts, weights=weights, similarity=similarity, retention=retention, clock=clock)
         self._chooses = chooses
@@ -155,6 +172,9 @@ class ExtractiveMemory:
         self.facts = facts
         """The fact store."""
 
+    limits_categories = True
+    """See `base.limits_categories`."""
+
     @property
     def is_local(self) -> bool:
         """Whether the facts are in a file on one machine."""
@@ -165,11 +185,16 @@ class ExtractiveMemory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = self._settings | {"embedding": portable(self._settings["embedding"])}
-        return functools.partial(type(self), **settings), (self.model, self.facts)
+        return functools.partial(type(self), **settings), (self.model, self.facts), self.label
+
+    def __setstate__(self, label: Label) -> None:
+        self.label = label
 
     def bind(self, model: TextModel) -> Self:
         """Return a memory with the same facts and settings that calls this model."""
-        return type(self)(model, self.facts, **self._settings)
+        bound = type(self)(model, self.facts, **self._settings)
+        bound.label = self.label
+        return bound
 
     @property
     def stats(self) -> Mapping[str, int]:
@@ -208,6 +233,7 @@ class ExtractiveMemory:
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
+        per_category: bool = False,
     ) -> Sequence[MemoryItem]:
         """Return the facts that are similar by words and vectors; with `chooses`, those that the model chooses.
 
@@ -217,24 +243,36 @@ class ExtractiveMemory:
         why = None
         if self._chooses and limit > 0:
             try:
-                return await self._choose(scope, query, limit, FactFilter(types=types, as_of=as_of))
+                chosen = await self._choose(scope, query, FactFilter(types=types, as_of=as_of))
+                some = first_of_each(chosen, limit) if per_category else chosen[:limit]
+                self._found.use(scope, [item.id for item in some], recalled=True)
+                return recalled(some, trouble_of(chosen))
             except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
                 why = f"the model could not choose facts: {error!r}"[:_WHY_CHARS]
-        found = await self._found.recall(scope, query, limit=limit, types=types, as_of=as_of)
+        options: dict[str, Any] = {"types": types, "as_of": as_of, "per_category": per_category}
+        found = await self._found.recall(scope, query, limit=limit, **options)
         return recalled(found, why or trouble_of(found))
 
     async def recall_with_profile(
-        self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        per_category: bool = False,
     ) -> ProfiledRecall:
         """See `Profiled`. Reads the store once for both parts, unless the model chooses."""
         profile = self._profile
         if not self._chooses or not query:
-            return await self._found.recall_with_profile(scope, query, limit=limit, types=types, profile=profile)
+            options: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
+            return await self._found.recall_with_profile(scope, query, profile=profile, **options)
         items, found = await asyncio.gather(
-            self._found.items(scope, FactFilter(types=types)), self.recall(scope, query, limit=2 * limit, types=types)
+            self._found.items(scope, FactFilter(types=types)),
+            self.recall(scope, query, limit=2 * limit, types=types, per_category=per_category),
         )
         standing = profile_of(items, profile)
-        chosen = beside(standing, found, limit)
+        chosen = beside(standing, found, limit, per_category=per_category)
         self._found.use_profile(scope, standing, chosen)
         return ProfiledRecall(profile=standing, found=recalled(chosen, trouble_of(found)))
 
@@ -249,7 +287,7 @@ class ExtractiveMemory:
             "ExtractiveMemory.model", self.model, "cannot answer: call bind(model) with a TextModel first"
         )
 
-    async def _choose(self, scope: Scope, query: str, limit: int, which: FactFilter) -> Sequence[MemoryItem]:
+    async def _choose(self, scope: Scope, query: str, which: FactFilter) -> Sequence[MemoryItem]:
         model = self._bound_model()
         newest = await self._found.items(scope, which)
         nearest = await self._found.ranked(scope, query, newest, limit=rerank.MOST // 2)
@@ -258,9 +296,7 @@ class ExtractiveMemory:
         if not items:
             return []
         answer = await model.answer(rerank.request(query, items, self._choosing_prompt), schema=rerank.SCHEMA)
-        found = rerank.chosen(answer, items)[:limit]
-        self._found.use(scope, [item.id for item in found], recalled=True)
-        return recalled(found, trouble_of(nearest))
+        return recalled(rerank.chosen(answer, items), trouble_of(nearest))
 
     async def update(
         self,

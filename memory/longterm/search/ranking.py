@@ -171,7 +171,14 @@ def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
     return Matched(asked=asked, found=found, has=has, scores=scores, tells=tells, near=near, weights=weights)
 
 
-def rank(matched: Matched, *, facts: NDArray[np.bool_], similarities: Numbers | None, limit: int) -> Ranked:
+def rank(
+    matched: Matched,
+    *,
+    facts: NDArray[np.bool_],
+    similarities: Numbers | None,
+    limit: int,
+    groups: NDArray[np.int8] | None = None,
+) -> Ranked:
     """Rank the items by their words and names, and by their vectors.
 
     Args:
@@ -179,6 +186,8 @@ def rank(matched: Matched, *, facts: NDArray[np.bool_], similarities: Numbers | 
         similarities: of each item's vector to the query's, from -1 to 1, NaN for items without one; None if there are
             none at all.
         limit: how many are wanted at most.
+        groups: of each item, its group: each group is limited, and its look-alikes are left out, by itself. One group
+            if left out.
     """
     import numpy as np
 
@@ -193,10 +202,23 @@ def rank(matched: Matched, *, facts: NDArray[np.bool_], similarities: Numbers | 
     best = float(scores.max())
     if best <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
-    least = weights.tail * float(scores[facts].max(initial=0.0))
-    found = np.flatnonzero((scores > 0) & (~facts | (scores >= least)))
-    order = found[np.argsort(-scores[found], kind="stable")][:limit]
+    bears = scores > 0
+    if groups is None:
+        order = _best(scores, bears, facts, weights, limit)
+    else:
+        some = [_best(scores, bears & (groups == group), facts, weights, limit) for group in np.unique(groups[bears])]
+        order = np.concatenate(some)
+        order = order[np.argsort(-scores[order], kind="stable")]
     return Ranked(order, scores[order] / (scores[order] + _HALF))
+
+
+def _best(scores: Numbers, bears: NDArray[np.bool_], facts: NDArray[np.bool_], weights: Weights, limit: int) -> Places:
+    """Return up to `limit` of the items that bear on the query, the best first, without look-alikes of facts."""
+    import numpy as np
+
+    least = weights.tail * float(scores[bears & facts].max(initial=0.0))
+    found = np.flatnonzero(bears & (~facts | (scores >= least)))
+    return found[np.argsort(-scores[found], kind="stable")][:limit]
 
 
 class _Said(NamedTuple):

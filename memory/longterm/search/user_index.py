@@ -16,14 +16,14 @@ from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
 from turnwise.memory.conversation.spans import Spans
-from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.base import MemoryItem, Scope, first_of_each
 from turnwise.memory.longterm.items.base import FactFilter, matches
 from turnwise.memory.longterm.search.analyzer import is_dense, label, stem, stems, words
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.search.query import Query, Term, parse
 from turnwise.memory.longterm.search.ranking import Asked, Matched, Weights, match, rank
 from turnwise.memory.longterm.search.word_frequency import is_frequent, log_frequency
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, Revision, Row
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class UserIndex:
         self._sessions = _NOWHERE
         self._facts = np.zeros(0, dtype=bool)
         """Of each passage, whether its item is a fact and not what was said in a turn."""
+        self._categories = np.zeros(0, dtype=np.int8)
+        """Of each passage, the number of its item's category."""
         self._codes: dict[str, int] = {}
         self._plain = True
         """Whether all items are for any agent, and none was superseded, expires or is resolved."""
@@ -102,6 +104,7 @@ class UserIndex:
         new._sessions = np.insert(self._sessions, at, [_code(row, codes) for row in rows])
         facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
         new._facts = np.insert(self._facts, at, facts)
+        new._categories = np.insert(self._categories, at, [_NUMBERS[row.item.type.category] for row in rows])
         passages = [came[number][1] for number in order]
         new._passages = _merged(self._passages, passages, at)
         # Where the old passages are now, and where the new ones are, in the order in which they came.
@@ -178,22 +181,26 @@ class UserIndex:
         )
         return Match(query=query, seen=seen, matched=match(asked, sessions, weights))
 
-    def rank(self, match: Match, *, limit: int, near: NDArray[np.float64] | None = None) -> list[MemoryItem]:
-        """Return up to `limit` items that bear on a query, the best first.
+    def rank(
+        self, match: Match, *, limit: int, near: NDArray[np.float64] | None = None, per_category: bool = False
+    ) -> list[MemoryItem]:
+        """Return up to `limit` items that bear on a query, or with `per_category` of each category, the best first.
 
         Args:
             match: what this index returned.
             near: how near each passage is to the query by vectors; none if there are no vectors.
         """
-        facts, seen = self._facts, match.seen
+        facts, seen, groups = self._facts, match.seen, self._categories if per_category else None
         if seen is not None:
             facts, near = facts[seen], None if near is None else near[seen]
+            groups = None if groups is None else groups[seen]
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
-        ranked = rank(match.matched, facts=facts, similarities=near, limit=most)
+        ranked = rank(match.matched, facts=facts, similarities=near, limit=most, groups=groups)
         places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
         words = [match.query.terms[term].word for term in match.matched.found.tolist()]
         said = match.matched.has[:, ranked.places].T.tolist()
-        return self._shown(places.tolist(), ranked.scores.tolist(), words, said)[:limit]
+        shown_items = self._shown(places.tolist(), ranked.scores.tolist(), words, said)
+        return first_of_each(shown_items, limit) if per_category else shown_items[:limit]
 
     def _shown(
         self, places: Sequence[int], scores: Sequence[float], words: Sequence[str], said: Sequence[Sequence[float]]
@@ -240,12 +247,20 @@ def index_of(items: Sequence[MemoryItem]) -> UserIndex:
 
 
 def find(
-    user_index: UserIndex, query: str, *, limit: int, weights: Weights, near: NDArray[np.float64] | None = None
+    user_index: UserIndex,
+    query: str,
+    *,
+    limit: int,
+    weights: Weights,
+    near: NDArray[np.float64] | None = None,
+    per_category: bool = False,
 ) -> list[MemoryItem]:
     """Return up to `limit` items of an index that bear on the query, the best first, of whatever user and time."""
-    return user_index.rank(
-        user_index.match(parse(query), Scope(user_id=""), _EVER, weights=weights), limit=limit, near=near
-    )
+    match = user_index.match(parse(query), Scope(user_id=""), _EVER, weights=weights)
+    return user_index.rank(match, limit=limit, near=near, per_category=per_category)
+
+
+_NUMBERS = {category: number for number, category in enumerate(MemoryCategory)}
 
 
 _EVER = FactFilter(superseded=True)

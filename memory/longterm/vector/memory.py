@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.background import watch
-from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, recalled
+from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, ProfiledRecall, Scope, recalled
 from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.items.base import FactFilter
 from turnwise.memory.longterm.keyword import beside, profile_of
@@ -90,6 +90,8 @@ class Recall:
     as_of: float | None = None
     with_profile: bool = False
     """Whether to return the user's profile as well."""
+    per_category: bool = False
+    """Whether `limit` is for each category."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "types", checked_types(self.types))
@@ -128,7 +130,11 @@ class VectorMemory:
             them when `remember` returns.
         retention: how long it keeps what nobody uses; for good if left out.
         clock: tells the time, in seconds since the epoch, of uses and updates.
+        name: its name in sessions, see `Label`; `max_tokens` likewise.
     """
+
+    limits_categories = True
+    """See `base.limits_categories`."""
 
     is_local = True
     """The items and their words are in a file on one machine, wherever their vectors are."""
@@ -147,7 +153,11 @@ class VectorMemory:
         keep_s: float = 2.0,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
+        name: str | None = None,
+        max_tokens: int | None = None,
     ) -> None:
+        self.label = Label(name=name, max_tokens=max_tokens)
+        """Its name and limit in sessions."""
         self._text = text if isinstance(text, SQLiteItems) else SQLiteItems(_url(text))
         if index is None:
             index = NoVectors() if embedding is None else VectorIndex(_folder_of(self._text), embedding)
@@ -196,7 +206,10 @@ class VectorMemory:
             "retention": self._retention,
             "clock": self._clock,
         }
-        return partial(VectorMemory, **settings), (self._text, self._index)
+        return partial(VectorMemory, **settings), (self._text, self._index), self.label
+
+    def __setstate__(self, label: Label) -> None:
+        self.label = label
 
     # The verbs of a long-term memory
 
@@ -211,15 +224,23 @@ class VectorMemory:
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
+        per_category: bool = False,
     ) -> Sequence[MemoryItem]:
-        asked = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of)
+        asked = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of, per_category=per_category)
         return (await self.recall_many_with_profiles([asked]))[0].found
 
     async def recall_with_profile(
-        self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        per_category: bool = False,
     ) -> ProfiledRecall:
         """See `Profiled`: what is pinned is in the profile. One look at the file does for both."""
-        asked = Recall(scope=scope, query=query, limit=limit, types=types, with_profile=True)
+        more = {"with_profile": True, "per_category": per_category}
+        asked = Recall(scope=scope, query=query, limit=limit, types=types, **more)
         return (await self.recall_many_with_profiles([asked]))[0]
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
@@ -644,8 +665,10 @@ class VectorMemory:
         for one, (profile, match) in zip(batch, matches, strict=True):
             user_index = user_indexes[one.scope.user_id]
             near = user_index.near(next(vectors, None) if one.query else None)
-            ranked = user_index.rank(match, limit=max(one.limit, 0) + len(profile), near=near)
-            found = recalled(beside(profile, ranked, one.limit), trouble or troubles.get(one.scope.user_id))
+            most = max(one.limit, 0) + len(profile)
+            ranked = user_index.rank(match, limit=most, near=near, per_category=one.per_category)
+            best = beside(profile, ranked, one.limit, per_category=one.per_category)
+            found = recalled(best, trouble or troubles.get(one.scope.user_id))
             answers.append(ProfiledRecall(profile=profile, found=found))
         return answers
 

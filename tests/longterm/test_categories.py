@@ -1,0 +1,101 @@
+"""Recalls that are limited in each category by itself: many facts do not displace what has happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from open_stores import closing
+from turnwise.actors.cluster.memory_actor import MemoryHost
+from turnwise.memory.longterm.base import MemoryItem, ProfiledRecall, Scope, limits_categories
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.static import StaticMemory
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.testing.embedding import HashEmbedding
+
+ADA = Scope(user_id="ada")
+QUERY = "What about the harbour crane?"
+FACTS = [
+    MemoryItem(
+        id=f"f{at}", text=f"The harbour crane needs harbour oil {at}.", type=MemoryType.FACTS, created_at=1.0 + at
+    )
+    for at in range(12)
+]
+EPISODES = [
+    MemoryItem(id="e1", text="Talked on Monday of the harbour crane.", type=MemoryType.SESSION_SUMMARY, created_at=1.0),
+    MemoryItem(id="e2", text="On a visit the harbour crane stood still.", type=MemoryType.CONTEXT, created_at=2.0),
+]
+SKILL = MemoryItem(
+    id="s", text="Before lifting, sound the horn of the harbour crane.", type=MemoryType.SKILL, created_at=3.0
+)
+ITEMS = [*FACTS, *EPISODES, SKILL]
+MADE: dict[str, Callable[[Path], Any]] = {
+    "lexical": lambda _: LexicalMemory(InMemoryFacts()),
+    "extractive": lambda _: ExtractiveMemory(None, InMemoryFacts(), profile=()),
+    "words": lambda path: VectorMemory(path / "items.db", embedding=None),
+    "vectors": lambda path: VectorMemory(path / "items.db", embedding=HashEmbedding(64), keep_s=0),
+}
+
+
+@pytest.mark.parametrize("make", MADE)
+async def test_each_category_has_its_own_limit(make: str, tmp_path: Path) -> None:
+    async with closing(MADE[make](tmp_path)) as memory:
+        await memory.remember(ADA, ITEMS)
+        for limit in (1, 2, 10):
+            found = await memory.recall(ADA, QUERY, limit=limit, per_category=True)
+            counts = Counter(item.type.category for item in found)
+            assert counts == {"semantic": limit, "episodic": min(limit, 2), "procedural": 1}
+            assert [item.score for item in found] == sorted((item.score for item in found), reverse=True)
+            profiled = await memory.recall_with_profile(ADA, QUERY, limit=limit, per_category=True)
+            assert [item.id for item in profiled.found] == [item.id for item in found]
+        types = [MemoryType.FACTS, MemoryType.SKILL]
+        found = await memory.recall(ADA, QUERY, limit=3, types=types, per_category=True)
+        assert Counter(item.type for item in found) == {"facts": 3, "skill": 1}
+        assert len(await memory.recall(ADA, QUERY, limit=3)) == 3
+        assert await memory.recall(ADA, QUERY, limit=0, per_category=True) == []
+
+
+async def test_static_facts_are_limited_likewise() -> None:
+    memory = StaticMemory(ITEMS)
+    found = await memory.recall(ADA, QUERY, limit=1, per_category=True)
+    assert Counter(item.type.category for item in found) == {"semantic": 1, "episodic": 1, "procedural": 1}
+
+
+class Own:
+    """A memory of a user's own: it knows nothing of categories."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.inner = LexicalMemory(InMemoryFacts())
+
+    async def recall(self, scope: Scope, query: str, **options: Any) -> Sequence[MemoryItem]:
+        assert "per_category" not in options
+        self.asked.append(options["types"])
+        return await self.inner.recall(scope, query, **options)
+
+    async def recall_with_profile(self, scope: Scope, query: str, **options: Any) -> ProfiledRecall:
+        return ProfiledRecall(profile=FACTS[:1], found=await self.recall(scope, query, **options))
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        return False
+
+
+async def test_a_memory_that_cannot_is_asked_for_each_category() -> None:
+    memory, host = Own(), MemoryHost(b"")
+    host._opening = asyncio.create_task(asyncio.sleep(0, memory))  # type: ignore[arg-type]
+    assert not limits_categories(memory)
+    await memory.inner.remember(ADA, ITEMS)
+    found = await host.do_recall(ADA, QUERY, limit=2, types=None, as_of=None, per_category=True)
+    assert Counter(item.type.category for item in found) == {"semantic": 2, "episodic": 2, "procedural": 1}
+    assert len(memory.asked) == len(MemoryCategory)
+    profiled = await host.do_recall_with_profile(ADA, QUERY, limit=1, types=None, per_category=True)
+    assert profiled.profile == FACTS[:1] and len(profiled.found) == 3
+    assert len(await host.do_recall(ADA, QUERY, limit=2, types=None, as_of=None)) == 2

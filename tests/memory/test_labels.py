@@ -1,0 +1,101 @@
+"""Names and limits of memories, URLs instead of stores, and strategies that use the manager's memories; without Ray."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+
+from turnwise.actors.cluster.identity import identity
+from turnwise.actors.cluster.remote_memory import equip
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import ConfigError, StoreURLError
+from turnwise.memory.longterm.base import MemoryItem, label_of
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.items.redis import RedisFacts
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
+from turnwise.memory.longterm.static import StaticMemory
+from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.tokens.counter import ByteCounter
+from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.summarize import Summarize
+
+CONFIG = SessionConfig()
+
+
+def memories(folder: Path, **label: Any) -> list[Any]:
+    return [
+        StaticMemory(["a rule"], **label),
+        LexicalMemory(folder / "facts.db", **label),
+        ExtractiveMemory(EchoEngine(), folder / "facts.db", **label),
+        VectorMemory(folder / "said.db", embedding=None, **label),
+    ]
+
+
+def test_a_memorys_name_and_limit_travel_and_are_no_part_of_its_identity(tmp_path: Path) -> None:
+    plain = memories(tmp_path)
+    for memory, without in zip(memories(tmp_path, name="my memory", max_tokens=50), plain, strict=True):
+        assert identity(memory) == identity(without)
+        again = pickle.loads(cloudpickle.dumps(memory))
+        assert label_of(again) == memory.label and (memory.label.name, memory.label.max_tokens) == ("my memory", 50)
+    for wrong in ({"name": ""}, {"name": "a:b"}, {"name": "x" * 65}, {"max_tokens": 0}, {"max_tokens": True}):
+        with pytest.raises(ConfigError):
+            StaticMemory(["a rule"], **wrong)
+
+
+def test_slots_have_the_names_of_memories_and_refuse_the_same_twice(tmp_path: Path) -> None:
+    handbook = StaticMemory(["a rule"], name="handbook", max_tokens=300)
+    given: list[Any] = [handbook, StaticMemory(["b"]), StaticMemory(["c"]), LexicalMemory(tmp_path / "facts.db")]
+    _, slots = equip(None, given, "test", CONFIG)
+    assert [slot.name for slot in slots] == ["handbook", "StaticMemory", "StaticMemory-2", "LexicalMemory"]
+    assert [(slot.section, slot.max_tokens) for slot in slots[:2]] == [("static", 300), ("static", None)]
+    for twice in (
+        [handbook, StaticMemory(["d"], name="handbook")],
+        [StaticMemory(["a"]), StaticMemory(["b"], name="StaticMemory")],
+    ):
+        with pytest.raises(ConfigError, match="the name of two memories"):
+            equip(None, twice, "test", CONFIG)
+
+
+def test_a_memory_is_named_once_for_a_manager_and_its_strategy(tmp_path: Path) -> None:
+    facts, handbook = LexicalMemory(tmp_path / "facts.db"), StaticMemory(["a rule"])
+    flush, slots = equip(FlushToMemory(max_ratio=0.3), [facts, handbook], "test", CONFIG)
+    assert isinstance(flush, FlushToMemory)
+    assert flush.memories == (slots[0].memory, slots[1].memory) and len(slots) == 2
+    nested, _ = equip(Summarize(EchoEngine(), otherwise=FlushToMemory()), [facts], "test", CONFIG)
+    assert isinstance(nested, Summarize) and isinstance(nested.otherwise, FlushToMemory)
+    assert nested.otherwise.memories and len(nested.otherwise.memories) == 1
+    for without in ([], [handbook]):
+        with pytest.raises(ConfigError, match=r"FlushToMemory\.memories"):
+            equip(FlushToMemory(), without, "test", CONFIG)
+
+
+def test_stores_are_opened_by_path_and_by_url(tmp_path: Path) -> None:
+    for place in ("facts.db", tmp_path / "facts.db", "sqlite:///facts.db", "postgresql://user@host/name"):
+        assert isinstance(ExtractiveMemory(EchoEngine(), place).facts, SQLFacts)
+    assert isinstance(ExtractiveMemory(EchoEngine(), "redis://host").facts, RedisFacts)
+    with pytest.raises(ConfigError, match="cannot be shared"):
+        LexicalMemory("memory://x")
+    with pytest.raises(StoreURLError):
+        LexicalMemory("mongodb://host")
+
+
+def test_a_memorys_own_limit_leaves_room_to_the_others() -> None:
+    def items(word: str) -> list[MemoryItem]:
+        return [MemoryItem(id=f"{word}{at}", text=f"{word} {at}", score=0.9) for at in range(20)]
+
+    found = [
+        RetrievalResult(items=items("many"), section="vector", max_tokens=200),
+        RetrievalResult(items=items("few")[:3]),
+    ]
+    sections = make_sections(found, now=0.0, counter=ByteCounter(), max_tokens=10_000)
+    assert 1 <= len(sections.items[0]) < 6 and len(sections.items[1]) == 3
+    assert sections.left_out[0]["token_budget"] == 20 - len(sections.items[0])
+    (vector,) = make_sections(found[:1], now=0.0, counter=ByteCounter()).items
+    assert len(vector) == len(sections.items[0])

@@ -24,14 +24,16 @@ from turnwise.memory.longterm.base import (
     Profiled,
     ProfiledRecall,
     Scope,
+    first_of_each,
     limits_categories,
-    recall_each_category,
+    recalled,
+    trouble_of,
 )
 from turnwise.memory.longterm.deletion import Erasing, Erasure, erase, searches_of
 from turnwise.memory.longterm.retention import Sweeping
 from turnwise.memory.longterm.search import word_frequency as frequency
 from turnwise.memory.longterm.text_model import TextModel
-from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.vector.memory import Recall
 from turnwise.memory.stores.base import Page
 
@@ -151,7 +153,9 @@ class MemoryHost:
     async def do_recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         memory = await self._memory()
         if not limits_categories(memory) and filters.pop("per_category", False):
-            return await recall_each_category(memory, scope, query, limit=filters["limit"], types=filters["types"])
+            limit = filters.pop("limit")
+            found = await memory.recall(scope, query, limit=len(MemoryCategory) * limit, **filters)
+            return recalled(first_of_each(found, limit), trouble_of(found))
         if isinstance(memory, Batched):
             asked = Recall(scope=scope, query=query, **filters)
             return cast(Sequence[MemoryItem], await self._recalls.ask(asked))
@@ -161,8 +165,9 @@ class MemoryHost:
         memory = await self._memory()
         per_category = not limits_categories(memory) and filters.pop("per_category", False)
         if per_category and isinstance(memory, Profiled):
-            profiled = await memory.recall_with_profile(scope, query, **filters)
-            return replace(profiled, found=await recall_each_category(memory, scope, query, **filters))
+            limit = filters.pop("limit")
+            profiled = await memory.recall_with_profile(scope, query, limit=len(MemoryCategory) * limit, **filters)
+            return replace(profiled, found=first_of_each(profiled.found, limit))
         if self._batches_profiles:
             asked = Recall(scope=scope, query=query, with_profile=True, **filters)
             return cast(ProfiledRecall, await self._recalls.ask(asked))

@@ -76,7 +76,7 @@ class RemoteMemory:
     """
 
     limits_categories = True
-    """See `base.limits_categories`: its actor asks a memory that cannot do so once for each category."""
+    """See `base.limits_categories`: its actor asks a memory that cannot do so for more items."""
 
     def __init__(
         self, memory: LongTermMemory, *, namespace: str, deadline_s: float = 60.0, recall_s: float = 5.0

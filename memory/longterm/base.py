@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -13,7 +12,7 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.pickling import pickled_by_values
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType, types_of
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page
 
 Status = Literal["active", "resolved"]
@@ -280,7 +279,7 @@ def limits_categories(memory: object) -> bool:
     """Return whether `recall` and `recall_with_profile` take `per_category`: the attribute `limits_categories`.
 
     With `per_category=True`, `limit` is how many items of each category to return, so that those of one category do
-    not displace another's. Other memories are asked once for each category.
+    not displace another's. Other memories are asked for more items, of which the first of each category are used.
     """
     return bool(getattr(memory, "limits_categories", False))
 
@@ -294,17 +293,6 @@ def first_of_each(items: Iterable[MemoryItem], limit: int) -> list[MemoryItem]:
         if left[item.type.category] >= 0:
             found.append(item)
     return found
-
-
-async def recall_each_category(
-    memory: LongTermMemory, scope: Scope, query: str, *, limit: int, types: Collection[MemoryType] | None
-) -> Sequence[MemoryItem]:
-    """Recall up to `limit` items of each category from a memory that does not take `per_category`."""
-    kinds = [kind for category in MemoryCategory if (kind := types_of(category, types))]
-    results = await asyncio.gather(*(memory.recall(scope, query, limit=limit, types=kind) for kind in kinds))
-    found = [item for result in results for item in result]
-    trouble = next(filter(None, map(trouble_of, results)), None)
-    return recalled(sorted(found, key=lambda item: -(item.score or 0.0)), trouble)
 
 
 def has_profiles(memory: object) -> bool:

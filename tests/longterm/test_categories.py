@@ -17,7 +17,7 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 
@@ -78,7 +78,7 @@ class Own:
 
     async def recall(self, scope: Scope, query: str, **options: Any) -> Sequence[MemoryItem]:
         assert "per_category" not in options
-        self.asked.append(options["types"])
+        self.asked.append(options["limit"])
         return await self.inner.recall(scope, query, **options)
 
     async def recall_with_profile(self, scope: Scope, query: str, **options: Any) -> ProfiledRecall:
@@ -88,14 +88,14 @@ class Own:
         return False
 
 
-async def test_a_memory_that_cannot_is_asked_for_each_category() -> None:
+async def test_a_memory_that_cannot_is_asked_once_for_more() -> None:
     memory, host = Own(), MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))  # type: ignore[arg-type]
     assert not limits_categories(memory)
     await memory.inner.remember(ADA, ITEMS)
-    found = await host.do_recall(ADA, QUERY, limit=2, types=None, as_of=None, per_category=True)
-    assert Counter(item.type.category for item in found) == {"semantic": 2, "episodic": 2, "procedural": 1}
-    assert len(memory.asked) == len(MemoryCategory)
-    profiled = await host.do_recall_with_profile(ADA, QUERY, limit=1, types=None, per_category=True)
-    assert profiled.profile == FACTS[:1] and len(profiled.found) == 3
+    found = await host.do_recall(ADA, QUERY, limit=5, types=None, as_of=None, per_category=True)
+    assert Counter(item.type.category for item in found) == {"semantic": 5, "episodic": 2, "procedural": 1}
+    assert memory.asked == [15]
+    profiled = await host.do_recall_with_profile(ADA, QUERY, limit=5, types=None, per_category=True)
+    assert profiled.profile == FACTS[:1] and len(profiled.found) == 8
     assert len(await host.do_recall(ADA, QUERY, limit=2, types=None, as_of=None)) == 2

@@ -47,6 +47,14 @@ def is_due(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> b
         raise StrategyError(type(strategy).__name__, "decides", f"due() raised {error!r}") from error
 
 
+def acts(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> bool:
+    """Return whether a strategy would change the window now or in the background, or fails."""
+    try:
+        return decide(strategy, window, budget) is not None or is_due(strategy, window, budget)
+    except TurnwiseError:
+        return True
+
+
 def decide(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> Plan | None:
     """Return a strategy's plan after checking it.
 

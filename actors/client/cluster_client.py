@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -40,7 +40,7 @@ from turnwise.actors.hosting.stored_session import StoredSession, UnattendedErro
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.actors.session.compaction_tasks import check_overflow
+from turnwise.actors.session.compaction_tasks import check_overflow, default_overflow
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, OverloadedError, ReadOnlyStoreError, SessionFencedError, SessionLostError
 from turnwise.memory.conversation.block_cache import BlockCache
@@ -125,7 +125,7 @@ class ClusterClient:
         history_store: HistoryArgument,
         encryption: Encryption | None,
         engine: EngineBuilder,
-        overflow: OverflowStrategy | None,
+        overflow: OverflowStrategy | Literal["default"] | None,
         memory: Sequence[LongTermMemory],
         working_memory: WorkingMemory | None,
         placement: Placement,
@@ -145,7 +145,9 @@ class ClusterClient:
             )
         if not isinstance(placement, Dedicated | Packed):
             raise ConfigError("placement", placement, "pass Dedicated() or Packed()")
-        if overflow is not None:
+        if overflow == "default":
+            overflow = default_overflow(engine, config)
+        elif overflow is not None:
             if not isinstance(overflow, OverflowStrategy) or isinstance(overflow, type):
                 raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
             check_overflow(overflow, engine, config)

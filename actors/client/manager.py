@@ -48,8 +48,10 @@ class SessionManager(ManagerRequests):
             holds settings only, and opens its files in its actor. See `SessionConfig.memory`.
         working_memory: a scratchpad that is part of every request.
         overflow: what happens when a conversation outgrows the model's context window: `Trim()`, `DeleteOldest(...)`,
-            `Summarize(...)`, `FlushToMemory(...)` or your own strategy. Without one, requests are sent as they are and
-            the provider refuses those that are too long.
+            `KeepLast(...)`, `Summarize(...)`, `FlushToMemory(...)` or your own strategy. By default the engine itself
+            summarises the older turns past 80 % of the window, which is a request of its own; if that fails, the
+            oldest turns go. Where the size of the window is not known, or with None, requests are sent as they are,
+            and the provider refuses those that are too long.
         placement: which actor hosts which session.
         config: how sessions behave; if omitted, `SessionConfig()`, which reads the environment at that moment.
         history_store: where events are kept, if not with the conversations: `sqlite:///path`, `postgresql://...`, or
@@ -280,8 +282,10 @@ class AsyncSessionManager(ManagerRequests):
             holds settings only, and opens its files in its actor. See `SessionConfig.memory`.
         working_memory: a scratchpad that is part of every request.
         overflow: what happens when a conversation outgrows the model's context window: `Trim()`, `DeleteOldest(...)`,
-            `Summarize(...)`, `FlushToMemory(...)` or your own strategy. Without one, requests are sent as they are and
-            the provider refuses those that are too long.
+            `KeepLast(...)`, `Summarize(...)`, `FlushToMemory(...)` or your own strategy. By default the engine itself
+            summarises the older turns past 80 % of the window, which is a request of its own; if that fails, the
+            oldest turns go. Where the size of the window is not known, or with None, requests are sent as they are,
+            and the provider refuses those that are too long.
         placement: which actor hosts which session.
         config: how sessions behave; if omitted, `SessionConfig()`, which reads the environment at that moment.
         history_store: where events are kept, if not with the conversations: `sqlite:///path`, `postgresql://...`, or

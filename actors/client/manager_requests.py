@@ -101,7 +101,7 @@ class ManagerRequests:
         engine: EngineBuilder,
         memory: Sequence[LongTermMemory] = (),
         working_memory: WorkingMemory | None = None,
-        overflow: OverflowStrategy | None = None,
+        overflow: OverflowStrategy | Literal["default"] | None = "default",
         placement: Placement = Dedicated(),
         config: SessionConfig | None = None,
         history_store: HistoryArgument = None,

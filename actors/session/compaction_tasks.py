@@ -26,14 +26,16 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.memory.tokens.context_windows import window_of
-from turnwise.memory.tokens.counter import ByteCounter, counter_for
+from turnwise.memory.tokens.counter import ByteCounter, TokenCounter, counter_for
 from turnwise.memory.tokens.index import TokenIndex
 from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.flush_task import FlushTask, HandedOver, unacknowledged
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.ranges import Ranges
 from turnwise.strategies.strategy import OverflowStrategy, decide
+from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.summary_task import SummaryTask
+from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget, Window
 
 Result = TypeVar("Result")
@@ -54,6 +56,22 @@ def check_overflow(strategy: OverflowStrategy, builder: EngineBuilder, config: S
     """
     nothing = Window((), BlockCache(), TokenIndex(ByteCounter()))
     decide(strategy, nothing, TokenBudget(token_limit(strategy, frame_of(builder), config)))
+
+
+def default_overflow(builder: EngineBuilder, config: SessionConfig) -> OverflowStrategy | None:
+    """Return the strategy of managers that name none: past 80 % of the window, the engine itself writes a summary.
+
+    If there is no summary, the oldest exchanges go. None where the size of the engine's window is not known, or is too
+    small for a summary.
+    """
+    try:
+        limit = token_limit(Trim(), frame_of(builder), config)
+        summary_tokens = min(limit // LEAST_SHARE, MOST_SUMMARY)
+        strategy = Summarize(builder, max_summary_tokens=summary_tokens)
+        check_overflow(strategy, builder, config)
+    except ConfigError:
+        return None
+    return strategy
 
 
 def token_limit(strategy: OverflowStrategy, frame: RequestFrame, config: SessionConfig) -> int:
@@ -82,6 +100,9 @@ def frame_of(builder: EngineBuilder) -> RequestFrame:
     return builder.frame() if isinstance(builder, Framed) else RequestFrame()
 
 
+LEAST_SHARE, MOST_SUMMARY = 8, 1000
+"""The share of a request that a summary may take by default, as a divisor, and its maximum in tokens."""
+
 SHRINKS_TO = 0.75
 """The part of a request's size that the next one may have, after a provider refused the request as too long."""
 
@@ -91,8 +112,10 @@ class Compactor:
 
     Changes neither windows nor the store.
 
-    Each block is counted once. For the first window, the counter's vocabulary is loaded and all blocks are counted off
-    the event loop; for each later window, only new blocks are counted.
+    Each block is counted once; many at once are counted off the event loop. Unless the settings have a counter, tokens
+    are estimated at first: as bytes, which are never fewer. So a conversation that is far from its limit needs no
+    vocabulary, which takes a second to load and, the first time on a machine, the network. Before anything is decided
+    by an estimate, call `count_exactly`.
     """
 
     def __init__(
@@ -108,6 +131,8 @@ class Compactor:
         self._frame = frame_of(builder)
         self._limit = token_limit(strategy, self._frame, config)
         self._index: TokenIndex | None = None
+        self._counter: TokenCounter = config.token_counter or ByteCounter(self._frame.model)
+        """Counts until `count_exactly`."""
         self._counting = asyncio.Lock()
         self.budget = TokenBudget(self._limit)
         """The limit of a request; has the overhead of each request once a window has been counted."""
@@ -158,6 +183,7 @@ class Compactor:
         Args:
             more: a block that the request contains beside the turn, or None.
         """
+        await self.count_exactly()
         window = await self.window(turn, cache)
         taken = window.taken(self.with_block(more).budget)
         self._limit = max(1, min(self._limit, int(taken * SHRINKS_TO)))
@@ -185,18 +211,30 @@ class Compactor:
 
     async def _counted(self, spans: Spans, cache: BlockCache) -> TokenIndex:
         async with self._counting:
-            if self._index is None:
-                counter = self.config.token_counter or await self.off_loop(counter_for, self._frame.model)
-                overhead = await self.off_loop(counter.overhead, self._frame.system, self._frame.tools)
-                self.budget = TokenBudget(self._limit, overhead)
-                self._index = TokenIndex(counter)
-            missing = self._index.missing(spans)
+            index = self._index or await self._begin_counting(self._counter)
+            missing = index.missing(spans)
             if size(missing) > COUNTED_AT_ONCE:
                 # The caller may be cancelled while the thread goes on, so the thread must not write into the index.
-                self._index.merge(await self.off_loop(self._index.count, missing, cache))
+                index.merge(await self.off_loop(index.count, missing, cache))
             else:
-                self._index.cover(spans, cache)
-            return self._index
+                index.cover(spans, cache)
+            return index
+
+    def is_estimate(self, window: Window) -> bool:
+        """Return whether a window's tokens are estimated."""
+        return window.counter is self._counter and self.config.token_counter is None
+
+    async def count_exactly(self) -> None:
+        """Count the tokens of all later windows by the model's vocabulary, which this loads at first."""
+        async with self._counting:
+            is_exact = self._index is not None and self._index.counter is not self._counter
+            if self.config.token_counter is None and not is_exact:
+                await self._begin_counting(await self.off_loop(counter_for, self._frame.model))
+
+    async def _begin_counting(self, counter: TokenCounter) -> TokenIndex:
+        overhead = await self.off_loop(counter.overhead, self._frame.system, self._frame.tools)
+        self.budget, self._index = TokenBudget(self._limit, overhead), TokenIndex(counter)
+        return self._index
 
 
 def _newest_turn(turn: TurnRecord, spans: Spans, index: TokenIndex) -> int | None:

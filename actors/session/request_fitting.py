@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from turnwise.actors.inference.attempt import reason
@@ -18,8 +19,15 @@ from turnwise.memory.conversation.events import InputReplaced
 from turnwise.memory.conversation.spans import to_places
 from turnwise.memory.conversation.turns import Turn
 from turnwise.strategies.plan import Plan
-from turnwise.strategies.strategy import OverflowStrategy, decide
+from turnwise.strategies.strategy import OverflowStrategy, acts, decide
 from turnwise.strategies.window import Window
+
+_log = logging.getLogger(__name__)
+
+_NO_STRATEGY = (
+    "session %s: the provider refused a request as too long, and no overflow strategy makes room: pass overflow= to "
+    "the manager, and SessionConfig(max_context_tokens=...) if the size of the model's window is not known"
+)
 
 LAST_RESORTS = 8
 """The maximum number of strategies tried for one request; each is the previous one's fallback (`otherwise`)."""
@@ -65,6 +73,7 @@ class RequestFitting:
         """Lower the session's token limit below this request's size, since the provider refused it as too long."""
         compactor = run.run_resources.compactor
         if compactor is None:
+            _log.warning(_NO_STRATEGY, self._state.session_id)
             raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
         await compactor.shrink(run.turn, self._journal.blocks.cache, run.recalled)
 
@@ -80,8 +89,7 @@ class RequestFitting:
         strategy: OverflowStrategy | None = own.strategy
         failure: Exception | None = None
         for _ in range(LAST_RESORTS):
-            window = await own.window(run.turn, self._journal.blocks.cache)
-            compactor = own.of_run(run.record).with_block(run.recalled)
+            window, compactor = await self._measured(own, run)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
             if is_over:
                 await self._compaction.wait()
@@ -112,6 +120,16 @@ class RequestFitting:
             name,
             reason(failure) if failure else "no overflow strategy could make the request fit",
         ) from failure
+
+    async def _measured(self, own: Compactor, run: ActiveRun) -> tuple[Window, Compactor]:
+        """Return the request's window, perhaps estimated if it is small, and the compactor with the run's limit."""
+        while True:
+            window = await own.window(run.turn, self._journal.blocks.cache)
+            compactor = own.of_run(run.record).with_block(run.recalled)
+            is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
+            if not own.is_estimate(window) or not (is_over or acts(own.strategy, window, compactor.budget)):
+                return window, compactor
+            await own.count_exactly()
 
     async def _plan(
         self, compactor: Compactor, strategy: OverflowStrategy, window: Window, run: ActiveRun, *, is_over: bool

@@ -17,7 +17,7 @@ from turnwise.errors import CompactionError, SessionEndedError, TurnwiseError
 from turnwise.memory.background import ended, shielded
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.strategies.compaction import Compaction
-from turnwise.strategies.strategy import decide, is_due
+from turnwise.strategies.strategy import acts, decide, is_due
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class WindowCompaction:
             compactor, head = self._engines.current.compactor, self._state.head
             if compactor is None or head is None:
                 return None
+            await compactor.count_exactly()
             window = await compactor.window(head, self._journal.blocks.cache, base=True)
             plan = decide(compactor.strategy, window, compactor.budget)
             return plan.explain() if plan else None
@@ -146,7 +147,11 @@ class WindowCompaction:
         Raises:
             TurnwiseError: nothing was changed.
         """
-        window = await compactor.window(head, self._journal.blocks.cache, base=True)
+        cache = self._journal.blocks.cache
+        window = await compactor.window(head, cache, base=True)
+        if compactor.is_estimate(window) and acts(compactor.strategy, window, compactor.budget):
+            await compactor.count_exactly()
+            window = await compactor.window(head, cache, base=True)
         bill = self._plans.bill()
         name = type(compactor.strategy).__name__
         try:

@@ -211,13 +211,16 @@ async def test_a_provider_that_finds_the_conversation_too_long_is_asked_again_wi
     assert said(engine.given[-1])[-1] == prompts(11, 12)[0]
 
 
-async def test_a_conversation_that_is_too_long_fails_its_run_where_nothing_can_go() -> None:
+async def test_a_conversation_that_is_too_long_fails_its_run_where_nothing_can_go(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     stage = await opened(None, Narrow(most_chars=60))
     first, second = prompts(0, 2)
     assert (await chat(stage, first)).run.state == "completed"
     outcome = await chat(stage, second)
     assert (outcome.run.state, outcome.run.code) == ("failed", "window")
     assert "maximum context length" in (outcome.run.why or "")
+    assert "pass overflow= to the manager" in caplog.text
     alone = await opened(Trim(), Narrow(most_chars=5))
     outcome = await chat(alone, first)
     assert (outcome.run.state, outcome.run.code) == ("failed", "window")

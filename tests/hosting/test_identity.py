@@ -185,7 +185,7 @@ def test_an_engine_of_a_script_is_the_same_in_each_process(tmp_path: Path) -> No
 
 def a_realm(**changes: Any) -> ClusterClient:
     settings: dict[str, Any] = {
-        "history_url": None,
+        "history_store": None,
         "encryption": None,
         "engine": OpenAIEngine("gpt-4o", api_key="key", tools=ToolRegistry(a_tool("x"))),
         "overflow": Trim(),

@@ -31,6 +31,7 @@ from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.recalled_content import RecalledContent
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryType, types_of
 from turnwise.memory.stores.base import Page
 
@@ -71,6 +72,10 @@ class _SessionMemory:
         self, query: Text, limit: Limit, types: Types | None, category: Category | None, as_of: Time | None
     ) -> Request[Any]:
         return self._ask("recall", query, limit=limit, types=types_of(category, types), as_of=as_of)
+
+    @checked
+    def _recall_apart(self, query: Text, limit: Limit) -> Request[Any]:
+        return self._ask("recall_apart", query, limit=limit)
 
     @checked
     def _list(
@@ -203,6 +208,14 @@ class SessionMemory(_SessionMemory):
             as_of: return what was valid at this time, in seconds since the epoch.
         """
         return list(carry_out(self._recall(query, limit, types, category, as_of), self._client.portal))
+
+    def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:
+        """Return up to `limit` items of each memory that are relevant to the query, by kinds of memories.
+
+        A memory that fails is named in the result's `failed`; without memories the result is empty.
+        """
+        found: RecalledContent = carry_out(self._recall_apart(query, limit), self._client.portal)
+        return found
 
     def list(
         self,
@@ -391,6 +404,14 @@ class AsyncSessionMemory(_SessionMemory):
             as_of: return what was valid at this time, in seconds since the epoch.
         """
         return list(await carry_out_async(self._recall(query, limit, types, category, as_of)))
+
+    async def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:
+        """Return up to `limit` items of each memory that are relevant to the query, by kinds of memories.
+
+        A memory that fails is named in the result's `failed`; without memories the result is empty.
+        """
+        found: RecalledContent = await carry_out_async(self._recall_apart(query, limit))
+        return found
 
     async def list(
         self,

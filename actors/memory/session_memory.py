@@ -23,6 +23,7 @@ from turnwise.memory.longterm.base import (
     has_profiles,
     is_read_only,
 )
+from turnwise.memory.longterm.recalled_content import RecalledContent
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
 from turnwise.memory.working.memory import WorkingMemory
@@ -105,6 +106,24 @@ class SessionMemoryAccess:
         for item in filter(None, chain.from_iterable(ranks)):
             found.setdefault(item.text, item)
         return list(found.values())[:limit]
+
+    async def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:
+        """Return up to `limit` items of each memory that are relevant to the query, by kinds of memories.
+
+        For programs, not for tools.
+        """
+        asked = [slot.memory.recall(self._scope, query, limit=limit) for slot in self._slots]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        found: dict[str, list[MemoryItem]] = {}
+        failed: dict[str, str] = {}
+        for slot, result in zip(self._slots, results, strict=True):
+            if isinstance(result, BaseException):
+                failed[slot.name] = reason(result)
+            else:
+                found.setdefault(slot.section or "", []).extend(replace(item, memory=slot.name) for item in result)
+        static, vector = (tuple(found.pop(section, ())) for section in ("static", "vector"))
+        extracted = tuple(item for items in found.values() for item in items)
+        return RecalledContent(static=static, extracted=extracted, vector=vector, failed=failed)
 
     async def list_items(
         self,

@@ -1,3 +1,8 @@
+from turnwise.actors.client.chat_memory import (
+    AsyncChatMemory as AsyncChatMemory,
+    ChatMemory as ChatMemory,
+    MemoryContent as MemoryContent,
+)
 from turnwise.actors.client.session_memory import (
     AsyncSessionMemory as AsyncSessionMemory,
     SessionMemory as SessionMemory,
@@ -18,6 +23,7 @@ from turnwise.memory.longterm.deletion_report import Forgotten as Forgotten
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory as ExtractiveMemory
 from turnwise.memory.longterm.fact_table import FactTable as FactTable
 from turnwise.memory.longterm.keyword import LexicalMemory as LexicalMemory
+from turnwise.memory.longterm.recalled_content import RecalledContent as RecalledContent
 from turnwise.memory.longterm.retention import Retention as Retention
 from turnwise.memory.longterm.session_memory import MemoryAccess as MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory as StaticMemory

@@ -1,0 +1,119 @@
+"""`ChatMemory`: a session and its long-term memories behind get, update and delete, for an orchestrator's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.errors import InvalidInputError, shown
+from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, User
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.recalled_content import RecalledContent
+
+Message: TypeAlias = str | Block | Mapping[str, str]
+"""A text of the user's, a block, or a mapping such as `{"role": "assistant", "content": "Hello!"}`."""
+
+_ROLES: Mapping[str, type[User | Text | System]] = {"user": User, "assistant": Text, "system": System}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryContent:
+    """What an orchestrator sends to its model: the conversation, and what long-term memories have about a message."""
+
+    messages: tuple[AnyBlock, ...]
+    """The conversation as of the newest turn: what a strategy has summarized stands there as its summary."""
+    recalled: RecalledContent
+    """What each kind of long-term memory recalled, apart."""
+
+
+class ChatMemory:
+    """A session as a memory with three verbs, for programs that call their models themselves.
+
+    The short-term memory is the session, with its store and overflow strategy; the long-term memories are those of its
+    manager. Sessions that run their engine need none of this. Each verb raises what those of `Session` raise.
+
+    Args:
+        session: the session, which may be used as usual at the same time.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        """The session."""
+
+    def get(self, message: str | None = None, *, limit: int = 10) -> MemoryContent:
+        """Return the conversation and what memories recall for a message; without one, the conversation alone.
+
+        A memory that fails is named in `recalled.failed`.
+
+        Args:
+            limit: how many items of each memory to return at most.
+        """
+        turn = self.session.latest()
+        recalled = RecalledContent() if message is None else self.session.memory.recall_apart(message, limit=limit)
+        return MemoryContent(messages=turn.blocks if turn else (), recalled=recalled)
+
+    def update(self, *messages: Message) -> Turn:
+        """Store messages, durably on return; return the turn that they wait in. Long-term memories get it with its run.
+
+        Raises:
+            InvalidInputError: a mapping is no message; nothing was stored.
+        """
+        return self.session.append(*_blocks(messages))
+
+    def delete(self) -> Forgotten:
+        """Delete the session's messages for good, with what memories keep of them; return what was removed."""
+        return self.session.delete()
+
+
+class AsyncChatMemory:
+    """`ChatMemory` with its verbs as coroutines.
+
+    Args:
+        session: the session, which may be used as usual at the same time.
+    """
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+        """The session."""
+
+    async def get(self, message: str | None = None, *, limit: int = 10) -> MemoryContent:
+        """Return the conversation and what memories recall for a message; without one, the conversation alone.
+
+        A memory that fails is named in `recalled.failed`.
+
+        Args:
+            limit: how many items of each memory to return at most.
+        """
+        turn = await self.session.latest()
+        recalled = RecalledContent()
+        if message is not None:
+            recalled = await self.session.memory.recall_apart(message, limit=limit)
+        return MemoryContent(messages=turn.blocks if turn else (), recalled=recalled)
+
+    async def update(self, *messages: Message) -> Turn:
+        """Store messages, durably on return; return the turn that they wait in. Long-term memories get it with its run.
+
+        Raises:
+            InvalidInputError: a mapping is no message; nothing was stored.
+        """
+        return await self.session.append(*_blocks(messages))
+
+    async def delete(self) -> Forgotten:
+        """Delete the session's messages for good, with what memories keep of them; return what was removed."""
+        return await self.session.delete()
+
+
+def _blocks(messages: Sequence[Message]) -> list[str | Block]:
+    return [_block(message) if isinstance(message, Mapping) else message for message in messages]
+
+
+def _block(message: Mapping[str, str]) -> Block:
+    role, content = message.get("role"), message.get("content")
+    kind = _ROLES.get(role) if isinstance(role, str) else None
+    if kind is None or not isinstance(content, str):
+        known = ", ".join(_ROLES)
+        raise InvalidInputError("messages", shown(message), f"must have a role of {known} and a text as content")
+    return kind(text=content)

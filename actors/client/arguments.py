@@ -170,6 +170,7 @@ Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
 Which = Annotated[int | str, PlainValidator(_which)]
 """The index of a turn, or its id."""
 Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
+Count = Annotated[int, Field(ge=0, le=MAX_ITEMS)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
 
 Text = Annotated[str, AfterValidator(_text)]

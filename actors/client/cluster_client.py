@@ -393,6 +393,12 @@ class ClusterClient:
         done: Forgotten = yield from self.ask(session_id, "forget_turn", index, verify, with_engine=True)
         return done
 
+    def clear(self, session_id: str, keep_last: int, *, memory: bool, verify: Verify) -> Request[Forgotten]:
+        """Remove a session's older turns from its history; if `memory` is set, this client's memories forget them."""
+        done: Forgotten = yield from self.ask(session_id, "clear", keep_last, memory, verify, with_engine=True)
+        self.drop(session_id)
+        return done
+
     def call_memory(self, session_id: str, verb: str, *args: Any, **options: Any) -> Request[Any]:
         """Call a verb of the session's memory access, with this client's memories."""
         (answer,) = yield from self.ask(session_id, "memory", verb, args, options, with_engine=True)

@@ -108,6 +108,8 @@ class _Handle:
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s) from error
         if outcome is None:
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s)
+        if outcome.state == "completed" and outcome.turn is None:
+            raise TurnNotFoundError(self.session_id, self.turn_index)  # it was cleared
         if outcome.state == "completed" and outcome.turn:
             return outcome.turn if self._output is None else outcome.turn.typed(self._output)
         kind = _ERRORS_BY_CODE.get(outcome.code) or _ERRORS[outcome.state]

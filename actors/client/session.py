@@ -9,6 +9,7 @@ from typing import Any, Self, TypedDict, Unpack
 from pydantic import InstanceOf
 
 from turnwise.actors.client.arguments import (
+    Count,
     IdempotencyKey,
     Labels,
     Limit,
@@ -221,6 +222,10 @@ class _Session:
         return changed
 
     @checked
+    def _clear(self, keep_last: Count, memory: bool, verify: Look) -> Request[Forgotten]:
+        return (yield from self._client.clear(self._stored_id, keep_last, memory=memory, verify=verify))
+
+    @checked
     def _delete(self, memory: bool, verify: Look) -> Request[Forgotten]:
         return (yield from self._client.delete(self._stored_id, memory=memory, verify=verify))
 
@@ -427,6 +432,26 @@ class Session(_Session):
     def end(self) -> None:
         """End the session: cancel its runs and accept no new ones. Ending twice is fine."""
         carry_out(self._client.end(self._stored_id), self._client.portal)
+
+    def clear(self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False) -> Forgotten:
+        """Remove the messages of the session for good, with what this manager's memories keep of them.
+
+        The session stays, with its title, its metadata, the records of its runs and their usage; the indexes of turns
+        go on. Turns, the texts of their blocks, and their events go, in one commit: also appended prompts that no run
+        has used. The turns that stay lose what they were given of the others. Forks keep the blocks that they use. May
+        be repeated.
+
+        Args:
+            keep_last: how many of the newest turns stay, pending ones included.
+            memory: if false, memories keep what they have of the turns.
+            verify: how memories are checked afterwards for remains; see `delete`.
+
+        Raises:
+            SessionBusyError: a run is active or queued; nothing was removed.
+            LongTermMemoryError: memories failed; the error names them. The history was not changed: repeat the call.
+        """
+        request = self._clear(keep_last, memory, verify)
+        return carry_out(request, self._client.portal)
 
     def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
         """Delete the session permanently, with what this manager's memories keep of it. Its forks stay complete.
@@ -653,6 +678,26 @@ class AsyncSession(_Session):
     async def end(self) -> None:
         """End the session: cancel its runs and accept no new ones. Ending twice is fine."""
         await carry_out_async(self._client.end(self._stored_id))
+
+    async def clear(self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False) -> Forgotten:
+        """Remove the messages of the session for good, with what this manager's memories keep of them.
+
+        The session stays, with its title, its metadata, the records of its runs and their usage; the indexes of turns
+        go on. Turns, the texts of their blocks, and their events go, in one commit: also appended prompts that no run
+        has used. The turns that stay lose what they were given of the others. Forks keep the blocks that they use. May
+        be repeated.
+
+        Args:
+            keep_last: how many of the newest turns stay, pending ones included.
+            memory: if false, memories keep what they have of the turns.
+            verify: how memories are checked afterwards for remains; see `delete`.
+
+        Raises:
+            SessionBusyError: a run is active or queued; nothing was removed.
+            LongTermMemoryError: memories failed; the error names them. The history was not changed: repeat the call.
+        """
+        request = self._clear(keep_last, memory, verify)
+        return await carry_out_async(request)
 
     async def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
         """Delete the session permanently, with what this manager's memories keep of it. Its forks stay complete.

@@ -46,7 +46,7 @@ _AS_CORE = frozenset(("add_event", "decide", "fork", "refresh", "update", "use_m
 _WAITS = frozenset(("events", "wait"))
 """The reads that wait, whose callers are counted."""
 
-_WITH_ENGINE = frozenset(("compact", "delete", "forget_turn", "memory", "wait_for_memory"))
+_WITH_ENGINE = frozenset(("clear", "compact", "delete", "forget_turn", "memory", "wait_for_memory"))
 """The verbs that use the caller's engine, strategy and memories; their first argument is its id. `start` is not among
 them: it switches the engine itself, so that no other caller's engine is switched to before the run has begun."""
 
@@ -201,6 +201,9 @@ class SessionService:
 
     async def do_forget_turn(self, index: int, verify: Verify) -> Forgotten:
         return await self.core.forget_turn(index, verify=verify)
+
+    async def do_clear(self, keep_last: int, memory: bool, verify: Verify) -> Forgotten:
+        return await self.core.clear(keep_last, memory=memory, verify=verify)
 
     async def do_wait_for_memory(self, timeout_s: float | None) -> tuple[bool | None]:
         ask = self.core.wait_for_memory

@@ -8,7 +8,7 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.events import Adding, Continuing, Event, Places, RunStarted
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.spans import Span, Spans, from_places, union
+from turnwise.memory.conversation.spans import Span, Spans, from_places, overlap, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.stores.base import SessionStore
 
@@ -55,6 +55,12 @@ class CachedBlocks:
         self.cache = self.cache.only(spans)
         self._trim_at_bytes = max(TRIM_BYTES, 2 * self.cache.size_bytes)
         return True
+
+    def keep_only(self, spans: Spans) -> None:
+        """Drop all cached blocks except `spans`, for good: callers that have cached others are sent blocks anew."""
+        kept = overlap(union(spans), self.cache.held)
+        cache, self.cache = self.cache, BlockCache(new_id())
+        self.cache.add_spans(kept, cache.read_encoded(kept))
 
     def turn(self, record: TurnRecord) -> Turn:
         """Return a turn whose blocks are all cached."""

@@ -260,6 +260,12 @@ class SessionCore:
         """See `Forgetting.forget_turn`."""
         return self._forgetting.forget_turn(index, verify=verify)
 
+    def clear(
+        self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False
+    ) -> Coroutine[Any, Any, Forgotten]:
+        """See `Forgetting.clear`."""
+        return self._forgetting.clear(keep_last, memory=memory, verify=verify)
+
     def wait_for_memory(self, timeout_s: float | None = None) -> Coroutine[Any, Any, bool | None]:
         """See `MemoryIngestion.wait_for_memory`."""
         return self.ingestion.wait_for_memory(timeout_s)

@@ -76,6 +76,11 @@ class EventLog:
             del self._held[: self._index(before - 1)]
             self.start = before
 
+    def drop_held(self) -> None:
+        """Drop all published events from memory; they are read from the store."""
+        self._held.clear()
+        self.start = self.published + 1
+
     def since(self, after: int, limit: int) -> list[Event]:
         """Return up to `limit` held events with a number above `after`."""
         index = self._index(after)

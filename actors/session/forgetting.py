@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from turnwise.actors.session.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.saving_progress import SavingProgress
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
-from turnwise.actors.session.summary_expansion import originals
+from turnwise.actors.session.summary_expansion import originals, reach
 from turnwise.actors.session.transactor import Transactor
 from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.errors import (
@@ -25,13 +26,21 @@ from turnwise.errors import (
     SessionNotFoundError,
     TurnNotFoundError,
 )
-from turnwise.memory.conversation.blocks import Summary
-from turnwise.memory.conversation.events import TurnForgotten
-from turnwise.memory.conversation.spans import Seen, Span, Spans, cut, join, overlap, size, subtract
+from turnwise.memory.conversation.blocks import CLEARED, Summary, encode
+from turnwise.memory.conversation.events import Continuing, Event, TurnForgotten, TurnsCleared
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Seen, Span, Spans, cut, join, overlap, size, subtract, to_places, union
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.deletion import Erasure, Verify, erase
 from turnwise.memory.longterm.deletion_report import Forgotten
+
+TURNS_PAGE = 1000
+"""How many turns are read at once."""
+
+FLUSH_S = 5.0
+"""How long events may take to arrive in the history store before those of cleared turns are deleted there."""
 
 
 class Forgetting:
@@ -103,6 +112,134 @@ class Forgetting:
         done += await self._forget_in_memories(index, verify=verify)
         await self._retrieval.recall_anew()
         return done
+
+    async def clear(self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False) -> Forgotten:
+        """Remove all turns but the newest from the history, for good; return what was removed. May be repeated.
+
+        Memories are cleared first, so that a call that fails can be repeated. Then one commit removes the turns, the
+        texts of their blocks, those of summaries of them, and their events. Forks keep the blocks that they use. Runs
+        keep their records, without a turn.
+
+        While it awaits the commit, reads and streaming go on, and a crash leaves all of it or nothing. A crash after it
+        may leave the turns' events in the history store: repeat the call.
+
+        Args:
+            keep_last: how many turns stay, the pending one included.
+            memory: if false, memories keep what they have of the turns.
+            verify: see `forget_turn`.
+
+        Raises:
+            SessionBusyError: a run is active or queued; nothing was removed.
+            LongTermMemoryError: memories failed; the history was not changed.
+        """
+
+        async def change() -> Forgotten:
+            if active := self._state.active:
+                raise SessionBusyError(self._state.session_id, active.run_id)
+            turns = await self._all_turns()
+            gone, kept = (turns[:-keep_last], turns[-keep_last:]) if keep_last else (turns, [])
+            done = Forgotten(waiting=sum(self._progress.make_private(turn.index) for turn in gone))
+            await self._compaction.stop()
+            if memory:
+                for turn in gone:
+                    done += await self._forget_in_memories(turn.index, verify=verify)
+            if gone:
+                done += await self._remove(gone, kept)
+            await self._clear_history(gone, kept)
+            self._compaction.watch()
+            return done
+
+        done = await self._transactor.run(change)
+        await self._retrieval.recall_anew()
+        return done
+
+    async def _all_turns(self) -> list[TurnRecord]:
+        turns: list[TurnRecord] = []
+        while page := await self._journal.store.turns(
+            self._state.session_id, after=turns[-1].index if turns else -1, limit=TURNS_PAGE
+        ):
+            turns += page
+        return turns
+
+    async def _remove(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord]) -> Forgotten:
+        """Store a history of the turns `kept` only, in one commit."""
+        session, blocks = self._journal.session, self._journal.blocks
+        own = _kept_blocks(session, gone, kept)
+        turns, summaries = [], 0
+        for turn in kept:
+            shown, found = await self._only(turn.input, own)
+            carried, more = await self._only(turn.carried, own)
+            parent = None if turn is kept[0] else turn.parent
+            turns.append(replace(turn, parent=parent, input=shown, carried=carried))
+            summaries += found + more
+        spans = union(*(part for turn in turns for part in (turn.prompt, turn.input, turn.carried, turn.output)))
+        stay = await reach(spans, blocks.read)
+        cleared = encode(CLEARED)
+        places = subtract((Span(session.log, 0, session.log_size),), stay)
+        last = gone[-1].index
+        head = next((turn for turn in reversed(turns) if not turn.is_open), None)
+        values = {"input": to_places(head.base if head else (), session.log), "up_to": last, "turns": len(gone)}
+        await blocks.load(spans)
+        await self._transactor.commit(
+            session,
+            [(TurnsCleared, values)],
+            turns=turns,
+            dropped_turns=[turn.index for turn in gone],
+            forget_turns=last,
+            cleared_blocks=[(at, cleared) for span in places for at in range(span.start, span.stop)],
+        )
+        self._state.replace_backlog(turns)
+        self._state.continue_from(head)
+        self._state.drop_turns({turn.index for turn in gone})
+        blocks.keep_only(spans)
+        self._journal.log.drop_held()
+        return Forgotten(turns=len(gone), summaries=summaries)
+
+    async def _clear_history(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord]) -> None:
+        """Delete the events of removed turns from the history store, also those that an earlier call left."""
+        forwarder = self._journal.forwarder
+        last = kept[0].index - 1 if kept else self._journal.session.next_index - 1
+        until = self._journal.log.last_seq
+        if forwarder is None or last < 0:
+            return
+        await forwarder.flush(FLUSH_S)  # or the events in flight would arrive afterwards
+        session_id, history = self._state.session_id, forwarder.history
+        bare = [event async for event in self._without_input(history, last, until)] if gone else []
+        await history.delete(session_id, turns_up_to=last, seqs=[event.seq for event in bare])
+        await history.append(session_id, bare)
+
+    async def _without_input(self, history: HistoryStore, last: int, until: int) -> AsyncIterator[Event]:
+        """Yield the events below the number `until` that have the input of a run and are not of turns up to `last`.
+
+        They are without that input, which has blocks of removed turns.
+        """
+        seq = 0
+        while events := await history.events(self._state.session_id, after=seq):
+            seq = events[-1].seq
+            for event in events:
+                is_kept = event.turn_index is None or event.turn_index > last
+                if isinstance(event, Continuing) and event.input_blocks and is_kept and event.seq < until:
+                    yield event.model_copy(update={"input": None, "input_blocks": ()})
+
+    async def _only(self, spans: Spans, own: Spans) -> tuple[Spans, int]:
+        """Return the part of `spans` that is in `own`, and how many summaries covered anything else.
+
+        Each such summary is replaced by the blocks of `own` that it covered.
+        """
+        parts: list[Span] = []
+        summaries = 0
+        for span, block in zip(_places(spans), await self._journal.blocks.read(spans), strict=True):
+            if not isinstance(block, Summary):
+                parts += overlap((span,), own)
+                continue
+            stands_for = await originals(block, self._journal.blocks.read)
+            if subtract(stands_for, own):
+                parts += overlap(stands_for, own)
+                summaries += 1
+            else:
+                parts.append(span)
+        seen = Seen()
+        return join(part for span in parts for part in seen.take(span)), summaries
 
     async def delete(
         self, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
@@ -272,6 +409,19 @@ class Forgetting:
 
             return await erase_and_search(slot.memory, self._scope, **which)
         return await erase(slot.memory, self._scope, **which)
+
+
+def _kept_blocks(session: SessionRecord, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord]) -> Spans:
+    """Return the blocks that the turns `kept` added, with what was made of them, such as texts for attachments.
+
+    These are all that the log has from their first prompt on, except what the turns `gone` added.
+    """
+    added = [part for turn in kept for part in (turn.prompt, turn.output)]
+    first = min((span.start for part in added for span in part if span.log == session.log), default=session.log_size)
+    if any(span.log != session.log for part in added for span in part):
+        first = 0  # a fork begins with a turn of its parent, so all that it has logged came later
+    removed = [part for turn in gone for part in (turn.prompt, turn.output)]
+    return union(*added, subtract((Span(session.log, first, session.log_size),), union(*removed)))
 
 
 def _places(spans: Spans) -> list[Span]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -116,6 +116,12 @@ class SessionState:
         self._ended[run.run_id] = (end, turn)
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
+
+    def drop_turns(self, indices: Container[int]) -> None:
+        """Forget the turns of ended runs that were removed from the store."""
+        for run_id, (record, turn) in self._ended.items():
+            if turn and turn.index in indices:
+                self._ended[run_id] = (record, None)
 
     def clear(self, why: Exception) -> None:
         """Stop all runs and make all callers that wait for them raise `why`.

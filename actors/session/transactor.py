@@ -172,6 +172,8 @@ class Transactor:
         runs: Sequence[RunRecord] = (),
         live: bool | None = None,
         doubt: UnknownOutcome | None = None,
+        forget_turns: int = -1,
+        cleared_blocks: Sequence[tuple[int, str]] = (),
     ) -> None:
         """Number the events, store all arguments in one commit, and cache the blocks. Call it within a change.
 
@@ -203,6 +205,8 @@ class Transactor:
             dropped_turns=dropped_turns,
             new_run=new_run,
             runs=runs,
+            forget_turns=forget_turns,
+            cleared_blocks=cleared_blocks,
         )
         try:
             await self._journal.commit(commit, live=live)

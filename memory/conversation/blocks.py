@@ -301,6 +301,10 @@ def described(block: Image | Document) -> str:
     return f"{block.kind}{name}{f' ({block.media_type[:99]})' if block.media_type else ''}"
 
 
+CLEARED = Unknown(stored_kind="cleared")
+"""What remains of a block that was cleared. It keeps its place in the log."""
+
+
 def answer_text(blocks: Sequence[Block]) -> str:
     """Return the text of the blocks that follow the last tool result, joined."""
     parts: list[str] = []

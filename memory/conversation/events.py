@@ -271,6 +271,16 @@ class TurnNotSaved(Event):
     why: str
 
 
+class TurnsCleared(Continuing):
+    """Turns were removed for good, with their blocks and events. `input`: what the next run begins with."""
+
+    kind: Literal["turns_cleared"] = "turns_cleared"
+    up_to: int = -1
+    """The index of the last one."""
+    turns: int = 0
+    """How many there were."""
+
+
 class TurnForgotten(Event):
     """The turn was forgotten: no later request or long-term memory gets its blocks. The history keeps them."""
 
@@ -440,6 +450,7 @@ AnyEvent = Annotated[
     | MemoryCaughtUp
     | TurnNotSaved
     | TurnForgotten
+    | TurnsCleared
     | CustomEvent
     | PlannerNote
     | StepStarted

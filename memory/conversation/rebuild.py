@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 from turnwise.errors import TranscriptError
 from turnwise.memory.conversation.blocks import AnyBlock, Block
-from turnwise.memory.conversation.events import Continuing, Event, RunCancelled, RunEnded, RunStarted, SessionReverted
+from turnwise.memory.conversation.events import (
+    Continuing,
+    Event,
+    RunCancelled,
+    RunEnded,
+    RunStarted,
+    SessionReverted,
+    TurnsCleared,
+)
 from turnwise.memory.conversation.transcript import Ledger
 
 
@@ -34,7 +42,9 @@ class Rebuilt:
         """
         if isinstance(event, SessionReverted):
             raise TranscriptError(f"{_name(event)}: the store lost turns that these events tell")
-        if isinstance(event, RunStarted):
+        if isinstance(event, TurnsCleared):
+            self._before = _given(event)
+        elif isinstance(event, RunStarted):
             self._begin(event)
         elif self._ledger is None or event.run_id != self._run_id:
             return

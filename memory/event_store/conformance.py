@@ -43,9 +43,14 @@ _law = collector(LAWS)
 
 
 def _event(
-    seq: int, key: str | None = None, run_id: str | None = None, session_id: str = "s", at: float = 1.5
+    seq: int,
+    key: str | None = None,
+    run_id: str | None = None,
+    session_id: str = "s",
+    at: float = 1.5,
+    **more: Any,
 ) -> AnyEvent:
-    return PromptAppended(session_id=session_id, seq=seq, at=at, key=key, run_id=run_id)
+    return PromptAppended(session_id=session_id, seq=seq, at=at, key=key, run_id=run_id, **more)
 
 
 async def _all(history: HistoryStore, session_id: str = "s", **filters: Any) -> list[AnyEvent]:
@@ -201,6 +206,26 @@ async def check_sessions_do_not_share_events(history: HistoryStore) -> None:
     again = [_event(1, "k", session_id=IDS[0], at=9.0)]
     await history.append(IDS[0], again)
     equal(await _all(history, IDS[0]), again, "the events after the deletion")
+
+
+@_law
+async def check_events_of_turns_are_deleted(history: HistoryStore) -> None:
+    """Those of turns up to an index and those with the given numbers, in this session only."""
+    about = {1: (None, None), 2: (None, 0), 3: ("k", 0), 4: (None, 1), 5: (None, 12), 6: ("l", 13)}
+    events = [_event(seq, key, turn_index=index) for seq, (key, index) in about.items()]
+    others = [_event(1, session_id="another", turn_index=0)]
+    await history.append("s", events)
+    await history.append("another", others)
+    for upto, seqs, left in [
+        *((-1, (), (1, 2, 3, 4, 5, 6)), (0, (), (1, 4, 5, 6)), (2, (2, 6), (1, 5))),
+        *((99, (), (1,)), (99, (), (1,)), (-1, [1], ())),
+    ]:
+        await history.delete("s", turns_up_to=upto, seqs=seqs)
+        equal(await _all(history), [event for event in events if event.seq in left], f"what is left up to {upto}")
+    await history.append("s", events)
+    equal(await _all(history), events, "the events when they are appended again")
+    await history.delete("nobody", turns_up_to=3)
+    equal(await _all(history, "another"), others, "the other session's events")
 
 
 @_law

@@ -56,8 +56,8 @@ class EncryptedHistory:
     async def last_seq(self, session_id: str) -> int:
         return await self._inner.last_seq(session_id)
 
-    async def delete(self, session_id: str) -> None:
-        await self._inner.delete(session_id)
+    async def delete(self, session_id: str, *, turns_up_to: int | None = None, seqs: Sequence[int] = ()) -> None:
+        await self._inner.delete(session_id, turns_up_to=turns_up_to, seqs=seqs)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -59,6 +59,12 @@ class Commit:
     """Stored events up to this sequence number are deleted before `events` are stored: the history store has them.
     Events with a key stay, since a key makes its operation idempotent."""
 
+    forget_turns: int = -1
+    """Stored events of turns up to this index are deleted before `events` are stored. Events with a key stay."""
+    cleared_blocks: Sequence[tuple[int, str]] = ()
+    """Positions in the session's own log, with the texts that replace their blocks for good: see `CLEARED`. Blocks that
+    a fork uses stay."""
+
     @property
     def log_size_before(self) -> int:
         """The size of the log before the commit."""

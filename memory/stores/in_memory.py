@@ -21,7 +21,7 @@ from turnwise.memory.conversation.events import AnyEvent, without_blocks
 from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionRecord, SessionStatus
-from turnwise.memory.conversation.spans import Span, Spans, subtract, union
+from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import (
@@ -113,10 +113,18 @@ class InMemoryStore:
         kept = row.events
         if upto := commit.forget_events:
             kept = {seq: event for seq, event in kept.items() if seq > upto or event.key is not None}
+        if commit.forget_turns >= 0:
+            kept = {seq: event for seq, event in kept.items() if event.key is not None or not _is_of(event, commit)}
         self._refuse_duplicates(row, commit)
         if log.keys() & blocks or kept.keys() & events or len(events) < len(commit.events):
             raise StoreError(f"session {session_id!r} has these blocks or events already; nothing was written")
         row.session = replace(row.session, **{name: getattr(session, name) for name in SESSION_CHANGES})
+        lent = Seen()
+        for span in (span for other in self._rows.values() for span in other.borrowed):
+            lent.add(span)
+        for at, block in commit.cleared_blocks:
+            if at in log and not lent.common(Span(session.log, at, at + 1)):
+                log[at] = block
         log.update(blocks)
         for index in commit.dropped_turns:
             row.turns.pop(index, None)
@@ -271,6 +279,11 @@ def _page(rows: Iterable[_Row], limit: int) -> tuple[list[_Row], str | None]:
     if len(page) <= limit:
         return page, None
     return page[:limit], cursor_of(0.0, page[limit - 1].order)
+
+
+def _is_of(event: AnyEvent, commit: Commit) -> bool:
+    """Return whether a commit forgets the event's turn."""
+    return event.turn_index is not None and event.turn_index <= commit.forget_turns
 
 
 def _place(session: SessionRecord) -> tuple[str, int, int, int]:

@@ -360,6 +360,7 @@ OUT_OF_RANGE = [
     *((verb, "timeout_s", -1) for verb in ("wait",)),
     *(("open", "ttl_s", value) for value in (-1, math.nan)),
     *(("list", "cursor", value) for value in ("over there", "", "nan:1", "1:x", f"1.0:{2**64}")),
+    *(("clear", "keep_last", value) for value in (-1, 2**31)),
     *(("messages", "before", value) for value in ("over there", "", "1", "x:1", "-1:0", f"{2**64}:0")),
     *((verb, "since", math.inf) for verb in ("list", "runs")),
     *((verb, "title", "x" * 1001) for verb in ("open", "update")),

@@ -7,7 +7,7 @@ import asyncio
 import pickle
 import sqlite3
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -77,7 +77,7 @@ def test_a_history_obeys(law: Law, make_history: MakeHistory) -> None:
 
 def test_the_error_for_a_broken_law_of_a_history_names_the_law() -> None:
     class Forgetful(InMemoryHistory):
-        async def delete(self, session_id: str) -> None:
+        async def delete(self, session_id: str, *, turns_up_to: int | None = None, seqs: Sequence[int] = ()) -> None:
             """Keep it."""
 
     histories: dict[str, HistoryStore] = {}

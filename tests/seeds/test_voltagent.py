@@ -12,7 +12,7 @@ from conftest import end_actors
 
 from engines import ScriptedEngine
 from turnwise import AsyncSessionManager, Packed, SessionManager
-from turnwise.errors import InvalidInputError, SessionNotFoundError
+from turnwise.errors import InvalidInputError, SessionNotFoundError, TurnNotFoundError
 
 NAMESPACE = "seeds-voltagent"
 
@@ -96,6 +96,19 @@ def test_messages_of_a_conversation_by_pages(manager: SessionManager) -> None:
     more = chat.events(after=events.next or 0)
     assert len(events) == 4 and more.next is None and [*events, *more] == chat.events()
     assert chat.events(limit=len(chat.events())).next is None, "the last page says so, however long it is"
+
+
+def test_messages_are_cleared_and_the_conversation_stays(manager: SessionManager) -> None:
+    chat = manager.open("cleared", user_id="eve", title="A title")
+    handles = [chat.run(f"prompt {number}", if_busy="enqueue") for number in range(6)]
+    turn = handles[-1].wait()
+    done = chat.clear(keep_last=1)
+    assert done.turns == turn.index and [each.text for each in chat.messages()] == ["prompt 5", "prompt 5"]
+    assert chat.clear().turns == 1 and not len(chat.messages()) and chat.latest() is None
+    with pytest.raises(TurnNotFoundError):
+        chat.execution(handles[-1].run_id).wait()
+    assert chat.info().session.title == "A title" and len(chat.runs()) == len(handles)
+    assert chat.run("anew").wait().parent is None and len(chat.messages()) == 2
 
 
 def test_the_history_of_an_agent(manager: SessionManager) -> None:

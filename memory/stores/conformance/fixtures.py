@@ -55,8 +55,8 @@ def a_run(run_id: str, index: int, state: RunState = "running", **values: Any) -
     return RunRecord(run_id=run_id, turn_index=index, state=state, **values)
 
 
-def an_event(seq: int, key: str | None = None, session_id: str = "s") -> AnyEvent:
-    return PromptAppended(session_id=session_id, seq=seq, at=1.5, key=key)
+def an_event(seq: int, key: str | None = None, session_id: str = "s", turn_index: int | None = None) -> AnyEvent:
+    return PromptAppended(session_id=session_id, seq=seq, at=1.5, key=key, turn_index=turn_index)
 
 
 class Owner:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
-from turnwise.errors import CorruptRecordError, DuplicateKeyError
+from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError
 from turnwise.memory.conversation.blocks import Text, User, encode
 from turnwise.memory.conversation.events import KINDS, Adding, Event, UnknownEvent
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
@@ -22,8 +22,10 @@ from turnwise.memory.stores.conformance.fixtures import (
     USAGE,
     Owner,
     a_run,
+    a_session,
     a_turn,
     an_event,
+    held,
     own,
     state_of,
     unchanged,
@@ -206,6 +208,44 @@ async def check_events_are_forgotten(store: SessionStore) -> None:
         taken = owner.prepare(forget_events=2**41, events=[an_event(7, "e1")])
         await refuses(DuplicateKeyError, store.commit("s", 1, taken), "the key of a forgotten event")
     equal(await store.events("another"), others, "the other session's events")
+
+
+@_law
+async def check_events_of_turns_are_forgotten(store: SessionStore) -> None:
+    """Those of turns up to an index, in this session only. Events with a key, and those of no turn, stay."""
+    owner, another = await own(store), await own(store, "another")
+    others = [an_event(1, session_id="another", turn_index=0)]
+    await another.commit(events=others)
+    about = {1: (None, None), 2: (None, 0), 3: ("e3", 0), 4: (None, 1), 5: (None, 12)}
+    events = {seq: an_event(seq, key, turn_index=index) for seq, (key, index) in about.items()}
+    await owner.commit(events=list(events.values()))
+    for upto, left in [(-1, [*events]), (0, [1, 3, 4, 5]), (2, [1, 3, 5]), (2**40, [1, 3])]:
+        await owner.commit(forget_turns=upto)
+        equal(await store.events("s"), [events[seq] for seq in left], f"what is left up to {upto}")
+    new = an_event(6, turn_index=0)
+    await owner.commit(forget_turns=5, events=[new])
+    equal(await store.events("s"), [events[1], events[3], new], "the events of the commit that forgets")
+    equal(await store.events("another"), others, "the other session's events")
+
+
+@_law
+async def check_blocks_are_cleared_unless_a_fork_uses_them(store: SessionStore) -> None:
+    """Their texts are replaced at their places, in this session's log only."""
+    owner, another = await own(store), await own(store, "another")
+    span, other = await owner.commit("a", "b", "c", "d"), await another.commit("A", "B")
+    turn = a_turn(0, prompt=(Span(span.log, 1, 2),), input=(Span(span.log, 2, 3),))
+    await store.create(a_session("fork", parent="s#0"), turn)
+    await owner.commit("e", cleared_blocks=[(at, f"cleared {at}") for at in range(4)])
+    whole = Span(span.log, 0, 5)
+    equal(await store.blocks([whole]), ["cleared 0", "b", "c", "cleared 3", "e"], "the log after it")
+    equal(await store.blocks([other]), ["A", "B"], "the other session's log")
+    async with unchanged(store, "s"):
+        stale = owner.prepare(cleared_blocks=[(4, "cleared 4")])
+        await refuses(SessionFencedError, store.commit("s", 7, stale), "a commit of another epoch")
+    await store.delete("fork")
+    await owner.commit(cleared_blocks=[(1, "cleared 1"), (99, "nowhere")])
+    equal(await held(store, Span(span.log, 0, 3)), ["cleared 0", "cleared 1", "c"], "after the fork is deleted")
+    equal(await held(store, Span(span.log, 99, 100)), ["missing"], "a position that was never written")
 
 
 @_law

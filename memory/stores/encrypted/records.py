@@ -175,6 +175,7 @@ def seal_commit(key: UserKey, session_id: str, commit: Commit) -> Commit:
         commit,
         session=seal_session(key, session),
         blocks=[key.seal(place, block) for place, block in zip(places, commit.blocks, strict=True)],
+        cleared_blocks=[(at, key.seal(block_place(session.log, at), block)) for at, block in commit.cleared_blocks],
         turns=[seal_turn(key, session_id, turn) for turn in commit.turns],
         new_run=commit.new_run and seal_run(key, session_id, commit.new_run),
         runs=[seal_run(key, session_id, run) for run in commit.runs],

@@ -147,14 +147,19 @@ local function charge(places, old, new)
   end
 end
 
-local function release(log)
-  if redis.call('EXISTS', key(log)) == 1 then return end
-  local spans, positions = {}, {}
+local function lent(log)
+  local spans = {}
   for _, text in ipairs(redis.call('HVALS', key(log, ':lent'))) do
     for start, stop in string.gmatch(text, '(%d+) (%d+)') do
       spans[#spans + 1] = {start = tonumber(start), stop = tonumber(stop)}
     end
   end
+  return spans
+end
+
+local function release(log)
+  if redis.call('EXISTS', key(log)) == 1 then return end
+  local spans, positions = lent(log), {}
   if #spans == 0 then
     redis.call('DEL', key(log, ':log'))
     return

@@ -136,6 +136,8 @@ class RedisStore(RedisDatabase):
                 *(session.revision, session.revision - 1, session.log_size, first),
                 *(pack_usage(session.usage), *_times(session)),
                 place_of(commit.forget_events) if commit.forget_events else "",
+                commit.forget_turns,
+                *_rows([(at, block) for at, block in commit.cleared_blocks]),
                 *_rows([(at, block) for at, block in enumerate(commit.blocks, first)]),
                 *_rows([(place_of(index),) for index in commit.dropped_turns]),
                 *_rows([_turn_row(turn) for turn in commit.turns]),

@@ -65,6 +65,7 @@ _COMMIT = r"""
 local number, epoch, session, row, status = take(), take(), take(), take(), take()
 local revision, revision_before, size, size_before = take(), take(), take(), take()
 local used, updated, deadline, upto = take(), take(), take(), take()
+local turns_upto, cleared = tonumber(take()), rows(2)
 local blocks, dropped, turns, new, runs, events = rows(2), rows(1), rows(3), rows(5), rows(3), rows(3)
 local home, log, keys = key(number), key(number, ':log'), key(number, ':keys')
 local open, turn_set, run_set = key(number, ':open'), key(number, ':turns'), key(number, ':runs')
@@ -111,6 +112,16 @@ end
 expire(number, deadline)
 charge(places, old_used, used)
 for _, block in ipairs(blocks) do redis.call('HSET', log, block[1], block[2]) end
+if #cleared > 0 then
+  local spans = lent(number)
+  for _, block in ipairs(cleared) do
+    local position, is_lent = tonumber(block[1]), false
+    for _, span in ipairs(spans) do
+      is_lent = is_lent or (span.start <= position and position < span.stop)
+    end
+    if not is_lent and redis.call('HEXISTS', log, block[1]) == 1 then redis.call('HSET', log, block[1], block[2]) end
+  end
+end
 for _, turn in ipairs(dropped) do
   remove(turn_set, turn[1])
   mark(open, 't' .. turn[1], false)
@@ -138,6 +149,12 @@ if #new + #runs > 0 then
   mark(unsettled, member(number), redis.call('ZLEXCOUNT', open, '[u', '[u\255') > 0)
 end
 if upto ~= '' then redis.call('ZREMRANGEBYLEX', loose, '-', '[' .. upto .. '\255') end
+if turns_upto >= 0 then
+  for _, event in ipairs(redis.call('ZRANGE', loose, 0, -1)) do
+    local turn = cjson.decode(string.sub(event, 20, string.find(event, '\n', 20) - 1))[3]
+    if type(turn) == 'number' and turn <= turns_upto then redis.call('ZREM', loose, event) end
+  end
+end
 for _, event in ipairs(events) do
   redis.call('ZADD', event[2] == '' and loose or keyed, 0, event[1] .. event[3])
   if event[2] ~= '' then redis.call('HSET', keys, event[2], event[1]) end

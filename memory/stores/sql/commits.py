@@ -52,6 +52,8 @@ class CommitWriter:
             sql.insert_run,
             sql.put_run,
             sql.forget_events,
+            sql.forget_turns,
+            sql.clear_block,
             sql.insert_event,
         )
         self._lock_timeout_s = lock_timeout_s
@@ -68,6 +70,8 @@ class CommitWriter:
             (run_row(key, commit.new_run),) if commit.new_run else (),
             (changed_run_row(key, run) for run in commit.runs),
             ({"b_session": key, "b_upto": commit.forget_events},) if commit.forget_events else (),
+            ({"b_session": key, "b_upto": commit.forget_turns},) if commit.forget_turns >= 0 else (),
+            ({"b_log": key, "b_at": at, "b_body": body} for at, body in commit.cleared_blocks),
             (event_row(key, event) for event in commit.events),
         )
         session = self._put_session.bind(changed_session_row(session_id, epoch, commit))

@@ -205,6 +205,23 @@ class Statements:
                 events.c.session == bind("b_session"), events.c.seq <= bind("b_upto"), events.c.event_key.is_(None)
             )
         )
+        self.forget_turns = compiled(
+            sa.delete(events).where(
+                events.c.session == bind("b_session"),
+                events.c.turn_index <= bind("b_upto"),
+                events.c.event_key.is_(None),
+            )
+        )
+        lent = schema.borrowed.c
+        self.clear_block = compiled(
+            sa.update(schema.blocks)
+            .where(
+                blocks.log == bind("b_log"),
+                blocks.at == bind("b_at"),
+                ~sa.exists().where(lent.log == blocks.log, lent.start <= blocks.at, lent.stop > blocks.at),
+            )
+            .values(body=bind("b_body"))
+        )
         self.insert_event = compiled(sa.insert(events))
         self.event_of_key = compiled(
             sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))

@@ -220,6 +220,8 @@ class SQLStore(SecureDeleteDatabase):
                     (outcome,) = await self._on_thread(partial(self._transact, write))
                 if outcome is not None:
                     raise outcome
+            if commit.cleared_blocks and self._is_sqlite:
+                await self._on_thread(self._empty_log)
         except StoreError as error:
             if self._is_duplicate(error):
                 await self._refuse_duplicate(session_id, commit, error)

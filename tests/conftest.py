@@ -212,7 +212,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     from turnwise.memory.longterm.vector import (
         collection,
         memory as vector_memory,
-        sqlite_items as full_text,
+        sql_items as full_text,
     )
     from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS, carry_out
 
@@ -224,7 +224,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(CHROMA_PROCESS, "ask", lambda key, verb, *args: carry_out(opened, key, verb, args))
     monkeypatch.setattr(full_text, "AT_ONCE", 20)
     monkeypatch.setattr(full_text, "_PAGE", 100)
-    stores: tuple[Any, ...] = (full_text.SQLiteItems, InMemoryFacts, SQLFacts)
+    stores: tuple[Any, ...] = (full_text.SQLItems, InMemoryFacts, SQLFacts)
     for store in stores:
         monkeypatch.setitem(store.sweep.__kwdefaults__, "limit", 100)
     return 10

@@ -64,8 +64,8 @@ class ChatMemory:
         return self.session.append(*_blocks(messages))
 
     def delete(self) -> Forgotten:
-        """Delete the session's messages for good, with what memories keep of them; return what was removed."""
-        return self.session.delete()
+        """Delete all messages for good, with what memories keep of them; return what was removed. The session stays."""
+        return self.session.clear()
 
 
 class AsyncChatMemory:
@@ -102,8 +102,8 @@ class AsyncChatMemory:
         return await self.session.append(*_blocks(messages))
 
     async def delete(self) -> Forgotten:
-        """Delete the session's messages for good, with what memories keep of them; return what was removed."""
-        return await self.session.delete()
+        """Delete all messages for good, with what memories keep of them; return what was removed. The session stays."""
+        return await self.session.clear()
 
 
 def _blocks(messages: Sequence[Message]) -> list[str | Block]:

@@ -222,7 +222,7 @@ class Turn:
 
     @property
     def metadata(self) -> FrozenDict:
-        """What engine, hooks and middleware noted about the turn: see `StepContext.annotate`."""
+        """What the engine noted about the turn."""
         return self._record.metadata
 
     def as_started(self) -> Turn:

@@ -28,9 +28,13 @@ from turnwise.memory.longterm.retention import Retention as Retention
 from turnwise.memory.longterm.session_memory import MemoryAccess as MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory as StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory as MemoryCategory, MemoryType as MemoryType
-from turnwise.memory.longterm.vector.chroma import ChromaFolder as ChromaFolder, ChromaServer as ChromaServer
+from turnwise.memory.longterm.vector.chroma import (
+    ChromaFolder as ChromaFolder,
+    ChromaServer as ChromaServer,
+    PostgresVectors as PostgresVectors,
+)
 from turnwise.memory.longterm.vector.index import VectorIndex as VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory as VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems as SQLiteItems
+from turnwise.memory.longterm.vector.sql_items import SQLItems as SQLItems
 from turnwise.memory.working.formats import FreeText as FreeText, JsonForm as JsonForm, Markdown as Markdown
 from turnwise.memory.working.memory import WorkingMemory as WorkingMemory

@@ -56,7 +56,7 @@ from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory
 from turnwise.memory.longterm.vector.index import EmbeddingFunction, VectorIndex
 from turnwise.memory.longterm.vector.memory import Recall, VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 
 LIMIT = 10
@@ -242,7 +242,7 @@ def memories(
         def make(folder: Path) -> LongTermMemory:
             name = f"bench-{time.monotonic_ns()}"
             index = VectorIndex(ChromaInMemory(), embedding, name=name)
-            text = SQLiteItems(f"sqlite:///{folder}/{name}.db")
+            text = SQLItems(f"sqlite:///{folder}/{name}.db")
             # A busy machine may take its time: what is found is measured here, not how soon.
             return VectorMemory(text, index, weights=weights, query_s=600.0, clock=clock)
 
@@ -391,7 +391,7 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
 
         def memory() -> VectorMemory:
             place = ChromaFolder(Path(folder) / "chroma")
-            return VectorMemory(SQLiteItems(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding()))
+            return VectorMemory(SQLItems(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding()))
 
         async def directly() -> list[Sequence[str]]:
             mine = memory()
@@ -456,7 +456,7 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     questions = [question for one in conversations for question, _ in one.questions]
     users = [f"user-{number}" for number in range(USERS)]
     index = VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
-    memory = VectorMemory(SQLiteItems(f"sqlite:///{folder}/speed.db"), index)
+    memory = VectorMemory(SQLItems(f"sqlite:///{folder}/speed.db"), index)
     print(f"\n{USERS * ITEMS_EACH:,} items of {USERS} users, drawn from the conversations' turns")
 
     began = time.perf_counter()

@@ -16,7 +16,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.vector.chroma import ChromaFolder
 from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 
 MODEL_S = 0.03
@@ -50,7 +50,7 @@ class Model:
 def vector_memory(folder: Path, name: str) -> VectorMemory:
     """Return a memory of its own, whose vectors are made without a model."""
     index = VectorIndex(ChromaFolder(folder / f"{name}-chroma"), HashEmbedding())
-    return VectorMemory(SQLiteItems(f"sqlite:///{folder}/{name}.db"), index)
+    return VectorMemory(SQLItems(f"sqlite:///{folder}/{name}.db"), index)
 
 
 def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folder: Path, rounds: int) -> None:

@@ -28,7 +28,7 @@ from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.vector.chroma import ChromaInMemory
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 
 KEY = "TURNWISE_TEST_KEY"
@@ -106,9 +106,7 @@ async def test_a_function_that_cannot_be_built_degrades_recall_to_words(
     openai: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = VectorIndex(ChromaInMemory(), openai, name="unbuilt")
-    memory = pickle.loads(
-        cloudpickle.dumps(VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/items.db"), index, pause_s=0))
-    )
+    memory = pickle.loads(cloudpickle.dumps(VectorMemory(SQLItems(f"sqlite:///{tmp_path}/items.db"), index, pause_s=0)))
     monkeypatch.delenv(KEY)
     async with closing(memory):
         await memory.remember(ADA, [MemoryItem(id="1", text="Her cousin Odile grows dates in Marrakesh.")])

@@ -23,11 +23,11 @@ from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.vector import sqlite_rows as full_text_rows
+from turnwise.memory.longterm.vector import item_rows as full_text_rows
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing.embedding import HashEmbedding
@@ -57,7 +57,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     def make() -> LongTermMemory:
         if request.param == "vector":
             index = VectorIndex(ChromaFolder(tmp_path / "chroma"), HashEmbedding(), name=name)
-            return VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index)
+            return VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index)
         facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
         return LexicalMemory(facts) if request.param == "lexical" else ExtractiveMemory(Model(), facts)
 
@@ -66,7 +66,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 def vector_memory(folder: Path, place: ChromaPlace) -> VectorMemory:
     return VectorMemory(
-        SQLiteItems(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding(), name=f"test-{new_id()}")
+        SQLItems(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding(), name=f"test-{new_id()}")
     )
 
 
@@ -304,7 +304,7 @@ def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeyp
         nonlocal read
         embedding = FlakyEmbedding()
         index = VectorIndex(ChromaFolder(tmp_path / f"chroma-{users}"), embedding)
-        memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/{users}.db"), index)
+        memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/{users}.db"), index)
         for user in range(users):
             items = [item(str(at), f"user {user} has {new_id()}") for at in range(30)]
             await memory.remember(Scope(user_id=str(user)), items)
@@ -394,7 +394,7 @@ async def test_a_file_with_remaining_text_is_rewritten(make: Make, tmp_path: Pat
 async def test_deletions_on_a_vector_server_are_not_verified(tmp_path: Path) -> None:
     with chroma_server(tmp_path) as server:
         index = VectorIndex(server, HashEmbedding(), name="test")
-        memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index)
+        memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index)
         await memory.remember(ANN, [item("1", "zyzzyva")])
         await memory.remember(BOB, [item("1", "a lighthouse")])
         await memory.flush()
@@ -480,7 +480,7 @@ def test_a_pickled_store_uses_the_same_files_in_any_folder(tmp_path: Path, monke
     """The actors that own memories have another working directory than the program that made them."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    kinds: tuple[Callable[[str], Scrubbing], ...] = (SQLStore, SQLFacts, SQLNotes, SQLiteItems)
+    kinds: tuple[Callable[[str], Scrubbing], ...] = (SQLStore, SQLFacts, SQLNotes, SQLItems)
     made = [kind("sqlite:///made.db") for kind in kinds]
     pickled = pickle.dumps([*made, ChromaFolder("vectors")])
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""`SQLiteItems`: items of users in a SQLite file, found by word."""
+"""`SQLItems`: items of users in a SQLite file, found by word."""
 
 import asyncio
 import sqlite3
@@ -18,8 +18,8 @@ from turnwise.memory.longterm.search.analyzer import words
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.search.user_index import find, index_of
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
-from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, key_of
+from turnwise.memory.longterm.vector.item_rows import NOTHING, key_of
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.sql.touched_pages import noting
 from vector_memories import bytes_in, item
 
@@ -42,14 +42,14 @@ LOOKALIKES = [
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Iterator[SQLiteItems]:
+def text(tmp_path: Path) -> Iterator[SQLItems]:
     """A store that is closed after the test."""
-    text = SQLiteItems(f"sqlite:///{tmp_path}/memory.db")
+    text = SQLItems(f"sqlite:///{tmp_path}/memory.db")
     yield text
     asyncio.run(text.close())
 
 
-async def ids_with(text: SQLiteItems, user: str, query: str) -> list[str]:
+async def ids_with(text: SQLItems, user: str, query: str) -> list[str]:
     """Return the ids of the user's items that have a word of the query."""
     found = await text.load([user], {})
     items = [row.item for row in found[user].more]
@@ -57,7 +57,7 @@ async def ids_with(text: SQLiteItems, user: str, query: str) -> list[str]:
     return [item.id for item in find(index_of(items), query, limit=1000, weights=loose)]
 
 
-async def test_items_are_found_by_forms_accents_scripts_and_days(text: SQLiteItems) -> None:
+async def test_items_are_found_by_forms_accents_scripts_and_days(text: SQLItems) -> None:
     items = [
         item("go", "She goes hiking"),
         item("cafe", "Das Café ist zu"),
@@ -71,7 +71,7 @@ async def test_items_are_found_by_forms_accents_scripts_and_days(text: SQLiteIte
     assert await ids_with(text, "ann", "What was in May?") == ["may"]
 
 
-async def test_items_of_other_users_are_not_found(text: SQLiteItems) -> None:
+async def test_items_of_other_users_are_not_found(text: SQLItems) -> None:
     await text.add([(Scope(user_id=user), [item("1", f"secret {at}")]) for at, user in enumerate(LOOKALIKES)])
     for at, user in enumerate(LOOKALIKES):
         found = await text.load([user], {})
@@ -80,7 +80,7 @@ async def test_items_of_other_users_are_not_found(text: SQLiteItems) -> None:
 
 
 async def test_ids_of_forgotten_items_are_refused_for_ninety_days(
-    text: SQLiteItems, monkeypatch: pytest.MonkeyPatch
+    text: SQLItems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
@@ -97,7 +97,7 @@ async def test_ids_of_forgotten_items_are_refused_for_ninety_days(
     assert await ids_with(text, "ann", "zebra") == ["1"]
 
 
-async def test_items_are_returned_as_they_were_saved(text: SQLiteItems) -> None:
+async def test_items_are_returned_as_they_were_saved(text: SQLItems) -> None:
     whole = MemoryItem(
         id="'%_",
         text="NUL \0 and 🦀",
@@ -122,7 +122,7 @@ async def test_items_are_returned_as_they_were_saved(text: SQLiteItems) -> None:
     assert (last.base, [row.item.id for row in last.more]) == (NOTHING, [whole.id])
 
 
-async def test_an_id_is_stored_once_and_does_not_come_back(text: SQLiteItems) -> None:
+async def test_an_id_is_stored_once_and_does_not_come_back(text: SQLItems) -> None:
     assert len(await text.add([(ANN, [item("1"), item("1", "again"), item("2")])])) == 2
     assert await text.add([(ANN, [item("1", "again")])]) == []
     assert await text.forget(ANN, ["1", "3", "4"]) == 1
@@ -131,14 +131,14 @@ async def test_an_id_is_stored_once_and_does_not_come_back(text: SQLiteItems) ->
     assert await text.count() == 1
 
 
-async def test_one_invalid_item_refuses_the_whole_call(text: SQLiteItems) -> None:
+async def test_one_invalid_item_refuses_the_whole_call(text: SQLItems) -> None:
     for bad in (" ", "\ud800"):
         with pytest.raises(InvalidMemoryError):
             await text.add([(ANN, [item("1"), item("2", bad)])])
     assert await text.count() == 0
 
 
-async def test_forgetting_a_session_or_a_user_keeps_the_others(text: SQLiteItems) -> None:
+async def test_forgetting_a_session_or_a_user_keeps_the_others(text: SQLItems) -> None:
     for user in ("ann", "bob"):
         items = [item(f"{name}{at}", source=Source(session_id=name)) for name in "st" for at in range(3)]
         await text.add([(Scope(user_id=user, agent="hr"), items)])
@@ -149,7 +149,7 @@ async def test_forgetting_a_session_or_a_user_keeps_the_others(text: SQLiteItems
     assert len(await text.dropped()) == 6
 
 
-async def test_agents_change_only_what_they_see(text: SQLiteItems) -> None:
+async def test_agents_change_only_what_they_see(text: SQLItems) -> None:
     hr, it = Scope(user_id="ann", agent="hr"), Scope(user_id="ann", agent="it")
     await text.add([(hr, [item("1", type=MemoryType.SKILL), item("2")])])
     assert await text.update(it, "1", "x", None, 9.0) is None
@@ -159,7 +159,7 @@ async def test_agents_change_only_what_they_see(text: SQLiteItems) -> None:
     assert await text.forget(it, ["1"]) == 1
 
 
-async def test_items_without_vectors_are_pending_until_they_have_them(text: SQLiteItems) -> None:
+async def test_items_without_vectors_are_pending_until_they_have_them(text: SQLItems) -> None:
     await text.add([(ANN, [item("1"), item("2")])])
     pending = await text.pending("a", 10)
     assert [one.key for one in pending] == [key_of("ann", "1", "A fact"), key_of("ann", "2", "A fact")]
@@ -172,7 +172,7 @@ async def test_items_without_vectors_are_pending_until_they_have_them(text: SQLi
     assert await text.dropped() == [key_of("ann", "2", "B fact")]
 
 
-async def test_words_of_forgotten_items_are_in_no_file(text: SQLiteItems, tmp_path: Path) -> None:
+async def test_words_of_forgotten_items_are_in_no_file(text: SQLItems, tmp_path: Path) -> None:
     await text.add(
         [(ANN, [item(str(at), f"xylophone{at} quizzical") for at in range(50)] + [item("stays", "lighthouse")])]
     )
@@ -215,13 +215,13 @@ def as_it_was(path: Path, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-async def test_files_of_earlier_versions_give_the_same_results(text: SQLiteItems, tmp_path: Path, version: int) -> None:
+async def test_files_of_earlier_versions_give_the_same_results(text: SQLItems, tmp_path: Path, version: int) -> None:
     path = tmp_path / "memory.db"
     await text.add([(ANN, [item("go", "She hiked in Žilina", created_at=1683547200.0), item("x", "A xylophone")])])
     await text.add([(Scope(user_id="bob"), [item("go", "Bob hikes")])])
     await text.close()
     as_it_was(path, version)
-    later = SQLiteItems(f"sqlite:///{path}")
+    later = SQLItems(f"sqlite:///{path}")
     for query in ("hike", "zilina", "May", "2023"):
         assert await ids_with(later, "ann", query) == ["go"]
     assert await ids_with(later, "bob", "hiking") == ["go"]
@@ -236,12 +236,12 @@ async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) ->
     """In pages of the file that were written, and in rows: as many when others have ten times as much."""
     counts = []
     for others in (10, 100):
-        text = SQLiteItems(f"sqlite:///{tmp_path}/{others}.db")
+        text = SQLItems(f"sqlite:///{tmp_path}/{others}.db")
         for user in range(others):
             items = [item(str(at), f"fact {at} of user {user}: the zyzzyva is a weevil {at}") for at in range(20)]
             await text.add([(Scope(user_id=f"user-{user}"), items)])
 
-        async def changes(text: SQLiteItems = text) -> int:
+        async def changes(text: SQLItems = text) -> int:
             return await text._read(lambda connection: cast(Any, connection.connection.dbapi_connection).total_changes)
 
         await text._on_thread(text._empty_log)
@@ -257,10 +257,8 @@ async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) ->
     assert few > 0 and many < 2 * few and rows == more_rows
 
 
-async def test_many_items_are_deleted_in_several_transactions(
-    text: SQLiteItems, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("turnwise.memory.longterm.vector.sqlite_items.AT_ONCE", 3)
+async def test_many_items_are_deleted_in_several_transactions(text: SQLItems, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnwise.memory.longterm.vector.sql_items.AT_ONCE", 3)
     await text.add([(ANN, [item(str(at), f"xylophone {at}") for at in range(20)])])
     done: list[str] = []
 
@@ -279,7 +277,7 @@ async def test_many_items_are_deleted_in_several_transactions(
     assert await ids_with(text, "ann", "xylophone") == []
 
 
-async def test_a_corrupt_record_is_an_error(text: SQLiteItems, tmp_path: Path) -> None:
+async def test_a_corrupt_record_is_an_error(text: SQLItems, tmp_path: Path) -> None:
     await text.add([(ANN, [item("1")])])
     with sqlite3.connect(tmp_path / "memory.db") as database:
         database.execute("UPDATE turnwise_vector_items SET record = '{}'")
@@ -289,8 +287,8 @@ async def test_a_corrupt_record_is_an_error(text: SQLiteItems, tmp_path: Path) -
 
 async def test_other_databases_are_refused_and_closing_is_final(tmp_path: Path) -> None:
     with pytest.raises(StoreURLError):
-        SQLiteItems("postgresql://user@host/name")
-    text = SQLiteItems(f"sqlite:///{tmp_path}/memory.db")
+        SQLItems("redis://host")
+    text = SQLItems(f"sqlite:///{tmp_path}/memory.db")
     await text.close()
     with pytest.raises(StoreClosedError):
         await text.count()

@@ -24,7 +24,7 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.chroma import ChromaInMemory
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import item
 
@@ -61,7 +61,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
         facts._closed = False
         settings: dict[str, Any] = {"retention": Retention(KEEP_S, **changes), "clock": clock}
         if request.param == "vector":
-            return VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
+            return VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
         if request.param == "extractive":
             return ExtractiveMemory(Model(), facts, **settings)
         return LexicalMemory(
@@ -349,7 +349,7 @@ async def test_an_item_is_not_read_again_after_its_record_is_swept(clock: Clock)
 
 async def test_without_retention_nothing_expires(tmp_path: Path, clock: Clock) -> None:
     text, index = (
-        SQLiteItems(f"sqlite:///{tmp_path}/memory.db"),
+        SQLItems(f"sqlite:///{tmp_path}/memory.db"),
         VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}"),
     )
     for memory in (LexicalMemory(InMemoryFacts(), clock=clock), VectorMemory(text, index, clock=clock)):
@@ -368,7 +368,7 @@ def test_retention_is_pickled_with_the_settings(tmp_path: Path) -> None:
     assert kept.types == (MemoryType.CONTEXT, MemoryType.SKILL)
     facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
     text, index = (
-        SQLiteItems(f"sqlite:///{tmp_path}/memory.db"),
+        SQLItems(f"sqlite:///{tmp_path}/memory.db"),
         VectorIndex(ChromaInMemory(), HashEmbedding(), name="test"),
     )
     for memory in (

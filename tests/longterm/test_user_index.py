@@ -7,7 +7,7 @@ from turnwise.memory.longterm.base import Source
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, vectors_of
 from turnwise.memory.longterm.search.ranking import FACTS
 from turnwise.memory.longterm.search.user_index import UserIndex, find
-from turnwise.memory.longterm.vector.sqlite_rows import Revision, Row
+from turnwise.memory.longterm.vector.item_rows import Revision, Row
 from vector_memories import item
 
 

@@ -85,8 +85,8 @@ def test_a_server_that_is_down_is_used_once_it_is_up(server: ChromaServer) -> No
     index = VectorIndex(ChromaServer(host="127.0.0.1", port=free_port()), name=f"test-{new_id()}")
     with pytest.raises(StoreError):
         index.count()
-    assert index._collection is not None
-    index._collection._place = server
+    collection: Any = index._collection
+    collection._place = server
     assert index.count() == 0
     index.close()
 

@@ -25,9 +25,9 @@ from turnwise.memory.longterm.search.passages import MOST_VECTORS, vectors_of
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.vector.index import MAX_EMBEDDED, VectorIndex
+from turnwise.memory.longterm.vector.item_rows import key_of
 from turnwise.memory.longterm.vector.memory import Recall, VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
-from turnwise.memory.longterm.vector.sqlite_rows import key_of
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, bytes_in, constant, free_port, item
@@ -47,7 +47,7 @@ def make(tmp_path: Path) -> MakeMemory:
 
     def make(embedding: Any = None, place: ChromaPlace | None = None, **settings: Any) -> VectorMemory:
         index = VectorIndex(place or ChromaFolder(tmp_path / "chroma"), embedding or HashEmbedding(), name=name)
-        return VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
+        return VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
 
     return make
 
@@ -372,7 +372,7 @@ def test_any_text_and_any_query_is_accepted(
 
     async def check() -> None:
         index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
-        memory = VectorMemory(SQLiteItems(f"sqlite:///{folder}/memory.db"), index)
+        memory = VectorMemory(SQLItems(f"sqlite:///{folder}/memory.db"), index)
         kept = [item(str(at), text) for at, text in enumerate(texts) if text.strip()]
         await memory.remember(ANN, kept)
         assert memory.trouble is None
@@ -573,7 +573,7 @@ async def test_new_items_of_a_user_with_100_000_items_cost_only_themselves(
         add(words, more)
 
     monkeypatch.setattr(user_index._Words, "_add", counted)
-    memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/many.db"), embedding=None)
+    memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/many.db"), embedding=None)
     rng = random.Random(1)
     for first in range(0, 100_000, 5_000):
         texts = [f"Note k{at}x tells of {' '.join(rng.choices(NOUNS, k=12))}" for at in range(first, first + 5_000)]

@@ -19,7 +19,7 @@ from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.vector.chroma import ChromaFolder
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 
 pytestmark = pytest.mark.usefixtures("restless")
@@ -152,5 +152,5 @@ async def _stuck(_: FileSearch) -> None:
 
 def _vector_memory(folder: Path) -> VectorMemory:
     return VectorMemory(
-        SQLiteItems(f"sqlite:///{folder}/memory.db"), VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
+        SQLItems(f"sqlite:///{folder}/memory.db"), VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
     )

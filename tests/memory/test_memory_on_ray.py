@@ -45,7 +45,7 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.chroma import ChromaFolder
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.flush import FlushToMemory
@@ -279,7 +279,7 @@ async def test_a_memory_in_its_actor_obeys_all_laws(
     memory: LongTermMemory = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
     if kind == "vector":
         vectors = VectorIndex(ChromaFolder(tmp_path / "vectors"), HashEmbedding())
-        memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/words.db", lock_timeout_s=60.0), vectors)
+        memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/words.db", lock_timeout_s=60.0), vectors)
 
     async def check(law: Law) -> None:
         await check_law(law, lambda: Tenant(remote(memory, deadline_s=250.0, recall_s=250.0), law.__name__))

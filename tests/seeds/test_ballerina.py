@@ -125,7 +125,9 @@ def test_messages_are_stored_and_deleted_by_an_orchestrator_of_ones_own(manager:
         with pytest.raises(InvalidInputError, match="messages"):
             memory.update(message)
     memory.delete()
-    assert ChatMemory(manager.open("own-loop", user_id="ann")).get().messages == ()
+    assert memory.get().messages == ()
+    memory.update("Hello again.")
+    assert [getattr(block, "text", "") for block in memory.get().messages] == ["Hello again."]
 
 
 def test_the_asynchronous_family_has_the_same_verbs(ray_session: ModuleType, tmp_path: Path) -> None:

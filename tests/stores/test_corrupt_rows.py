@@ -26,7 +26,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.deletion import erase
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
@@ -233,7 +233,7 @@ def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(
     async def index(column: str, damage: str, ids: list[str] | None) -> None:
         of_turn = replace(scope, session_id="s")
         kept = [replace(item, id=f"{item.id} {column} {damage} {ids}", source=Source(session_id="s")) for item in items]
-        text = SQLiteItems(url)
+        text = SQLItems(url)
         await text.add([(scope, kept), (Scope(user_id="bob"), items)])
         with sqlite3.connect(tmp_path / "memory.db") as connection:
             new = DAMAGES[damage].format(column)

@@ -35,7 +35,7 @@ from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 
 WAIT_S = 180.0
@@ -100,7 +100,7 @@ class House:
 
     def vector(self, place: ChromaPlace | None = None, embedding: Any = None, **settings: Any) -> VectorMemory:
         index = VectorIndex(place or ChromaFolder(self.folder / "vectors"), embedding or HashEmbedding())
-        return VectorMemory(SQLiteItems(self.url("words")), index, **settings)
+        return VectorMemory(SQLItems(self.url("words")), index, **settings)
 
     def manager(self, *memory: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:
         """Return a manager whose runs wait for memories as long as it takes, unless the config says how long."""

@@ -24,7 +24,7 @@ from turnwise.memory.longterm.search.query import Query, Term, parse
 from turnwise.memory.longterm.search.ranking import Asked, Matched, Weights, match, rank
 from turnwise.memory.longterm.search.word_frequency import is_frequent, log_frequency
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
-from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, Revision, Row
+from turnwise.memory.longterm.vector.item_rows import NOTHING, Revision, Row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

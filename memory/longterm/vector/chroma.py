@@ -1,10 +1,10 @@
-"""Where Chroma keeps vectors: a folder of this machine, a server, or memory."""
+"""Where vectors are kept: by Chroma in a folder of this machine, on a server, or in memory; or in PostgreSQL."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,6 +123,17 @@ class ChromaServer:
 
     def scrub(self) -> None:
         """Do nothing: a server's files are its own."""
+
+    def paths(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresVectors:
+    """A table of PostgreSQL, without Chroma. Recall reads a user's vectors, so it needs no index and no extension."""
+
+    url: str = field(repr=False)
+    """`postgresql://user:password@host/name`; it may be that of other stores."""
 
     def paths(self) -> None:
         return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from turnwise.errors import StoreError, TurnwiseError
 from turnwise.memory.longterm.search.embedding_function import portable
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, PostgresVectors
 from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from turnwise.memory.longterm.vector.collection import Health, VectorCollection
+    from turnwise.memory.longterm.vector.sql_vectors import SQLVectors
 
     Vectors = NDArray[np.float32]
 
@@ -42,13 +43,17 @@ class VectorIndex:
     the business of another process, see `ChromaProcess`. Pickles as its settings.
 
     Args:
-        place: where Chroma keeps its data.
+        place: where Chroma keeps its data, or a PostgreSQL.
         embedding: what makes vectors of texts; Chroma's default if left out.
         name: what the names of its collections begin with; of each memory's own where several share a server.
     """
 
     def __init__(
-        self, place: ChromaPlace, embedding: EmbeddingFunction | None = None, *, name: str = "turnwise"
+        self,
+        place: ChromaPlace | PostgresVectors,
+        embedding: EmbeddingFunction | None = None,
+        *,
+        name: str = "turnwise",
     ) -> None:
         self._place = place
         self._function: Any = ChromaDefault() if embedding is None else embedding
@@ -57,7 +62,7 @@ class VectorIndex:
         """Names the embedding function and its settings. Vectors of another cannot be compared with its."""
         self._dimensions: int | None = None
         self._is_open = False
-        self._collection: VectorCollection | None = None
+        self._collection: VectorCollection | SQLVectors | None = None
         """None until it is needed, and for a folder, whose collections are in Chroma's process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -198,13 +203,20 @@ class VectorIndex:
                 raise answer
             return answer
         if self._collection is None:
-            from turnwise.memory.longterm.vector.collection import VectorCollection
-
-            self._collection = VectorCollection(self._place, self._name, self.embedding)
+            self._collection = self._open()
         try:
             return getattr(self._collection, verb)(*args)
         finally:
             self._dimensions = self._collection.dimensions
+
+    def _open(self) -> VectorCollection | SQLVectors:
+        if isinstance(self._place, PostgresVectors):
+            from turnwise.memory.longterm.vector.sql_vectors import SQLVectors
+
+            return SQLVectors(self._place.url, self._name, self.embedding)
+        from turnwise.memory.longterm.vector.collection import VectorCollection
+
+        return VectorCollection(self._place, self._name, self.embedding)
 
 
 class NoVectors(VectorIndex):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.background import watch
-from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, ProfiledRecall, Scope, recalled
+from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, ProfiledRecall, Scope, is_local, recalled
 from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.items.base import FactFilter
 from turnwise.memory.longterm.keyword import beside, profile_of
@@ -24,11 +24,11 @@ from turnwise.memory.longterm.search.passages import item_key, vector_keys, vect
 from turnwise.memory.longterm.search.query import parse
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.types import MemoryType, checked_types
-from turnwise.memory.longterm.vector.chroma import SYNC_CHANGES, ChromaFolder
+from turnwise.memory.longterm.vector.chroma import SYNC_CHANGES, ChromaFolder, PostgresVectors
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
 from turnwise.memory.longterm.vector.index import EmbeddingFunction, NoVectors, VectorIndex
-from turnwise.memory.longterm.vector.sqlite_items import Loaded, SQLiteItems
-from turnwise.memory.longterm.vector.sqlite_rows import Pending
+from turnwise.memory.longterm.vector.item_rows import Pending
+from turnwise.memory.longterm.vector.sql_items import Loaded, SQLItems
 from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class VectorMemory:
 
     `VectorMemory("memory.db")` is all it takes: items in that file, vectors in the folder `memory.db-vectors`, made by
     Chroma's default embedding once that is on this machine; see `ChromaDefault`. Until then, and with `embedding=None`
-    for good, items are found by words alone.
+    for good, items are found by words alone. `VectorMemory("postgresql://...")` keeps items and vectors in that
+    database, so that a cluster needs no file.
 
     Items are durable in the SQLite file when `remember` returns. Their vectors are used at once, and go to Chroma
     `keep_s` later, many together; those that a kill takes along are made anew by `catch_up`. Each passage of a long
@@ -114,8 +115,8 @@ class VectorMemory:
     function.
 
     Args:
-        text: the items, or the path of the file of SQLite that has them.
-        index: their vectors. It is closed with this. If left out, a folder beside the file.
+        text: the items, or the path of the SQLite file, or the URL of the PostgreSQL, that has them.
+        index: their vectors. It is closed with this. If left out, a folder beside the file, or that PostgreSQL.
         embedding: what makes vectors, any of Chroma's embedding functions; None for no vectors. One that does not
             pickle travels by its `name()` and `get_config()`, and is built in the actor; its keys come from the
             environment there. Given without an index only: that has one of its own.
@@ -136,12 +137,14 @@ class VectorMemory:
     limits_categories = True
     """See `base.limits_categories`."""
 
-    is_local = True
-    """The items and their words are in a file on one machine, wherever their vectors are."""
+    @property
+    def is_local(self) -> bool:
+        """Whether the items, or their vectors, are in files on one machine."""
+        return is_local(self._text) or bool(self._index.paths())
 
     def __init__(
         self,
-        text: SQLiteItems | str | Path,
+        text: SQLItems | str | Path,
         index: VectorIndex | None = None,
         *,
         embedding: EmbeddingFunction | None = DEFAULT,
@@ -158,9 +161,9 @@ class VectorMemory:
     ) -> None:
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
-        self._text = text if isinstance(text, SQLiteItems) else SQLiteItems(_url(text))
+        self._text = text if isinstance(text, SQLItems) else SQLItems(_url(text))
         if index is None:
-            index = NoVectors() if embedding is None else VectorIndex(_folder_of(self._text), embedding)
+            index = NoVectors() if embedding is None else VectorIndex(_place_of(self._text, text), embedding)
         elif embedding is not DEFAULT:
             raise ConfigError("VectorMemory.embedding", embedding, "give it to the index")
         self._index = index
@@ -766,9 +769,17 @@ def _url(path: str | Path) -> str:
     return path if isinstance(path, str) and "://" in path else f"sqlite:///{Path(path).expanduser().absolute()}"
 
 
-def _folder_of(text: SQLiteItems) -> ChromaFolder:
-    """Return where the vectors of items in a file are kept."""
-    return ChromaFolder(f"{text.paths()[0]}-vectors")
+def _place_of(text: SQLItems, given: object) -> ChromaFolder | PostgresVectors:
+    """Return where the vectors of items are kept: in a folder beside their file, or in their PostgreSQL.
+
+    Raises:
+        ConfigError: they are in a PostgreSQL whose URL is not known.
+    """
+    if text.is_local:
+        return ChromaFolder(f"{text.paths()[0]}-vectors")
+    if not isinstance(given, str):
+        raise ConfigError("VectorMemory.index", None, "pass an index, such as VectorIndex(PostgresVectors(url))")
+    return PostgresVectors(given)
 
 
 async def _in_turn(work: Callable[[Given], object], given: Given) -> None:

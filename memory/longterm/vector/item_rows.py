@@ -1,13 +1,15 @@
-"""The rows of `SQLiteItems`, within a transaction."""
+"""The rows of `SQLItems`, within a transaction."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.corrupt_records import UNDECODABLE, why_unreadable
@@ -80,6 +82,67 @@ _OWNED = "turnwise_vector_items JOIN turnwise_vector_owners ON owner = row >> 32
 _SELECT = f"SELECT {_ROW} FROM turnwise_vector_items WHERE "  # noqa: S608
 
 
+class PostgresCursor:
+    """A cursor of psycopg that takes SQLite's statements. A null character, which PostgreSQL refuses, is escaped."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> Self:
+        self._cursor.execute(_for_postgres(statement), [_escaped(value) for value in values])
+        return self
+
+    def executemany(self, statement: str, many: Iterable[Sequence[Any]]) -> None:
+        if some := [[_escaped(value) for value in values] for values in many]:
+            self._cursor.executemany(_for_postgres(statement), some)
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return [tuple(map(_unescaped, values)) for values in self._cursor.fetchall()]
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        values = self._cursor.fetchone()
+        return None if values is None else tuple(map(_unescaped, values))
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return iter(self.fetchall())
+
+    @property
+    def rowcount(self) -> int:
+        return int(self._cursor.rowcount)
+
+
+@cache
+def _for_postgres(statement: str) -> str:
+    if statement.startswith(_OR_IGNORE):
+        statement = f"INSERT INTO {statement.removeprefix(_OR_IGNORE)} ON CONFLICT DO NOTHING"
+    statement = statement.replace("embedded IS NOT ", "embedded IS DISTINCT FROM ")
+    return (
+        statement.replace("embedded IS ?", "embedded IS NOT DISTINCT FROM ?")
+        .replace("embedded IS CASE", "embedded IS NOT DISTINCT FROM CASE")
+        .replace("?", "%s")
+    )
+
+
+_OR_IGNORE = "INSERT OR IGNORE INTO "
+_MARK = "\ufdd0"
+"""A character that is none, before what was escaped."""
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str) and ("\0" in value or _MARK in value):
+        return value.replace(_MARK, _MARK * 2).replace("\0", f"{_MARK}0")
+    return value
+
+
+def _unescaped(value: Any) -> Any:
+    if isinstance(value, str) and _MARK in value:
+        return _ESCAPED.sub(lambda found: "\0" if found[0] == f"{_MARK}0" else _MARK, value)
+    return value
+
+
+_ESCAPED = re.compile(f"{_MARK}0|{_MARK}{_MARK}")
+
+
 class Rows:
     """Reads and writes through the driver's own cursor: recall is worth the shortcut."""
 
@@ -95,7 +158,9 @@ class Rows:
             known = NOTHING
         if revision.rows == known.rows:
             return revision, known, ()
-        first, last = _range(revision.owner)
+        first, _ = _range(revision.owner)
+        # In PostgreSQL, rows that came after the revision was read may be seen by now.
+        last = first + revision.rows - 1
         values = self._all(f"{_SELECT} row BETWEEN ? AND ? ORDER BY row", first + known.rows, last)
         return revision, known, [_decode(user_id, row) for row in values]
 
@@ -197,7 +262,8 @@ class Rows:
     def touch(self, user_id: str, ids: Collection[str], at: float) -> None:
         """Note that the user's items of these ids were used at this time, unless they were later."""
         update = "UPDATE turnwise_vector_items SET used = ? WHERE digest = ? AND used < ?"
-        self._cursor.executemany(update, [(at, digest_of(user_id, name), at) for name in ids])
+        # Sorted, so that processes never wait for each other in a circle.
+        self._cursor.executemany(update, sorted((at, digest_of(user_id, name), at) for name in ids))
 
     def forget(self, user_id: str, rows: Sequence[Row], missing: Collection[str] = ()) -> None:
         """Delete rows of a user, and ids that it does not have.

@@ -1,4 +1,4 @@
-"""What a vector memory keeps in a SQLite file: its items. What they say is indexed in memory, see `UserIndex`."""
+"""What a vector memory keeps in an SQL database: its items. What they say is indexed in memory, see `UserIndex`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import sqlalchemy as sa
 
-from turnwise.errors import StoreError, StoreURLError
+from turnwise.errors import StoreError
 from turnwise.memory.conversation.corrupt_records import UNDECODABLE
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
 from turnwise.memory.longterm.deletion import said_by, said_in
@@ -27,8 +27,8 @@ from turnwise.memory.longterm.items.base import (
 from turnwise.memory.longterm.retention import Expiry, Use
 from turnwise.memory.longterm.search.passages import LONG, vectors_of
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, Pending, Revision, Row, Rows, key_of
-from turnwise.memory.longterm.vector.sqlite_schema import SCHEMA, dropped, items
+from turnwise.memory.longterm.vector.item_rows import NOTHING, Pending, PostgresCursor, Revision, Row, Rows, key_of
+from turnwise.memory.longterm.vector.item_schema import SCHEMA, dropped, items
 from turnwise.memory.stores.base import Page, check_limit
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 
@@ -57,33 +57,31 @@ class Loaded:
     """Those that nobody finds any more."""
 
 
-class SQLiteItems(SecureDeleteDatabase):
-    """Items of users in a SQLite file. Several processes may share it.
+class SQLItems(SecureDeleteDatabase):
+    """Items of users in a SQLite file or in PostgreSQL. Several processes may share it.
 
     Each verb is one transaction; one that writes is on disk when it returns. A user's rows are numbered within a range
     of their own, so to load them reads nothing of another's. An id that was deleted stays so, also if it is given later
     (`TOMBSTONE_S`). What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
 
     Args:
-        url: `sqlite:///path/to/file.db`. Stores of other kinds may be in the same file.
+        url: `sqlite:///path/to/file.db` or `postgresql://...`. Stores of other kinds may be in the same database.
         lock_timeout_s: how long to wait for another process's transaction before a StoreError.
 
     Raises:
-        StoreURLError: the URL names no file of SQLite.
+        StoreURLError: the URL names no database that can be used here.
     """
 
     schema = SCHEMA
 
     def __init__(self, url: str, *, lock_timeout_s: float = 5.0) -> None:
-        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=1)
-        if not self._is_sqlite:
-            raise StoreURLError(self._name, "its items are kept in a file of SQLite")
+        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=4)
         self._glance: Any = None
         """The driver's connection of `revisions`, which waits for no lock; opened by the first `load`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         url, lock_timeout_s, _ = self._settings
-        return partial(SQLiteItems, lock_timeout_s=lock_timeout_s), (url,)
+        return partial(SQLItems, lock_timeout_s=lock_timeout_s), (url,)
 
     async def add(
         self, additions: Sequence[tuple[Scope, Sequence[MemoryItem]]], *, at: float | None = None
@@ -102,6 +100,8 @@ class SQLiteItems(SecureDeleteDatabase):
         used = time.time() if at is None else at
 
         def work(connection: sa.Connection) -> list[Pending]:
+            for user_id in sorted({scope.user_id for scope, _ in checked}):
+                self._lock_user(connection, user_id)
             rows = _rows(connection)
             return [one for scope, items in checked for one in rows.add(scope, items, used)]
 
@@ -127,7 +127,7 @@ class SQLiteItems(SecureDeleteDatabase):
             return found
 
         loaded = await self._read(work)
-        if self._glance is None:
+        if self._glance is None and self._is_sqlite:
             await self._on_thread(self._open_glance)
         return loaded
 
@@ -177,6 +177,7 @@ class SQLiteItems(SecureDeleteDatabase):
         given, more = check_change(scope, id, text, type, at=at, changes=changes)
 
         def work(connection: sa.Connection) -> Pending | None:
+            self._lock_user(connection, scope.user_id)
             rows = _rows(connection)
             for row in rows.find(scope, [id]):
                 item = changed(row.item, text, given, at, more)
@@ -190,6 +191,7 @@ class SQLiteItems(SecureDeleteDatabase):
         """See `FactStore.pin`."""
 
         def work(connection: sa.Connection) -> bool:
+            self._lock_user(connection, scope.user_id)
             rows = _rows(connection)
             for row in rows.find(scope, [id]):
                 if row.item.superseded_at is not None:
@@ -217,18 +219,21 @@ class SQLiteItems(SecureDeleteDatabase):
             return [row.row for row in _rows(connection).damaged(scope.user_id) if matches(row.item, which)]
 
         def work_numbers(connection: sa.Connection, some: Sequence[int]) -> int:
+            self._lock_user(connection, scope.user_id)
             rows = _rows(connection)
             to_delete = rows.numbered(scope.user_id, some)
             rows.forget(scope.user_id, to_delete)
             return len(to_delete)
 
         def work_ids(connection: sa.Connection, some: Sequence[str]) -> int:
+            self._lock_user(connection, scope.user_id)
             rows = _rows(connection)
             to_delete = rows.find(scope, some, damaged=True)
             rows.forget(scope.user_id, to_delete, set(some) - rows.there(scope.user_id, some))
             return len(to_delete)
 
         def leave(connection: sa.Connection) -> int:
+            self._lock_user(connection, scope.user_id)
             _rows(connection).leave(scope.user_id)
             return 0
 
@@ -264,8 +269,9 @@ class SQLiteItems(SecureDeleteDatabase):
         """Note that items were used, unless they were later."""
 
         def work(cursor: Any) -> None:
+            rows = Rows(self._cursor(cursor))
             for use in uses:
-                Rows(cursor).touch(use.user_id, use.ids, use.at)
+                rows.touch(use.user_id, use.ids, use.at)
 
         await self._write_fast(work)
 
@@ -278,8 +284,9 @@ class SQLiteItems(SecureDeleteDatabase):
         def work(connection: sa.Connection) -> list[str]:
             rows = _rows(connection)
             gone = rows.longest_unused(before, types, limit)
-            for user_id, unused in gone.items():
-                rows.forget(user_id, unused)
+            for user_id in sorted(gone):
+                self._lock_user(connection, user_id)
+                rows.forget(user_id, rows.numbered(user_id, [row.row for row in gone[user_id]]))
             return [user_id for user_id, unused in gone.items() for _ in unused]
 
         (swept,) = await self._erase(work)
@@ -348,8 +355,9 @@ class SQLiteItems(SecureDeleteDatabase):
     async def mark(self, pending: Sequence[Pending], embedding: str) -> None:
         """Write down that these have vectors of this embedding, or that nobody needs those: texts were changed."""
 
-        def work(cursor: Any) -> None:
-            for one in pending:
+        def work(driver: Any) -> None:
+            cursor = self._cursor(driver)
+            for one in sorted(pending, key=lambda one: one.row):
                 cursor.execute(
                     f"UPDATE turnwise_vector_items SET embedded = {_EMBEDDED} WHERE row = ? AND text = ?",  # noqa: S608
                     (embedding, embedding, one.row, one.text),
@@ -361,7 +369,8 @@ class SQLiteItems(SecureDeleteDatabase):
 
     async def unmark(self) -> None:
         """Write down that no item has a vector."""
-        await self._write_fast(lambda cursor: cursor.execute("UPDATE turnwise_vector_items SET embedded = NULL"))
+        unmark = "UPDATE turnwise_vector_items SET embedded = NULL"
+        await self._write_fast(lambda driver: driver.execute(unmark))
 
     async def keys(self, embedding: str) -> tuple[list[str], list[str]]:
         """Return the keys of the vectors that there are of this embedding, and of those that may be; latest first."""
@@ -388,10 +397,14 @@ class SQLiteItems(SecureDeleteDatabase):
         """Return the keys of vectors that are of no item any more, of `limit` at most."""
         return await self._read(lambda connection: list(connection.scalars(sa.select(dropped.c.key).limit(limit))))
 
+    def _cursor(self, driver: Any) -> Any:
+        return driver if self._is_sqlite else PostgresCursor(driver)
+
     async def undrop(self, keys: Sequence[str]) -> None:
         """Write down that these vectors are gone."""
 
-        def work(cursor: Any) -> None:
+        def work(driver: Any) -> None:
+            cursor = self._cursor(driver)
             cursor.executemany("DELETE FROM turnwise_vector_dropped WHERE key = ?", [(key,) for key in keys])
 
         await self._write_fast(work)
@@ -402,7 +415,8 @@ def _newest(connection: sa.Connection, user_id: str, before: int | None, limit: 
 
 
 def _cursor(connection: sa.Connection) -> Any:
-    return connection.connection.cursor()
+    cursor = connection.connection.cursor()
+    return cursor if connection.dialect.name == "sqlite" else PostgresCursor(cursor)
 
 
 def _rows(connection: sa.Connection) -> Rows:

@@ -1,10 +1,10 @@
-"""The tables of `SQLiteItems`, in SQLite."""
+"""The tables of `SQLItems`, in SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from turnwise.memory.stores.sql.database import Schema
+from turnwise.memory.stores.sql.database import WHERE, Schema
 
 tables = sa.MetaData()
 
@@ -18,20 +18,23 @@ _TIMES = (
 
 SCHEMA = Schema(name="vector_memory", version=3, tables=tables, migrations={1: _TIMES, 2: _WORDS})
 
+_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""SQLite's integers have 8 bytes, and only a key that is called INTEGER is the row's own number."""
+
 owners = sa.Table(
     "turnwise_vector_owners",
     tables,
-    sa.Column("owner", sa.Integer, primary_key=True),
+    sa.Column("owner", _NUMBER, primary_key=True),
     sa.Column("user_id", sa.Text, nullable=False, unique=True),
-    sa.Column("changes", sa.Integer, nullable=False),
-    sa.Column("rows", sa.Integer, nullable=False),
+    sa.Column("changes", _NUMBER, nullable=False),
+    sa.Column("rows", _NUMBER, nullable=False),
     sqlite_autoincrement=True,  # so that nobody gets the number of one who was forgotten
 )
 
 items = sa.Table(
     "turnwise_vector_items",
     tables,
-    sa.Column("row", sa.Integer, primary_key=True),
+    sa.Column("row", _NUMBER, primary_key=True, autoincrement=False),
     sa.Column("digest", sa.LargeBinary, nullable=False, unique=True),
     sa.Column("id", sa.Text, nullable=False),
     sa.Column("agent", sa.Text),
@@ -43,7 +46,7 @@ items = sa.Table(
     sa.Column("record", sa.Text, nullable=False),
     sa.Index("turnwise_vector_items_embedded", "embedded"),
     sa.Index("turnwise_vector_items_used", "used"),
-    sa.Index("turnwise_vector_items_superseded", "superseded_by", sqlite_where=sa.text("superseded_by IS NOT NULL")),
+    sa.Index("turnwise_vector_items_superseded", "superseded_by", info={WHERE: sa.text("superseded_by IS NOT NULL")}),
 )
 
 forgotten = sa.Table(

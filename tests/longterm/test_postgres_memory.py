@@ -1,0 +1,160 @@
+"""`VectorMemory("postgresql://...")`: items and vectors in PostgreSQL, without a file and without Chroma."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+from ray import cloudpickle
+
+from open_stores import closing
+from turnwise.errors import ConfigError, StoreError
+from turnwise.memory.longterm import conformance as contract
+from turnwise.memory.longterm.base import MemoryItem, Scope, is_local, trouble_of
+from turnwise.memory.longterm.deletion import erase
+from turnwise.memory.longterm.retention import Retention
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.vector.chroma import PostgresVectors
+from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.stores.conformance.laws import Law, check_law
+from turnwise.testing.embedding import HashEmbedding
+
+ANN = Scope(user_id="ann", session_id="s", agent="clerk")
+WORDS = "Her cousin Odile grows dates in Marrakesh."
+ASKED = "Where does cousin Odile grow dates?"
+
+
+@pytest.fixture
+def make(database: str) -> Callable[..., VectorMemory]:
+    """Makes memories on the same data."""
+    return lambda **settings: VectorMemory(database, **{"embedding": HashEmbedding(64), "keep_s": 0, **settings})
+
+
+@pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
+def test_memories_obey_the_law_that(law: Law, make: Callable[..., VectorMemory]) -> None:
+    asyncio.run(check_law(law, make))
+
+
+async def test_items_and_vectors_are_in_the_database_and_nothing_is_local(
+    make: Callable[..., VectorMemory], database: str
+) -> None:
+    async with closing(make()) as memory:
+        assert not is_local(memory) and memory.paths() == []
+        await memory.remember(ANN, [MemoryItem(id="1", text=WORDS), MemoryItem(id="2", text="null \0 \ufdd0 \ufdd00")])
+        assert (await memory.recall(ANN, ASKED))[0].text == WORDS
+        assert {item.text for item in await memory.list_items(ANN)} == {WORDS, "null \0 \ufdd0 \ufdd00"}
+        health = await memory.check()
+        assert health.ok and (health.count, health.strays) == (2, 0)
+    async with closing(pickle.loads(cloudpickle.dumps(make()))) as again:
+        (found,) = await again.recall(ANN, ASKED)
+        assert found.id == "1" and found.words
+        assert await again.forget(ANN, ["1"]) == 1
+        assert await again.recall(ANN, ASKED) == []
+        assert not await again.catch_up() and (await again.check()).count == 1
+    with psycopg.connect(database) as connection:
+        tables = {name for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
+        (left,) = connection.execute("SELECT count(*) FROM turnwise_vectors").fetchone() or ()
+    assert {"turnwise_vectors", "turnwise_vector_items"} <= tables and left == 1
+
+
+async def test_vectors_are_made_later_where_the_embedding_function_failed(make: Callable[..., VectorMemory]) -> None:
+    class Flaky(HashEmbedding):
+        fails = True
+
+        def __call__(self, input: Any) -> list[Any]:
+            if Flaky.fails:
+                raise ConnectionError("no embeddings today")
+            return super().__call__(input)
+
+    async with closing(make(embedding=Flaky(64), pause_s=0)) as memory:
+        await memory.remember(ANN, [MemoryItem(id="1", text=WORDS)])
+        found = await memory.recall(ANN, ASKED)
+        assert [item.id for item in found] == ["1"] and "no embeddings today" in (trouble_of(found) or "")
+        Flaky.fails = False
+        while await memory.catch_up():
+            pass
+        assert trouble_of(await memory.recall(ANN, ASKED)) is None and (await memory.check()).ok
+        assert await memory.rebuild() == 1 and (await memory.check()).ok
+
+
+async def test_processes_that_write_at_once_lose_and_double_nothing(make: Callable[..., VectorMemory]) -> None:
+    async with closing(make(embedding=None)) as one, closing(make(embedding=None)) as other:
+        batches = [[MemoryItem(id=f"{at}-{n}", text=f"Fig number {at} {n}.") for n in range(5)] for at in range(20)]
+        await asyncio.gather(*(memory.remember(ANN, batch) for batch in batches for memory in (one, other)))
+        ids = {item.id for batch in batches for item in batch}
+        for memory in (one, other):
+            listed = [item.id for item in await memory.list_items(ANN, limit=1000)]
+            assert len(listed) == 100 and set(listed) == ids
+            assert {item.id for item in await memory.recall(ANN, "Fig number", limit=1000)} == ids
+        gone = [f"{at}-0" for at in range(20)]
+        counts = await asyncio.gather(*(memory.forget(ANN, [name]) for name in gone for memory in (one, other)))
+        assert sum(counts) == 20
+        assert len(await one.recall(ANN, "Fig number", limit=1000)) == 80
+
+
+async def test_unused_items_expire_and_users_are_deleted(make: Callable[..., VectorMemory]) -> None:
+    now = [1e9]
+    async with closing(make(retention=Retention(100.0), clock=lambda: now[0])) as memory:
+        await memory.remember(ANN, [MemoryItem(id="1", text=WORDS), MemoryItem(id="2", text="Figs.")])
+        now[0] += 60
+        assert await memory.recall(ANN, ASKED)
+        now[0] += 60
+        assert await memory.sweep() == 1
+        assert [item.id for item in await memory.list_items(ANN)] == ["1"]
+        done = await erase(memory, Scope(user_id="ann"))
+        assert done.items == 1 and not done.verified  # nobody can search a server's files
+        assert await memory.remember(ANN, [MemoryItem(id="1", text=WORDS)]) and not await memory.recall(ANN, ASKED)
+
+
+def test_the_index_has_the_verbs_of_chromas(database: str) -> None:
+    index = VectorIndex(PostgresVectors(database), HashEmbedding(64), name="a%")
+    other = VectorIndex(PostgresVectors(database), HashEmbedding(128), name="a%")
+    stranger = VectorIndex(PostgresVectors(database), HashEmbedding(128), name="a%b")
+    assert "secret" not in repr(PostgresVectors("postgresql://u:secret@h/d")) and index.paths() is None
+    vectors = index.embed(["figs", "dates", "boats"])
+    for _ in range(2):
+        index.add(["f", "d", "d#1"], ["ann", "ann", "bob"], vectors, items=["f", "d", "d"])
+    assert index.count() == 3 and index.keys() == {"f", "d", "d#1"}
+    assert np.allclose(index.get(["f", "?"])["f"], vectors[0])
+    assert index.search("ann", vectors[1], 1) == ["d"] and index.search("nobody", vectors[1], 1) == []
+    for each in (other, stranger):
+        each.add(["f"], ["ann"], each.embed(["figs"]))
+    with pytest.raises(ConfigError, match="64 dimensions, those that are kept 128"):
+        other.add(["x"], ["ann"], vectors[:1])
+    index.delete(["d"])
+    assert index.keys() == {"f"} and index.overwrite(["d", "f"]) == 1
+    index.delete(["f"])
+    assert (index.count(), other.count(), stranger.count()) == (0, 0, 1)
+    other.add(["f"], ["ann"], other.embed(["figs"]))
+    assert index.drop_others() == 1 and (other.count(), stranger.count()) == (0, 1)
+    for each in (index, other, stranger):
+        each.close()
+        each.close()
+
+
+async def test_a_database_that_is_away_is_a_store_error_and_comes_back(postgres_server: Any) -> None:
+    name = postgres_server.make_database()
+    memory = VectorMemory(postgres_server.address.format(name), embedding=HashEmbedding(64), keep_s=0, pause_s=0)
+    async with closing(memory):
+        await memory.remember(ANN, [MemoryItem(id="1", text=WORDS, type=MemoryType.FACTS)])
+        postgres_server.stop("fast")
+        try:
+            with pytest.raises(StoreError):
+                await memory.remember(ANN, [MemoryItem(id="2", text="Figs.")])
+        finally:
+            postgres_server.start()
+        assert [item.id for item in await memory.recall(ANN, ASKED)] == ["1"]
+
+
+def test_a_store_object_needs_its_own_index(database: str) -> None:
+    items = SQLItems(database)
+    with pytest.raises(ConfigError, match="PostgresVectors"):
+        VectorMemory(items)
+    asyncio.run(VectorMemory(items, VectorIndex(PostgresVectors(database), HashEmbedding(64))).close())

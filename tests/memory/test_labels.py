@@ -16,6 +16,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, StoreURLError
 from turnwise.memory.longterm.base import MemoryItem, label_of
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.redis import RedisFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
@@ -80,8 +81,7 @@ def test_stores_are_opened_by_path_and_by_url(tmp_path: Path) -> None:
     for place in ("facts.db", tmp_path / "facts.db", "sqlite:///facts.db", "postgresql://user@host/name"):
         assert isinstance(ExtractiveMemory(EchoEngine(), place).facts, SQLFacts)
     assert isinstance(ExtractiveMemory(EchoEngine(), "redis://host").facts, RedisFacts)
-    with pytest.raises(ConfigError, match="cannot be shared"):
-        LexicalMemory("memory://x")
+    assert isinstance(ExtractiveMemory(EchoEngine(), "memory://x").facts, InMemoryFacts)
     with pytest.raises(StoreURLError):
         LexicalMemory("mongodb://host")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnwise.errors import ConfigError
-from turnwise.memory.stores.urls import is_redis, redact, resolve_own_url
+from turnwise.memory.stores.urls import is_redis, resolve_own_url
 
 if TYPE_CHECKING:
     from turnwise.memory.longterm.items.base import FactStore
@@ -38,13 +37,9 @@ def facts_at(place: FactStore | str | Path) -> FactStore:
     """Return the store itself, or that of a URL or of the path of a SQLite file.
 
     Raises:
-        ConfigError: the URL names no place that outlives this process.
         StoreURLError: the scheme is unknown, or its driver is not installed.
     """
     if isinstance(place, str) and "://" in place:
-        if place.startswith("memory:"):
-            why = "facts in memory cannot be shared between processes: pass a file, a database or a Redis"
-            raise ConfigError("facts", redact(place), why)
         return open_facts(place)
     if isinstance(place, str | Path):
         return open_facts(f"sqlite:///{Path(place).expanduser().absolute()}")

@@ -1,0 +1,38 @@
+"""`VectorMemory("postgresql://...")` in its actor, on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from types import ModuleType
+from typing import Any
+
+from conftest import end_actors
+
+from turnwise.actors.cluster.remote_memory import RemoteMemory
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.testing.embedding import HashEmbedding
+
+ANN = Scope(user_id="ann")
+NAMESPACE = "postgres-memory"
+
+
+def test_what_was_remembered_survives_its_process_on_whichever_node(ray_session: ModuleType, database: str) -> None:
+    async def use() -> None:
+        remote = RemoteMemory(VectorMemory(database, embedding=HashEmbedding(64)), namespace=NAMESPACE, recall_s=60.0)
+        assert not remote._is_local
+        await remote.remember(ANN, [MemoryItem(id="1", text="Her cousin Odile grows dates in Marrakesh.")])
+        actor: Any = ray_session.get_actor(remote.actor_name, namespace=NAMESPACE)
+        ray_session.kill(actor, no_restart=False)
+        for _ in range(2):  # by the process that came in its place
+            (found,) = await remote.recall(ANN, "Where does cousin Odile grow dates?")
+            assert found.id == "1"
+        assert [item.id for item in await remote.list_items(ANN)] == ["1"]
+        erased = await remote.erase(ANN)
+        assert erased.items == 1 and not erased.verified
+        await remote.close()
+
+    try:
+        asyncio.run(use())
+    finally:
+        end_actors(ray_session, NAMESPACE)

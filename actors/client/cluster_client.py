@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -39,6 +39,7 @@ from turnwise.actors.hosting.reader import READS, Reader, check_stored
 from turnwise.actors.hosting.stored_session import StoredSession, UnattendedError
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.inference.named_engines import as_engine, engines_of
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.compaction_tasks import check_overflow, default_overflow
 from turnwise.actors.session.config import SessionConfig
@@ -124,7 +125,7 @@ class ClusterClient:
         *,
         history_store: HistoryArgument,
         encryption: Encryption | None,
-        engine: EngineBuilder,
+        engine: EngineBuilder | Mapping[str, EngineBuilder],
         overflow: OverflowStrategy | Literal["default"] | None,
         memory: Sequence[LongTermMemory],
         working_memory: WorkingMemory | None,
@@ -139,18 +140,17 @@ class ClusterClient:
             ConfigError: the engine, the strategy or the encryption has the wrong type or cannot be pickled, or the
                 size of the model's context window is unknown.
         """
-        if not isinstance(engine, EngineBuilder) or isinstance(engine, type):
-            raise ConfigError(
-                "engine", type(engine).__name__, "pass an object with build(session), such as EchoEngine()"
-            )
+        engine = as_engine(engine)
         if not isinstance(placement, Dedicated | Packed):
             raise ConfigError("placement", placement, "pass Dedicated() or Packed()")
         if overflow == "default":
-            overflow = default_overflow(engine, config)
+            found = [default_overflow(each, config) for each in engines_of(engine)]
+            overflow = found[0] if all(found) else None
         elif overflow is not None:
             if not isinstance(overflow, OverflowStrategy) or isinstance(overflow, type):
                 raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
-            check_overflow(overflow, engine, config)
+            for each in engines_of(engine):
+                check_overflow(overflow, each, config)
         url = resolve_url(store) if isinstance(store, str) else StoreObject.of("store", store, SessionStore)
         if read_only and not isinstance(store, str):
             raise ConfigError("read_only", True, "needs a store that is given by its URL")

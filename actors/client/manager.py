@@ -42,7 +42,8 @@ class SessionManager(ManagerRequests):
             the Ray cluster. Also your own `SessionStore`, as an object that pickles, or a function that returns it:
             each process that uses the store makes its own. One that opens a file has a true attribute `is_local`.
         engine: answers the turns. A live session that another manager started switches to this engine with the next
-            run that this manager starts.
+            run that this manager starts. Or a mapping of names to engines, of which each session uses the one that
+            `open(engine=...)` or `Session.use` has named, by default the first.
         memory: long-term memories; each runs in an actor that all sessions share. Before a run, they are searched for
             what is relevant to its prompt; after it, the writable ones receive its turn. They are pickled, so a memory
             holds settings only, and opens its files in its actor. See `SessionConfig.memory`.
@@ -97,6 +98,7 @@ class SessionManager(ManagerRequests):
         ttl_s: float | None = None,
         model: str | None = None,
         params: ModelParams | None = None,
+        engine: str | None = None,
         title: str | None = None,
         if_exists: IfExists = "refuse",
     ) -> Session:
@@ -106,7 +108,7 @@ class SessionManager(ManagerRequests):
         that changes something, or waits for a run, starts its process.
 
         `memory`, `ttl_s`, `model` and `params` apply to a session that this call creates; an existing session keeps its
-        own. So it does with its title and metadata; if others are given, `if_exists` says what happens.
+        own. So it does with its title, metadata and engine; if others are given, `if_exists` says what happens.
 
         Args:
             user_id: the user to whom the session belongs; "default" if omitted, which `enforce_user` refuses.
@@ -116,8 +118,10 @@ class SessionManager(ManagerRequests):
             ttl_s: how many seconds after the session's last commit a `sweep` may delete it; never if None.
             model: the default model of the session's runs; the engine's own if None.
             params: the default model parameters of the session's runs; see `Session.run`.
+            engine: the name of the engine of the session's runs, if the manager has several; its first if None. It is
+                stored with the session: see `Session.use`.
             title: the session's name for people, of at most 1,000 characters.
-            if_exists: what happens if the session exists with another title, or without some of the given metadata:
+            if_exists: what happens if the session exists with another title or engine, or lacks some of the metadata:
                 `refuse` (raise InvalidInputError), `update` (change it, as `Session.update` does) or `keep` (ignore
                 what is given).
 
@@ -129,7 +133,7 @@ class SessionManager(ManagerRequests):
             ConfigError: `enforce_user` is set and no user is given.
         """
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
-        settings |= {"title": title, "if_exists": if_exists}
+        settings |= {"engine": engine, "title": title, "if_exists": if_exists}
         found = carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings), self._client.portal)
         return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
@@ -276,7 +280,8 @@ class AsyncSessionManager(ManagerRequests):
             the Ray cluster. Also your own `SessionStore`, as an object that pickles, or a function that returns it:
             each process that uses the store makes its own. One that opens a file has a true attribute `is_local`.
         engine: answers the turns. A live session that another manager started switches to this engine with the next
-            run that this manager starts.
+            run that this manager starts. Or a mapping of names to engines, of which each session uses the one that
+            `open(engine=...)` or `Session.use` has named, by default the first.
         memory: long-term memories; each runs in an actor that all sessions share. Before a run, they are searched for
             what is relevant to its prompt; after it, the writable ones receive its turn. They are pickled, so a memory
             holds settings only, and opens its files in its actor. See `SessionConfig.memory`.
@@ -333,6 +338,7 @@ class AsyncSessionManager(ManagerRequests):
         ttl_s: float | None = None,
         model: str | None = None,
         params: ModelParams | None = None,
+        engine: str | None = None,
         title: str | None = None,
         if_exists: IfExists = "refuse",
     ) -> AsyncSession:
@@ -342,7 +348,7 @@ class AsyncSessionManager(ManagerRequests):
         that changes something, or waits for a run, starts its process.
 
         `memory`, `ttl_s`, `model` and `params` apply to a session that this call creates; an existing session keeps its
-        own. So it does with its title and metadata; if others are given, `if_exists` says what happens.
+        own. So it does with its title, metadata and engine; if others are given, `if_exists` says what happens.
 
         Args:
             user_id: the user to whom the session belongs; "default" if omitted, which `enforce_user` refuses.
@@ -352,8 +358,10 @@ class AsyncSessionManager(ManagerRequests):
             ttl_s: how many seconds after the session's last commit a `sweep` may delete it; never if None.
             model: the default model of the session's runs; the engine's own if None.
             params: the default model parameters of the session's runs; see `Session.run`.
+            engine: the name of the engine of the session's runs, if the manager has several; its first if None. It is
+                stored with the session: see `Session.use`.
             title: the session's name for people, of at most 1,000 characters.
-            if_exists: what happens if the session exists with another title, or without some of the given metadata:
+            if_exists: what happens if the session exists with another title or engine, or lacks some of the metadata:
                 `refuse` (raise InvalidInputError), `update` (change it, as `Session.update` does) or `keep` (ignore
                 what is given).
 
@@ -365,7 +373,7 @@ class AsyncSessionManager(ManagerRequests):
             ConfigError: `enforce_user` is set and no user is given.
         """
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
-        settings |= {"title": title, "if_exists": if_exists}
+        settings |= {"engine": engine, "title": title, "if_exists": if_exists}
         found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings))
         return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 

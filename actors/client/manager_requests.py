@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from turnwise.actors.client.arguments import (
     AgentName,
+    EngineName,
     Folder,
     Lifetime,
     Limit,
@@ -36,6 +37,7 @@ from turnwise.actors.cluster.placement import Dedicated, Placement
 from turnwise.actors.cluster.ray_runtime import connect, this_ray
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, check_taken
+from turnwise.actors.inference.named_engines import MissingEngine, as_engine, engine_named
 from turnwise.actors.memory.attached import Eraser
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
@@ -98,7 +100,7 @@ class ManagerRequests:
         self,
         store: StoreArgument = DEFAULT_STORE,
         *,
-        engine: EngineBuilder,
+        engine: EngineBuilder | Mapping[str, EngineBuilder],
         memory: Sequence[LongTermMemory] = (),
         working_memory: WorkingMemory | None = None,
         overflow: OverflowStrategy | Literal["default"] | None = "default",
@@ -112,7 +114,7 @@ class ManagerRequests:
     ) -> None:
         self._enforce_user = enforce_user
         self._is_encrypted = encryption is not None
-        self._builder = engine
+        self._engine = engine
         config = config or SessionConfig()
         self._max_metadata_bytes = config.max_metadata_bytes
         self._client = ClusterClient.of(
@@ -185,6 +187,7 @@ class ManagerRequests:
         ttl_s: Lifetime | None,
         model: Model | None,
         params: Params | None,
+        engine: EngineName | None,
         title: Title | None,
         if_exists: IfExists,
     ) -> Request[SessionRecord]:
@@ -199,7 +202,10 @@ class ManagerRequests:
         if is_sealed(frozen):  # such a session could not be listed
             raise InvalidInputError("metadata", shown(given), "it looks like encrypted metadata: choose other names")
         asked = merged({}, params or {})
-        check_taken(self._builder, model, asked)
+        builder = engine_named(as_engine(self._engine), engine)
+        if isinstance(builder, MissingEngine):
+            raise builder.error(session_id)
+        check_taken(builder, model, asked)
         now = yield from self._now()
         fresh = SessionRecord(
             session_id=own_id(user_id, session_id) if self._enforce_user else session_id,
@@ -212,6 +218,7 @@ class ManagerRequests:
             memory=memory_use(memory),
             ttl_s=ttl_s,
             model=model,
+            engine=engine,
             params=asked,
         )
         found = None if is_fresh else (yield from self._find(session_id, user_id))
@@ -230,27 +237,40 @@ class ManagerRequests:
             raise SessionOwnerError(session_id, "agent", agent)
         if if_exists == "keep":
             return found
-        return (yield from self._adapt(found, title, frozen, if_exists))
+        return (yield from self._adapt(found, title, frozen, engine, if_exists))
 
     def _adapt(
-        self, found: SessionRecord, title: str | None, metadata: FrozenDict, if_exists: IfExists
+        self,
+        found: SessionRecord,
+        title: str | None,
+        metadata: FrozenDict,
+        engine: str | None,
+        if_exists: IfExists,
     ) -> Request[SessionRecord]:
-        """Return the row of an existing session that was opened with this title and metadata.
+        """Return the row of an existing session that was opened with this title, metadata and engine.
 
         Raises:
-            InvalidInputError: `if_exists` is "refuse", and the session has another title or other metadata.
+            InvalidInputError: `if_exists` is "refuse", and the session has another title, engine or other metadata.
         """
         own = found.metadata
         names = [name for name, value in metadata.items() if name not in own or own[name] != value]
         is_renamed = title is not None and (title or None) != found.title
-        if not names and not is_renamed:
+        is_moved = engine not in (None, found.engine)
+        if not names and not is_renamed and not is_moved:
             return found
         if if_exists == "refuse":
             field, value = ("metadata", metadata[names[0]]) if names else ("title", title)
             other = f"metadata {shown(names)}" if names else f"title {shown(found.title)}"
+            if not names and not is_renamed:
+                field, value, other = "engine", engine, f"engine {shown(found.engine)}"
             why = f"session {public_id(found.session_id)!r} exists with another {other}"
             raise InvalidInputError(field, shown(value), f"{why}: pass if_exists='update' to change it, or 'keep'")
         session_id = SessionRef.of(found)
+        if is_moved:
+            yield from self._client.ask(session_id, "use_engine", engine, with_engine=True)
+            found = replace(found, engine=engine)
+        if not names and not is_renamed:
+            return found
         changed: SessionRecord = yield from self._client.ask(session_id, "update", title, metadata, True)
         return replace(found, title=changed.title, metadata=changed.metadata)
 

@@ -10,6 +10,7 @@ from pydantic import InstanceOf
 
 from turnwise.actors.client.arguments import (
     Count,
+    EngineName,
     IdempotencyKey,
     Labels,
     Limit,
@@ -188,6 +189,10 @@ class _Session:
         custom_event(name, plain)
         seq: int = yield from self._ask("add_event", name, plain, new_id())
         return seq
+
+    @checked
+    def _use(self, engine: EngineName | None) -> Request[None]:
+        yield from self._client.ask(self._stored_id, "use_engine", engine, with_engine=True)
 
     @checked
     def _cancel(self, reason: Text) -> Request[bool]:
@@ -424,6 +429,17 @@ class Session(_Session):
         """
         request = self._update(title, metadata, merge)
         return carry_out(request, self._client.portal)
+
+    def use(self, engine: str | None) -> None:
+        """Use another engine of the manager for later runs, by its name; None for its first. Durable on return.
+
+        Active and queued runs keep their engine. The name is stored with the session, so later managers use their
+        engine of this name. Costs nothing if no run follows.
+
+        Raises:
+            ConfigError: the manager has no engine of this name; nothing was changed.
+        """
+        carry_out(self._use(engine), self._client.portal)
 
     def refresh(self) -> None:
         """Restart the session's `ttl_s` now, as a commit would; durable on return."""
@@ -670,6 +686,17 @@ class AsyncSession(_Session):
         """
         request = self._update(title, metadata, merge)
         return await carry_out_async(request)
+
+    async def use(self, engine: str | None) -> None:
+        """Use another engine of the manager for later runs, by its name; None for its first. Durable on return.
+
+        Active and queued runs keep their engine. The name is stored with the session, so later managers use their
+        engine of this name. Costs nothing if no run follows.
+
+        Raises:
+            ConfigError: the manager has no engine of this name; nothing was changed.
+        """
+        await carry_out_async(self._use(engine))
 
     async def refresh(self) -> None:
         """Restart the session's `ttl_s` now, as a commit would; durable on return."""

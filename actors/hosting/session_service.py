@@ -40,13 +40,13 @@ SaveOwnOverride = Callable[[EngineOverride, Mapping[str, bytes]], Awaitable[None
 """The same for one session: engine ids, pickled engines by id."""
 
 
-_AS_CORE = frozenset(("add_event", "decide", "fork", "refresh", "update", "use_memory"))
+_AS_CORE = frozenset(("add_event", "decide", "fork", "refresh", "update", "use_engine", "use_memory"))
 """The verbs that have the arguments and answers of the method of `SessionCore`."""
 
 _WAITS = frozenset(("events", "wait"))
 """The reads that wait, whose callers are counted."""
 
-_WITH_ENGINE = frozenset(("clear", "compact", "delete", "forget_turn", "memory", "wait_for_memory"))
+_WITH_ENGINE = frozenset(("clear", "compact", "delete", "forget_turn", "memory", "use_engine", "wait_for_memory"))
 """The verbs that use the caller's engine, strategy and memories; their first argument is its id. `start` is not among
 them: it switches the engine itself, so that no other caller's engine is switched to before the run has begun."""
 

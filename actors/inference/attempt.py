@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
-from turnwise.actors.inference.timeline import Timeline
+from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, Timeline
 from turnwise.errors import (
     CompactionError,
     ContextOverflowError,
@@ -25,6 +25,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolResult, encode
 from turnwise.memory.conversation.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
+from turnwise.memory.conversation.frozen_json import freeze, plain_json
 from turnwise.memory.conversation.model_params import of_later_step
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.transcript import Ledger, repair
@@ -224,6 +225,12 @@ class Attempt:
 
     def step(self, name: str) -> AbstractContextManager[str]:
         return self._timeline.step(name)
+
+    def annotate(self, **values: Any) -> None:
+        plain = {name: plain_json(name, value, MAX_EVENT_BYTES) for name, value in values.items()}
+        if not self.closed:
+            kept = {**self.run.metadata, **plain}
+            self.run.metadata = freeze({name: value for name, value in kept.items() if value is not None})
 
     def add_event(self, kind: type[Event], values: Mapping[str, Any]) -> None:
         """Add an event to the run's next commit; call it from any thread. Does nothing after the run's end."""

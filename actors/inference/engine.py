@@ -118,6 +118,16 @@ class StepContext(RunContext, Protocol):
         and tools' threads that begin there, belong to the step, so steps nest: see `ExecutionHandle.steps`.
         """
 
+    def annotate(self, **values: Any) -> None:
+        """Set values of `Turn.metadata` of the run's turn; None removes one. Hooks and middleware may call it too.
+
+        The values are stored with the run's next commit, at the latest with its end, and are dropped with a turn that
+        is discarded.
+
+        Raises:
+            InvalidInputError: a value is not JSON, or is larger than 1 MB.
+        """
+
     def add_event(self, kind: type[Event], values: Mapping[str, Any]) -> None:
         """Add an event to the run's next commit; see `event`, which calls it."""
 

@@ -59,6 +59,8 @@ class ActiveRun:
         self.has_asked_memories = False
         self.memory: MemoryAccess | None = None
         """The run's access to the session's memories; None without memories, or if the run uses none."""
+        self.metadata = turn.metadata
+        """The metadata of its turn, with what the engine has set since the last commit."""
         self.added: list[NewEvent] = []
         """Events that the engine and its tools have added, for the run's next commit."""
         self._adding: tuple[UnknownOutcome, int] | None = None
@@ -152,7 +154,11 @@ class ActiveRun:
         new = self.output.missing(output)
         span = Span(session.log, session.log_size, session.log_size + len(new))
         grown = self.output.grown(output, span)
-        return replace(self.turn, output=grown.spans, **changes), new, replace(session, log_size=span.stop)
+        return (
+            replace(self.turn, output=grown.spans, metadata=self.metadata, **changes),
+            new,
+            replace(session, log_size=span.stop),
+        )
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the run's end; return whether it has ended. Cancelling a wait does not affect other waiters.

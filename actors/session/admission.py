@@ -11,6 +11,7 @@ from typing import Any, Literal, Required, TypedDict, Unpack
 
 from turnwise.actors.inference.attempt import storable
 from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken
+from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
@@ -138,7 +139,7 @@ class RunAdmission:
         Raises:
             EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
         """
-        blocks, encoded = self._accept(prompts)
+        blocks, encoded = await self._accept(prompts)
         if not blocks:
             raise EmptyTurnError(self._state.session_id)
 
@@ -191,8 +192,8 @@ class RunAdmission:
                 support a parameter, a choice of model or typed output; nothing was stored.
         """
         _check_labels(options.get("labels") or {}, self._engines.config)
-        blocks, encoded = self._accept(prompts)
-        request = _StartRequest(options, blocks, encoded, self._engines.current)
+        blocks, encoded = await self._accept(prompts)
+        request = _StartRequest(options, blocks, encoded, self._engines.whole)
         try:
             return await self._transactor.run(partial(self._start, request))
         except DuplicateKeyError:
@@ -350,8 +351,10 @@ class RunAdmission:
         if event:
             raise TurnIdTakenError(self._state.session_id, turn_id, event.run_id or "")
 
-    def _accept(self, prompts: Sequence[Prompt]) -> tuple[list[Block], list[str]]:
+    async def _accept(self, prompts: Sequence[Prompt]) -> tuple[list[Block], list[str]]:
         """Return the prompts as blocks and as stored text; see `prompts.accept`."""
+        if isinstance(self._engines.whole.builder, NamedEngines):
+            await self._transactor.loaded()  # the session's row says which engine takes the prompts
         builder = self._engines.current.builder
         refuses = builder.refuses if isinstance(builder, Selective) else takes_all
         return accept(self._state.session_id, prompts, self._engines.config.max_prompt_bytes, refuses)
@@ -377,9 +380,13 @@ class RunAdmission:
             if request.if_busy == "enqueue" and len(state.run_queue.queue) >= most:
                 raise QueueFullError(state.session_id, state.active.run_id, most)
         output = options.get("output")
+        request.run_resources = request.run_resources.of_engine(session.engine)
+        builder = request.run_resources.builder
+        if isinstance(builder, MissingEngine):
+            raise builder.error(state.session_id)
         model, params = options.get("model") or session.model, merged(session.params, options.get("params") or {})
-        check_taken(request.run_resources.builder, model, params)
-        check_answers(request.run_resources.builder, output, params)
+        check_taken(builder, model, params)
+        check_answers(builder, output, params)
         return RunRecord(
             session_id=state.session_id,
             turn_index=0,
@@ -391,6 +398,7 @@ class RunAdmission:
             fingerprint=request.fingerprint,
             timeout_s=options.get("timeout_s"),
             parent=options.get("parent"),
+            engine=session.engine,
             labels=FrozenDict(options.get("labels") or {}),
             memory=options.get("memory") or session.memory,
             model=model,

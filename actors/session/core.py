@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.inference.named_engines import MissingEngine, engine_named
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.admission import RunAdmission, Started, StartOptions
 from turnwise.actors.session.approvals import ApprovalDecision, Approvals
@@ -233,6 +234,19 @@ class SessionCore:
             return self.state.journal.session
 
         return await self.transactor.run(change)
+
+    async def use_engine(self, name: str | None) -> None:
+        """Set the engine of later runs by its name, None for the manager's first; durable on return.
+
+        Open runs keep theirs.
+
+        Raises:
+            ConfigError: the manager has no engine of this name; nothing was changed.
+        """
+        builder = engine_named(self.engines.whole.builder, name)
+        if isinstance(builder, MissingEngine):
+            raise builder.error(self.session_id)
+        await self._store_row(engine=name)
 
     async def use_memory(self, use: MemoryUse) -> None:
         """Set the default for later runs' use of long-term memory; durable on return."""

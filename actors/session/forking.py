@@ -61,6 +61,7 @@ class Forking:
             next_index=base.index + 1,
             memory=session.memory,
             model=session.model,
+            engine=session.engine,
             params=session.params,
             saved=base.index,
             ttl_s=session.ttl_s,

@@ -68,7 +68,7 @@ class Recovery:
         waiting: list[ActiveRun] = []
         for record in found.open_runs:
             turn = turns[record.turn_index]
-            run_resources = self._engines.of_run(record.run_id)
+            run_resources = self._engines.of_run(record)
             run = known.get(record.run_id) or ActiveRun(self._state.view(), record, turn, run_resources)
             if run.record.state != record.state:
                 run.restart_clock()

@@ -350,7 +350,7 @@ class RunDriver:
             events = [attempt.end_call()]
         numbered = [(kind, {**about(record), **values}) for kind, values in placed(events, new, session)]
         numbered = [*run.added_events(doubt), *numbered]
-        turns = [turn] if new else []
+        turns = [turn] if new or turn.metadata != run.turn.metadata else []
         await self._transactor.commit(session, numbered, blocks=new, turns=turns, runs=[record], doubt=doubt)
         run.drop_added()
         run.output = RecordedOutput.read(turn.output, self._journal.blocks.cache)

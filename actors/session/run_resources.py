@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner
+from turnwise.actors.inference.named_engines import NamedEngines, engine_named
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.compaction_tasks import Compactor
 from turnwise.actors.session.config import SessionConfig
@@ -35,6 +36,10 @@ class RunResources:
         off_loop: Callable[..., Awaitable[Any]],
     ) -> None:
         self.builder = builder
+        self.whole = self
+        """The resources of which these are those with one of the manager's engines; else these."""
+        self._parts = overflow, off_loop
+        self._of_engine: dict[str | None, RunResources] = {}
         self.config = config
         self.engine_id = engine_id
         self.compactor = Compactor(overflow, builder, config, off_loop) if overflow else None
@@ -51,3 +56,20 @@ class RunResources:
         self.building: asyncio.Task[InferenceRunner] | None = None
         self.is_retired = False
         """Whether no run will need the runner any more."""
+
+    def of_engine(self, name: str | None) -> RunResources:
+        """Return the resources with the manager's engine of this name, the first one for None; all else is the same."""
+        if name is None and not isinstance(self.builder, NamedEngines):
+            return self
+        if name not in self._of_engine:
+            overflow, off_loop = self._parts
+            builder = engine_named(self.builder, name)
+            own = (builder, self.config, overflow, self.all_memories, self.notes)
+            self._of_engine[name] = found = RunResources(*own, engine_id=self.engine_id, off_loop=off_loop)
+            found.whole = self
+        return self._of_engine[name]
+
+    @property
+    def each(self) -> list[RunResources]:
+        """These resources, and those that `of_engine` has made of them."""
+        return [self, *self._of_engine.values()]

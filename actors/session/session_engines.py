@@ -15,6 +15,7 @@ from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.state import SessionState
 from turnwise.errors import EngineError
 from turnwise.memory.background import shielded
+from turnwise.memory.conversation.runs import RunRecord
 
 _log = logging.getLogger(__name__)
 
@@ -36,18 +37,23 @@ class SessionEngines:
         self.off_loop = off_loop
         self._state = state
         self._tasks = tasks
-        self.current = run_resources
-        """The resources of runs that start next."""
+        self.whole = run_resources
+        """The manager's resources, with all of its engines."""
         self.config = run_resources.config
-        """The settings of `current`."""
+        """The settings of runs that start next."""
         self._former: list[RunResources] = []
         """Earlier resources that open runs still use."""
         self._of_run: dict[str, RunResources] = {}
         """The resources of open runs that an earlier process began, by run id."""
 
-    def of_run(self, run_id: str) -> RunResources:
+    @property
+    def current(self) -> RunResources:
+        """The resources of runs that start next: those with the session's engine."""
+        return self.whole.of_engine(self._state.journal.session.engine)
+
+    def of_run(self, record: RunRecord) -> RunResources:
         """Return the resources of a run that an earlier process began."""
-        return self._of_run.get(run_id, self.current)
+        return self._of_run.get(record.run_id, self.whole).whole.of_engine(record.engine)
 
     def ids(self) -> dict[str, str]:
         """Return the engine ids of all open runs, by run id, as of the last activation."""
@@ -58,8 +64,8 @@ class SessionEngines:
 
     def switch(self, run_resources: RunResources) -> None:
         """Use these resources for later runs; open runs keep theirs."""
-        self._former.append(self.current)
-        self.current, self.config = run_resources, run_resources.config
+        self._former.append(self.whole)
+        self.whole, self.config = run_resources, run_resources.config
         self.close_unused()
 
     def assign(self, run_resources: RunResources, runs: Collection[str]) -> None:
@@ -104,10 +110,8 @@ class SessionEngines:
         """Close the runners that no run needs any more. Does not wait."""
         if not self._former:
             return
-        used = {
-            id(run_resources) for run_resources in (self.current, *(run.run_resources for run in self._state.open_runs))
-        }
-        used.update(map(id, self._of_run.values()))
+        open_runs = (run.run_resources for run in self._state.open_runs)
+        used = {id(run_resources.whole) for run_resources in (self.whole, *open_runs, *self._of_run.values())}
         gone = [run_resources for run_resources in self._former if id(run_resources) not in used]
         self._former = [run_resources for run_resources in self._former if id(run_resources) in used]
         self._close_soon(gone)
@@ -118,7 +122,7 @@ class SessionEngines:
 
     def remove_all(self) -> list[RunResources]:
         """Return all resources, current and former ones, to be passed to `close`."""
-        unused, self._former = [self.current, *self._former], []
+        unused, self._former = [self.whole, *self._former], []
         return unused
 
     async def close(self, unused: Iterable[RunResources]) -> None:
@@ -131,9 +135,10 @@ class SessionEngines:
 
     async def _retire(self, run_resources: RunResources) -> None:
         """Close the runner; a runner that is being built is closed once it is built."""
-        run_resources.is_retired = True
-        runner, run_resources.runner = run_resources.runner, None
-        await close_runner(runner, self.config.cancel_grace_s)
+        for each in run_resources.each:
+            each.is_retired = True
+            runner, each.runner = each.runner, None
+            await close_runner(runner, self.config.cancel_grace_s)
 
 
 async def close_runner(runner: object, grace_s: float) -> None:

@@ -29,7 +29,15 @@ MAX_SPANS = 4096
 
 def check_session_line(line: Line, session: SessionRecord) -> None:
     """Raise ArchiveError if the session has an impossible value."""
-    _check_ids(line, {"user id": session.user_id, "agent": session.agent, "parent": _session_of(line, session.parent)})
+    _check_ids(
+        line,
+        {
+            "user id": session.user_id,
+            "agent": session.agent,
+            "engine": session.engine,
+            "parent": _session_of(line, session.parent),
+        },
+    )
     _check_asked(line, session)
     _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s")
     if not -1 <= session.saved < max(session.next_index, 1):
@@ -79,7 +87,10 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
         turn: the status and the run id of the turn with its index; None if the turn was discarded.
         last_seq: the session's last sequence number.
     """
-    _check_ids(line, {"run id": run.run_id, "parent run": run.parent, "idempotency key": run.idempotency_key})
+    _check_ids(
+        line,
+        {"run id": run.run_id, "parent run": run.parent, "engine": run.engine, "idempotency key": run.idempotency_key},
+    )
     _check_asked(line, run)
     if run.output is not None and not OutputType.is_record(run.output):
         line.refuse("the type of an answer must be a schema and a number of retries")

@@ -62,6 +62,8 @@ class RunRecord:
     """States of its tool calls, without their results, by call id: see `memory/conversation/tool_calls`."""
     resumes: int = 0
     """How often it was resumed after its process was lost."""
+    engine: str | None = None
+    """The name of its engine; None for the manager's first."""
     parent: str | None = None
     """The run, of any session of the user, on whose behalf this run was started."""
     memory: MemoryUse = "on"

@@ -51,6 +51,8 @@ class SessionRecord:
     `updated_at + ttl_s <= now`, in double precision."""
     model: str | None = None
     """The default model of its runs; None for the engine's own."""
+    engine: str | None = None
+    """The name of the engine of its next runs; None for the manager's first."""
     params: FrozenDict = field(default_factory=FrozenDict)
     """The default request parameters of its runs: see `ModelParams`."""
 

@@ -222,7 +222,7 @@ class Turn:
 
     @property
     def metadata(self) -> FrozenDict:
-        """What the engine noted about the turn."""
+        """What engine, hooks and middleware noted about the turn: see `StepContext.annotate`."""
         return self._record.metadata
 
     def as_started(self) -> Turn:

@@ -110,10 +110,10 @@ def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> Non
 
 READABLE = {
     SessionRecord: "session_id user_id agent status created_at updated_at parent log log_size next_index epoch revision"
-    " seq usage memory saved ttl_s model",
+    " seq usage memory saved ttl_s model engine",
     TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten",
     RunRecord: "run_id session_id turn_index state first_seq created_at started_at ended_at code timeout_s"
-    " idempotency_key parent usage resumes memory model",
+    " idempotency_key parent usage resumes memory model engine",
 }
 """What stays as it is. A new field is sealed in `encryption_records`, or named here and in `EncryptedStore`."""
 

@@ -155,11 +155,11 @@ CREATE INDEX turnwise_sessions_ttl ON turnwise_sessions (key) WHERE ttl_s IS NOT
 UPDATE turnwise_meta SET value = '5' WHERE name = 'schema_version';"""
 OLD[6] = f"""{OLD[5]} ALTER TABLE turnwise_sessions ADD COLUMN revision BIGINT DEFAULT 0 NOT NULL;
 UPDATE turnwise_meta SET value = '6' WHERE name = 'schema_version';"""
-OLD[7], OLD[8] = (
+OLD[7], OLD[8], OLD[9] = (
     OLD[6]
     + "".join(f"{change};" for version in range(6, newest) for change in MIGRATIONS[version])
     + f" UPDATE turnwise_meta SET value = '{newest}' WHERE name = 'schema_version';"
-    for newest in (7, 8)
+    for newest in (7, 8, 9)
 )
 """The tables of older schema versions, and a session with an answer, a run that runs and one that waits."""
 
@@ -235,7 +235,7 @@ async def test_a_store_of_an_older_version_is_migrated_and_goes_on(old_url: str)
     assert turns == [found.head, *found.open_turns]
     carries = replace(found.head, carried=(Span("1", 1, 2),))
     waits = replace(runs[1], state="awaiting_approval", calls=freeze({"c": {"name": "x"}}), usage=usage, resumes=1)
-    asked = {"model": "m", "params": freeze({"seed": 7}), "title": "Old times"}
+    asked = {"model": "m", "params": freeze({"seed": 7}), "title": "Old times", "engine": "smart"}
     session = found.session.committed(usage=usage, log_size=5, **asked)
     changed = Commit(session=session, blocks=["a1"], turns=[carries], runs=[waits], forget_events=4)
     await store.commit("s", 2, changed)

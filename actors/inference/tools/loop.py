@@ -11,7 +11,7 @@ from dataclasses import replace
 from inspect import isawaitable
 from typing import Any, Literal
 
-from turnwise.actors.inference.engine import InferenceRunner, NewEvent, RunContext, StepContext, Suspend
+from turnwise.actors.inference.engine import InferenceRunner, NewEvent, StepContext, Suspend
 from turnwise.actors.inference.redaction import redacted
 from turnwise.actors.inference.timeline import Timeline
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
@@ -28,7 +28,7 @@ from turnwise.memory.conversation.usage import Usage
 
 Phase = Literal["before_inference", "after_inference", "after_tools"]
 
-Hook = Callable[[Phase, Turn, RunContext], Awaitable[None] | None]
+Hook = Callable[[Phase, Turn, StepContext], Awaitable[None] | None]
 """Called with the current turn at each phase, on the event loop, so it must not block; must be picklable."""
 
 LOST = (

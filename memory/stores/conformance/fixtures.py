@@ -127,7 +127,15 @@ async def eventful(store: SessionStore) -> Owner:
 def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9", event_key: str = "e9") -> Commit:
     """Return a commit that changes every part of the session of `eventful`."""
     changed = {"status": "ended", "metadata": NESTED, "updated_at": 9.0, "next_index": 10, "seq": 9, "usage": USAGE}
-    changed |= {"memory": "off", "saved": 9, "ttl_s": 2.5, "model": "m", "params": NESTED, "title": "t'%\"\0ü"}
+    changed |= {
+        "memory": "off",
+        "saved": 9,
+        "ttl_s": 2.5,
+        "model": "m",
+        "engine": "e",
+        "params": NESTED,
+        "title": "t'%\"\0ü",
+    }
     return owner.prepare(
         *("c", "d"),
         session=replace(owner.session, **changed),  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     times = {"created_at": 1763700000.123456, "started_at": 0.1 + 0.2, "ended_at": 9.0, "timeout_s": 0.25}
     spent = {"usage": USAGE, "stop_reason": TEXT, "code": "step_limit", "calls": NESTED, "resumes": 3}
     texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "idempotency_key": "k'\"\\%", "fingerprint": "f" * 64}
-    texts |= {"parent": "p'\"\\%"}
+    texts |= {"parent": "p'\"\\%", "engine": "e'\"\\%"}
     asked: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
     runs = {
         "r'%\"\\ü": a_run("r'%\"\\ü", 2, "failed", **times, **texts, **spent, **asked, first_seq=2**40, memory="read"),

@@ -42,7 +42,7 @@ async def check_a_session_comes_back_as_it_was_created(store: SessionStore) -> N
     times: dict[str, Any] = {"created_at": 1763700000.123456, "updated_at": 0.1 + 0.2}
     owner = {"user_id": "ü'%\"\\", "agent": "a", "parent": "p#3"}
     memory: dict[str, Any] = {"memory": "read", "saved": 2, "ttl_s": 0.1 + 0.2}
-    asked: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "title": "t'%\"\\ü\0"}
+    asked: dict[str, Any] = {"model": "m'%\"\\ü", "engine": "e'%\"\\ü", "params": NESTED, "title": "t'%\"\\ü\0"}
     full = a_session(metadata=NESTED, status="ended", next_index=4, usage=USAGE, **times, **owner, **memory, **asked)
     logs = set()
     for given in (full, a_session("default")):

@@ -54,4 +54,6 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
     ),
     # Sessions have a title.
     8: ("ALTER TABLE turnwise_sessions ADD COLUMN title TEXT",),
+    # Sessions and runs name their engine.
+    9: tuple(f"ALTER TABLE turnwise_{table} ADD COLUMN engine TEXT" for table in ("sessions", "runs")),
 }

@@ -29,7 +29,7 @@ from turnwise.memory.stores.sql.migrations import MIGRATIONS
 
 tables = MetaData()
 
-SCHEMA = Schema(name="schema_version", version=9, tables=tables, migrations=MIGRATIONS)
+SCHEMA = Schema(name="schema_version", version=10, tables=tables, migrations=MIGRATIONS)
 
 # The key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -48,6 +48,7 @@ sessions = Table(
     Column("agent", Text),
     Column("metadata", Text),
     Column("title", Text),
+    Column("engine", Text),
     Column("status", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
@@ -145,6 +146,7 @@ runs = Table(
     Column("params", Text),
     Column("output", Text),
     Column("parent", Text),
+    Column("engine", Text),
     PrimaryKeyConstraint("session", "turn_index"),
 )
 _open_run = text("state IN ('queued', 'running', 'awaiting_approval')")

@@ -12,8 +12,11 @@ from typing import Any
 from turnwise.actors.cluster.wire import SessionInfo
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext, Suspend
 from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.loop import ToolLoop
-from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking, ToolUse
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.tool import tool
+from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn
 
@@ -124,3 +127,30 @@ class Asking:
         if not any(state.verdict for state in context.calls.values()):
             raise Suspend({"call": CallState(name="act", wants="approval", why="it acts")})
         return [Text(text="done")]
+
+
+@tool
+def search_db(query: str, context: ToolContext) -> dict[str, list[str]]:
+    """Search the database."""
+    with context.step("query"):
+        context.event("rows", {"count": 1})
+    return {"results": [f"{query}: item1"]}
+
+
+class Researcher:
+    """Thinks, looks something up, and answers with what it found."""
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return ToolLoop(self, ToolRegistry(search_db))
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        if found := [block for block in turn.output if isinstance(block, ToolResult)]:
+            context.emit("I found ")
+            context.annotate(sources=len(found))
+            return [Text(text=f"I found {found[-1].text}")]
+        context.note("search first")
+        return [
+            Thinking(text="Let me search for that...", signature="cHJvdmlkZXItc2ln"),
+            Text(text="I'll search the database."),
+            ToolUse(call_id="tu-1", name="search_db", input={"query": "status"}),
+        ]

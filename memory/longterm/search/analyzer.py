@@ -10,8 +10,6 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import snowballstemmer  # type: ignore[import-untyped]
-
 from turnwise.memory.longterm.search.irregular_forms import BASES
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
@@ -178,6 +176,8 @@ def stem(word: str, language: str = ENGLISH) -> str:
         return word
     with _lock:
         if language not in _stemmers:
+            import snowballstemmer  # type: ignore[import-untyped]  # 39 modules, which sessions without memories need not load
+
             _stemmers[language] = snowballstemmer.stemmer(language)
         return str(_stemmers[language].stemWord(word))
 

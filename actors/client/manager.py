@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.manager_requests import IfExists, ManagerRequests
 from turnwise.actors.client.requests import Request, Result, carry_out, carry_out_async
-from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.actors.client.session import AsyncSession, RunOptions, Session
 from turnwise.actors.cluster.ray_runtime import interruptible
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import ModelParams
+from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.usage import Usage
@@ -136,6 +137,34 @@ class SessionManager(ManagerRequests):
         settings |= {"engine": engine, "title": title, "if_exists": if_exists}
         found = carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings), self._client.portal)
         return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+
+    def run_once(
+        self,
+        *prompts: Prompt,
+        user_id: str | None = None,
+        agent: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **options: Unpack[RunOptions],
+    ) -> ExecutionHandle:
+        """Start a run without a history and without memories, of which nothing is stored.
+
+        It has a session of its own in the memory of the Ray cluster. The handle waits, streams and cancels as any
+        other, from any process; a minute after the run has ended it may be gone, and then its methods raise
+        SessionNotFoundError. The run is lost with its process or its node. It is in no list of this manager.
+
+        Args:
+            prompts: what the model is given.
+            user_id: the user whom the engine and its tools are told; see `open`.
+            agent: the agent, likewise.
+            metadata: a JSON object that the engine and its tools get; it is not kept either.
+            options: see `Session.run`.
+
+        Raises:
+            InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
+            ConfigError: `enforce_user` is set and no user is given.
+        """
+        made = carry_out(self._open_once(user_id, agent, metadata), self._client.portal)
+        return Session(*made).run(*prompts, **options)
 
     def get(self, session_id: str, *, user_id: str | None = None) -> Session:
         """Return the session with this id: of the given user, or of any user if none is given.
@@ -376,6 +405,34 @@ class AsyncSessionManager(ManagerRequests):
         settings |= {"engine": engine, "title": title, "if_exists": if_exists}
         found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings))
         return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+
+    async def run_once(
+        self,
+        *prompts: Prompt,
+        user_id: str | None = None,
+        agent: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **options: Unpack[RunOptions],
+    ) -> AsyncExecutionHandle:
+        """Start a run without a history and without memories, of which nothing is stored.
+
+        It has a session of its own in the memory of the Ray cluster. The handle waits, streams and cancels as any
+        other, from any process; a minute after the run has ended it may be gone, and then its methods raise
+        SessionNotFoundError. The run is lost with its process or its node. It is in no list of this manager.
+
+        Args:
+            prompts: what the model is given.
+            user_id: the user whom the engine and its tools are told; see `open`.
+            agent: the agent, likewise.
+            metadata: a JSON object that the engine and its tools get; it is not kept either.
+            options: see `Session.run`.
+
+        Raises:
+            InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
+            ConfigError: `enforce_user` is set and no user is given.
+        """
+        made = await self._carry_out(self._open_once(user_id, agent, metadata))
+        return await AsyncSession(*made).run(*prompts, **options)
 
     async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
         """Return the session with this id: of the given user, or of any user if none is given.

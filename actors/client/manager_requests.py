@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +35,7 @@ from turnwise.actors.client.cluster_client import ClusterClient, HistoryArgument
 from turnwise.actors.client.expiry import sweep
 from turnwise.actors.client.requests import Consult, Request
 from turnwise.actors.cluster.nodes import check_files
-from turnwise.actors.cluster.placement import Dedicated, Placement
+from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.ray_runtime import connect, this_ray
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, check_taken
@@ -81,6 +83,12 @@ _PAGE = 100
 
 IfExists = Literal["refuse", "update", "keep"]
 """What `open` does if the session exists and has another title or other metadata than those given."""
+
+ONCE_STORE = "memory://turnwise-once"
+"""Where the runs of `run_once` are, as long as they are there."""
+
+ONCE_TTL_S, ONCE_SWEEP_S = 60.0, 10.0
+"""How long such a run can be read after its last change, and how often those that are older are looked for."""
 
 _log = logging.getLogger(__name__)
 
@@ -130,6 +138,11 @@ class ManagerRequests:
             config=config,
             read_only=read_only,
         )
+        self._make_once = partial(_once_client, namespace, engine, config, self._client)
+        self._once: ClusterClient | None = None
+        """Reaches the sessions of `run_once`; made at first use."""
+        self._swept_at = -math.inf
+        """When sessions of `run_once` were last deleted, by the monotonic clock."""
         self._store: SessionStore | None = None
         self._knows_rivals = False
         self._check_files = partial(check_files, store, history_store, working_memory)
@@ -273,6 +286,27 @@ class ManagerRequests:
             return found
         changed: SessionRecord = yield from self._client.ask(session_id, "update", title, metadata, True)
         return replace(found, title=changed.title, metadata=changed.metadata)
+
+    @checked
+    def _open_once(
+        self, user_id: UserId | None, agent: AgentName | None, metadata: Any
+    ) -> Request[tuple[ClusterClient, SessionRef, str, str | None]]:
+        """Create a session that is kept in memory only; return what `Session` takes."""
+        self._check_user(user_id)
+        self._check_writes("*", "run_once")
+        given = {} if metadata is None else json_object("metadata", metadata, self._max_metadata_bytes)
+        client: ClusterClient = self._once or (yield Consult(partial(asyncio.to_thread, self._make_once)))
+        self._once = client
+        store = client.stores[0]
+        if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
+            self._swept_at = time.monotonic()
+            yield from sweep(client, store, None, memory=False)
+        now = yield Consult(store.now)
+        times = {"created_at": now, "updated_at": now, "ttl_s": ONCE_TTL_S}
+        owner: dict[str, Any] = {"user_id": user_id or DEFAULT_USER, "agent": agent, "metadata": freeze(given)}
+        fresh = SessionRecord(session_id=new_id(), memory="off", **owner, **times)
+        made: SessionRecord = yield Consult(partial(store.create, fresh))
+        return client, SessionRef.of(made), made.user_id, agent
 
     def _now(self) -> Request[float]:
         """Return the store's time; the store is asked once, later calls add the time that has passed."""
@@ -445,4 +479,28 @@ class ManagerRequests:
         return (yield from sweep(self._client, self._own_store(), Path(archive) if archive else None, memory))
 
     def _close(self) -> Request[None]:
+        if self._once:
+            yield Consult(self._once.close)
         yield Consult(self._client.close)
+
+
+def _once_client(
+    namespace: str, engine: EngineBuilder | Mapping[str, EngineBuilder], config: SessionConfig, client: ClusterClient
+) -> ClusterClient:
+    """Return a client of sessions that are kept in memory only, without memories. Starts their process."""
+    made = ClusterClient.of(
+        namespace,
+        ONCE_STORE,
+        history_store=None,
+        encryption=None,
+        engine=engine,
+        memory=(),
+        working_memory=None,
+        overflow=None,
+        placement=Packed(hosts=1),
+        config=config,
+        read_only=False,
+    )
+    made.portal = client.portal
+    made.warm_up()
+    return made

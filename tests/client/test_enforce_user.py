@@ -19,6 +19,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     ConfigError,
+    EmptyTurnError,
     IdempotencyConflictError,
     InvalidIdError,
     NoActiveRunError,
@@ -64,6 +65,7 @@ CASES = [
     Case("execution", ("RUN",), "of-alice", RunNotFoundError, RunNotFoundError, ConfigError),
     Case("execution", ("no run",), RunNotFoundError, RunNotFoundError, RunNotFoundError, ConfigError),
     Case("list", (), ["of-alice"], ["of-bob"], [], ConfigError),
+    Case("run_once", (), EmptyTurnError, EmptyTurnError, EmptyTurnError, ConfigError),
     Case("runs", (), ["of-alice"], [], [], ConfigError),
     Case("count", (), 1, 1, 0, ConfigError),
     Case("usage", (), True, False, False, ConfigError),

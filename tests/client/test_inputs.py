@@ -157,7 +157,7 @@ class World:
             manager._starts_at_once = False
             ManagerRequests.__init__(manager, "memory://unused", engine=self.client.engine)
             here = {"_client": self.client, "_store": self.client.store}
-            vars(manager).update(here, _started=_nothing, _knows_rivals=True)
+            vars(manager).update(here, _started=_nothing, _knows_rivals=True, _once=self.client)
             return manager
         if issubclass(family, SessionMemory | AsyncSessionMemory):
             return family(self.client, SESSION)

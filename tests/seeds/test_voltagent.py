@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 from conftest import end_actors
 
 from engines import ScriptedEngine
-from turnwise import AsyncSessionManager, Packed, SessionManager
-from turnwise.errors import InvalidInputError, SessionNotFoundError, TurnNotFoundError
+from turnwise import AsyncSessionManager, Packed, RunCancelledError, SessionManager
+from turnwise.actors.client import manager_requests
+from turnwise.errors import EmptyTurnError, InvalidInputError, RunNotFoundError, SessionNotFoundError, TurnNotFoundError
 
 NAMESPACE = "seeds-voltagent"
 
@@ -43,6 +46,41 @@ def test_user_and_conversation_ids(manager: SessionManager) -> None:
     ]
     first, second = (manager.open(user_id="user-123") for _ in range(2))
     assert first.id != second.id and first.latest() is second.latest() is None
+
+
+def test_a_run_without_memory(manager: SessionManager) -> None:
+    """`memory: false`: nothing is stored or retrieved; the handle is that of any run."""
+    before = len(manager.list(limit=1000)), len(manager.runs(limit=1000))
+    handle = manager.run_once("slow 3", user_id="zoe", metadata={"a": 1})
+    assert handle.wait().text == "slow 3" and "text_delta" in {event.kind for event in handle.events()}
+    turn = manager.run_once("hello").wait()
+    assert turn.index == 0 and len(turn.blocks) == 2 and turn.session_id != handle.session_id
+    seen: list[str] = []
+    slow = manager.run_once("slow 100000", on_event=lambda event: seen.append(event.kind))
+    assert slow.cancel() and slow.is_done() and pickle.loads(pickle.dumps(slow)).status() == "cancelled"
+    with pytest.raises(RunCancelledError):
+        slow.wait()
+    assert seen[-1] == "run_cancelled"
+    assert before == (len(manager.list(limit=1000)), len(manager.runs(limit=1000)))
+    with pytest.raises(RunNotFoundError):
+        manager.execution(handle.run_id)
+    with pytest.raises(EmptyTurnError):
+        manager.run_once()
+
+
+def test_what_was_run_once_is_gone_soon(manager: SessionManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_requests, "ONCE_TTL_S", 0.0)
+    monkeypatch.setattr(manager_requests, "ONCE_SWEEP_S", 0.0)
+    handles = [manager.run_once(f"prompt {number}") for number in range(3)]
+    running = manager.run_once("slow 100000")
+    for handle in handles:
+        with suppress(SessionNotFoundError):
+            handle.wait()
+    manager.run_once("again").wait()
+    assert running.is_running() and running.cancel()
+    for handle in handles:
+        with pytest.raises(SessionNotFoundError):
+            handle.info()
 
 
 def test_conversations_are_made_found_updated_and_deleted(manager: SessionManager) -> None:
@@ -135,6 +173,7 @@ async def test_the_same_awaited(manager: SessionManager, settings: dict[str, Any
         assert [each.session_id for each in await opened.list(title="another", user_id="bob")] == ["awaited"]
         assert [run.session_id for run in await opened.runs(user_id="bob")] == ["awaited"]
         assert [each.text for each in await chat.messages()] == ["hello", "hello"]
+        assert (await (await opened.run_once("hello", user_id="bob"))).text == "hello"
         assert (await chat.events(limit=1)).next == 1 and (await chat.events(after=1)).next is None
         with pytest.raises(InvalidInputError, match="if_exists"):
             await opened.open("awaited", user_id="bob", title="A title")

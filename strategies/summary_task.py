@@ -97,7 +97,7 @@ class SummaryTask:
         lines = [] if before is None else [_as_json({_BEFORE: before})]
         for block in window.blocks(self.ranges if part is None else part):
             lines += map(_as_json, _facts(block))
-            if isinstance(block, Image) or (isinstance(block, Document) and not block.text):
+            if isinstance(block, Image) or (isinstance(block, Document) and not block.plain):
                 shown += [User(text="\n".join(lines)), block]
                 lines = []
         return (*shown, User(text="\n".join([*lines, "", f"Write the summary now. {limit}"])))

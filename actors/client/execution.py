@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import InstanceOf
 
-from turnwise.actors.client.arguments import Number, Patience, Text, checked, json_object
+from turnwise.actors.client.arguments import MAX_JSON_BYTES, Number, Patience, Text, checked, json_object
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import EventSink, TaskSink, ThreadSink
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
@@ -26,7 +26,9 @@ from turnwise.errors import (
     TurnNotFoundError,
     WaitTimeoutError,
 )
+from turnwise.memory.conversation.codec import encode_json
 from turnwise.memory.conversation.events import AnyEvent, Phase
+from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id, public_id
 from turnwise.memory.conversation.partial_output import Partials
 from turnwise.memory.conversation.phases import Phases, phase_of
@@ -129,8 +131,12 @@ class _Handle:
         return self._decide(call_id, ApprovalDecision(verdict="rejected", text=reason))
 
     @checked
-    def _provide(self, call_id: Text, result: Text, is_error: bool) -> Request[None]:
-        return self._decide(call_id, ApprovalDecision(verdict="provided", text=result, is_error=is_error))
+    def _provide(self, call_id: Text, result: Any, is_error: bool) -> Request[None]:
+        plain = plain_json("result", result, MAX_JSON_BYTES)
+        is_json = not isinstance(plain, str)
+        text = encode_json(plain) if is_json else plain
+        decision = ApprovalDecision(verdict="provided", text=text, is_error=is_error, is_json=is_json)
+        return self._decide(call_id, decision)
 
     def _decide(self, call_id: str, decision: ApprovalDecision) -> Request[None]:
         yield from self._client.ask(self._stored_id, "decide", self.run_id, call_id, decision)
@@ -269,8 +275,12 @@ class ExecutionHandle(_Handle):
         """Reject a tool call and tell the model why; durable on return. Repetition and errors: see `approve`."""
         carry_out(self._reject(call_id, reason), self._client.portal)
 
-    def provide(self, call_id: str, result: str, *, is_error: bool = False) -> None:
-        """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`."""
+    def provide(self, call_id: str, result: Any, *, is_error: bool = False) -> None:
+        """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`.
+
+        Args:
+            result: a text; or another JSON value, which the model gets as JSON and `ToolResult.data` has as a payload.
+        """
         carry_out(self._provide(call_id, result, is_error), self._client.portal)
 
     def input(self) -> Turn:
@@ -429,8 +439,12 @@ class AsyncExecutionHandle(_Handle):
         """Reject a tool call and tell the model why; durable on return. Repetition and errors: see `approve`."""
         await carry_out_async(self._reject(call_id, reason))
 
-    async def provide(self, call_id: str, result: str, *, is_error: bool = False) -> None:
-        """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`."""
+    async def provide(self, call_id: str, result: Any, *, is_error: bool = False) -> None:
+        """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`.
+
+        Args:
+            result: a text; or another JSON value, which the model gets as JSON and `ToolResult.data` has as a payload.
+        """
         await carry_out_async(self._provide(call_id, result, is_error))
 
     async def input(self) -> Turn:

@@ -92,6 +92,10 @@ class Attempt:
         self._callbacks = callbacks
         self._interval_s = interval_s
         self._unpublished: list[str] = []
+        self._parts = 0
+        """How many parts of its answer the engine has begun to stream in the current model call."""
+        self._part: str | None = None
+        """The kind of the part that the next delta may continue."""
         self._timer: asyncio.TimerHandle | None = None
         self._call = run.spent
         """The run's usage at the start of the last model call."""
@@ -198,6 +202,7 @@ class Attempt:
             part = part.text
         if isinstance(part, str):
             if part:
+                self._continue("text")
                 text = storable(part)  # may be half of a surrogate pair
                 self.ledger.append_text(text)
                 self._unpublished.append(text)
@@ -208,10 +213,20 @@ class Attempt:
         self._flush()
         if isinstance(part, Thinking):
             self.ledger.append_thinking(part.text, part.signature, part.redacted)
+            self._continue("thinking")
             if part.text:
-                self._callbacks.publish_live(self.run, ThinkingDelta, {"text": part.text})
+                self._callbacks.publish_live(self.run, ThinkingDelta, {"text": part.text, "index": self._parts - 1})
+            if part.signature or part.redacted:
+                self._part = None  # the next piece begins another thought
         else:
             self.ledger.append(part)
+            self._continue(None)
+
+    def _continue(self, kind: str | None) -> None:
+        """Count a part that begins: of another kind than the one before it, or of a kind that never continues."""
+        if kind is None or kind != self._part:
+            self._parts += 1
+        self._part = kind
 
     @property
     def _timeline(self) -> Timeline:
@@ -268,6 +283,7 @@ class Attempt:
         self._call, self._announces = spent, True
         self.run.unbilled += Usage(calls=1)
         self.stop_reason = None
+        self._parts, self._part = 0, None
         self.ledger.void()
         self.publish(ModelCallStarted, call=spent.calls)
 
@@ -308,7 +324,7 @@ class Attempt:
             self._timer = None
         if self._unpublished:
             text, self._unpublished = "".join(self._unpublished), []
-            self._callbacks.publish_live(self.run, TextDelta, {"text": text})
+            self._callbacks.publish_live(self.run, TextDelta, {"text": text, "index": self._parts - 1})
 
 
 _LEFT_BEHIND: set[asyncio.Future[Any]] = set()

@@ -30,18 +30,20 @@ class ApprovalDecision:
     """A decision about a tool call.
 
     `input`: for an approved call, arguments that replace the model's. `text`: the reason of a rejection, or the
-    provided result. `is_error`: whether the provided result reports a failure.
+    provided result. `is_error`: whether the provided result reports a failure. `is_json`: whether it is JSON.
     """
 
     verdict: Verdict
     input: Mapping[str, Any] | None = None
     text: str = ""
     is_error: bool = False
+    is_json: bool = False
 
     @property
     def digest(self) -> str:
         """A hash of the decision, equal for equal decisions."""
-        parts = (self.verdict, self.input, self.text, self.is_error)
+        parts: tuple[Any, ...] = (self.verdict, self.input, self.text, self.is_error)
+        parts = (*parts, True) if self.is_json else parts  # digests of older versions stay as they are
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def block(self, call_id: str, use: ToolUse | None) -> Block | None:
@@ -52,7 +54,7 @@ class ApprovalDecision:
         text = storable(self.text)
         if self.verdict == "rejected":
             return ToolResult(call_id=call_id, text=f"rejected: {text}" if text else "rejected", is_error=True)
-        return ToolResult(call_id=call_id, text=text, is_error=self.is_error)
+        return ToolResult(call_id=call_id, text=text, is_error=self.is_error, is_json=self.is_json)
 
 
 class Approvals:

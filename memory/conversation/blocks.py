@@ -7,6 +7,7 @@ back unchanged, so an older reader loses nothing.
 
 from __future__ import annotations
 
+import base64
 import binascii
 import re
 from collections.abc import Sequence
@@ -89,6 +90,18 @@ class ToolResult(Block):
     call_id: Str
     text: Str
     is_error: bool = False
+    is_json: bool = False
+    """Whether `text` is the JSON of a payload, such as that of an object which the tool returned."""
+
+    @property
+    def data(self) -> Any:
+        """The payload, frozen, if the result is JSON; None for other results. Parsed at each read."""
+        if not self.is_json:
+            return None
+        try:
+            return freeze(pydantic_core.from_json(self.text))
+        except (TypeError, ValueError):  # the text was changed, such as by a redaction
+            return None
 
 
 class _Payload(Block):
@@ -108,7 +121,7 @@ class _Payload(Block):
     @model_validator(mode="after")
     def _is_sendable(self) -> Self:
         """Refuse a block that no provider accepts: it would make every later request invalid."""
-        if not (self.url or self.data or getattr(self, "text", None)):
+        if not (self.url or self.data or getattr(self, "plain", None)):
             raise ValueError(f"a {self.kind} needs a url, or data with its media_type")
         if self.data and not self.media_type:
             raise ValueError(f"a {self.kind} with data needs its media_type, such as image/png")
@@ -169,11 +182,42 @@ class Image(_Payload):
 
 
 class Document(_Payload):
-    """A file, by `url`, as base64 `data` of a `media_type`, or as plain `text`."""
+    """A file, by `url`, as base64 `data` of a `media_type`, as plain `text`, or as `chunks` of text.
+
+    `Document.from_bytes` takes a file's bytes.
+    """
 
     kind: Literal["document"] = "document"
     name: Str
     text: Str | None = None
+    chunks: tuple[Str, ...] = ()
+    """Pieces of text that the model can cite one by one, where the provider has citations; else they are one text."""
+    cite: bool = False
+    """Whether the model is asked to cite the document, where the provider has citations; see `Citations`."""
+
+    @model_validator(mode="after")
+    def _has_one_text(self) -> Self:
+        if self.text and self.chunks:
+            raise ValueError("a document has either text or chunks")
+        if not all(chunk.strip() for chunk in self.chunks):
+            raise ValueError("a chunk of a document must not be blank")
+        return self
+
+    @property
+    def plain(self) -> str | None:
+        """The text, or the chunks with a blank line between them; None if it has neither."""
+        return "\n\n".join(self.chunks) if self.chunks else self.text
+
+    @classmethod
+    def from_bytes(cls, name: str, data: bytes, media_type: str, *, cite: bool = False) -> Self:
+        """Return the document of a file: as text if its type is text/..., else as data.
+
+        Raises:
+            ValueError: the text is not UTF-8, or nothing can be made of the values.
+        """
+        if media_type.startswith("text/"):
+            return cls(name=name, text=data.decode(), cite=cite)
+        return cls(name=name, data=base64.b64encode(data).decode(), media_type=media_type, cite=cite)
 
 
 class Citations(Block):

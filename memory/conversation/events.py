@@ -96,6 +96,8 @@ class TextDelta(Event):
     kind: Literal["text_delta"] = "text_delta"
     live: ClassVar[bool] = True
     text: str
+    index: int = 0
+    """The part of the answer that it continues, counted from 0 in each model call, in the order of the stream."""
 
 
 Phase = Literal[
@@ -123,6 +125,8 @@ class ThinkingDelta(Event):
     kind: Literal["thinking_delta"] = "thinking_delta"
     live: ClassVar[bool] = True
     text: str
+    index: int = 0
+    """The part of the answer that it continues, counted from 0 in each model call, in the order of the stream."""
 
 
 class Appending(Adding):

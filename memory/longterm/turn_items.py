@@ -70,7 +70,7 @@ def _line(block: Block) -> str:
         case User():
             return f"user: {block.text}"
         case Document():
-            return f"user: [file {block.name}] {block.text or ''}".rstrip()
+            return f"user: [file {block.name}] {block.plain or ''}".rstrip()
         case Text():
             return f"assistant: {block.text}"
         case ToolUse():

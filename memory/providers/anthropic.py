@@ -38,6 +38,7 @@ def encode(blocks: Sequence[Block], rules: Rules = ANTHROPIC) -> tuple[str | lis
       results first, in the order in which the calls were declared.
     - Thoughts with Anthropic's signature, and redacted thoughts, are sent unchanged. Other thoughts are left out. If a
       message that calls tools loses all of its thoughts, one redacted thought with the data `LOST` replaces them.
+    - A document with chunks is sent as content of several texts, one with `cite` with citations enabled.
     - The part before each of the last four cache checkpoints gets a `cache_control`.
     - Thoughts without a following text or call, citations, unknown kinds and blank texts are not sent.
 
@@ -106,11 +107,9 @@ def _part(block: Block, rules: Rules) -> Part:
         case Image():
             return {"type": "image", "source": _source(block, rules)}
         case Document():
-            return {
-                "type": "document",
-                "source": _source(block, rules),
-                **({"title": block.name} if block.name else {}),
-            }
+            about = {"title": block.name} if block.name else {}
+            cited = {"citations": {"enabled": True}} if block.cite else {}
+            return {"type": "document", "source": _source(block, rules), **about, **cited}
         case _:
             raise TypeError(f"{block.kind} is never sent")
 
@@ -127,6 +126,8 @@ def _result(result: ToolResult) -> Part:
 
 def _source(block: Image | Document, rules: Rules) -> Part:
     match rules.form(block):
+        case "text" if isinstance(block, Document) and block.chunks:
+            return {"type": "content", "content": [{"type": "text", "text": chunk} for chunk in block.chunks]}
         case "text":
             return {"type": "text", "media_type": "text/plain", "data": getattr(block, "text", None)}
         case "data":

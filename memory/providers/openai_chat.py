@@ -138,7 +138,7 @@ def _part(block: Block) -> dict[str, Any]:
             return {"type": "file", "file": {"filename": block.name, "file_data": data_uri(block)}}
         case Document():
             # Chat servers fetch no documents. The model gets the URL as text, since the turn is in the history already.
-            return {"type": "text", "text": f"{block.name}:\n{block.text or block.url}"}
+            return {"type": "text", "text": f"{block.name}:\n{block.plain or block.url}"}
         case _:
             raise TypeError(f"{block.kind} is not a block of the user")
 

@@ -182,6 +182,6 @@ def _part(block: Block) -> dict[str, Any]:
                 return {"type": "input_file", "filename": block.name, "file_data": data_uri(block)}
             if form == "url":
                 return {"type": "input_file", "file_url": block.url}
-            return {"type": "input_text", "text": f"{block.name}:\n{block.text}"}
+            return {"type": "input_text", "text": f"{block.name}:\n{block.plain}"}
         case _:
             raise TypeError(f"{block.kind} is not a block of the user")

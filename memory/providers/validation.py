@@ -93,7 +93,7 @@ class Rules:
             return None
         forms, types = self._taken(block)
         there = {
-            "text": isinstance(block, Document) and block.text,
+            "text": isinstance(block, Document) and block.plain,
             "data": block.data and (not types or block.media_type in types),
             "url": block.url and block.url.startswith(self.url_prefixes),
         }

@@ -113,8 +113,8 @@ class _Counter(ABC):
 
     def _document(self, block: Document) -> int:
         """Return the tokens of a file: of its text or, for a PDF, of text and image of each page."""
-        if block.text:
-            return self.text(block.text)
+        if block.plain:
+            return self.text(block.plain)
         page = PAGE_TEXT + self.images.tokens(None)
         if not block.data:
             return UNSEEN_PAGES * page + self.text(block.url or "")

@@ -16,16 +16,26 @@ from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepC
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
-from turnwise.actors.inference.tools.tool import tool
+from turnwise.actors.inference.tools.tool import external_tool, tool
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.core import SessionCore
-from turnwise.errors import InvalidInputError, RunNotFoundError, SessionEndedError, StoreError, ToolError
-from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
+from turnwise.errors import (
+    CallDecidedError,
+    InvalidInputError,
+    RunNotFoundError,
+    SessionEndedError,
+    StoreError,
+    ToolError,
+)
+from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.events import (
     AnyEvent,
     CustomEvent,
     PlannerNote,
     RunEnded,
     StepStarted,
+    TextDelta,
+    ThinkingDelta,
     ToolEnded,
     without_blocks,
 )
@@ -213,3 +223,47 @@ async def test_a_run_may_have_a_parent_run_of_the_same_user() -> None:
     for one, parent in ((sub, "nobody"), (stranger, "parent")):
         with pytest.raises(RunNotFoundError, match=parent):
             await one.start(["do"], run_id="other", parent=parent)
+
+
+class Streaming:
+    """Streams thoughts and texts in turn, then a JSON result of a tool is provided from outside."""
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return ToolLoop(self, ToolRegistry(external_tool("ask", "Asks.", {"type": "object"}), prices))
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        if turn.output:
+            return [Text(text="Done.")]
+        parts: list[Any] = [Thinking(text="a"), Thinking(text="b", signature="s"), Thinking(text="c"), "d", "e"]
+        for part in parts:
+            context.emit(part)
+        await asyncio.sleep(1)
+        context.emit("f")
+        context.emit(Thinking(text="g"))
+        return [Text(text="def"), ToolUse(call_id="x", name="ask"), ToolUse(call_id="y", name="prices")]
+
+
+@tool
+def prices() -> dict[str, int]:
+    """Say prices."""
+    return {"tea": 3}
+
+
+async def test_streamed_parts_have_indexes_and_results_have_payloads() -> None:
+    core, _ = await a_core(engine=Streaming())
+    await core.start(["go"], run_id="run")
+    while not await core.reads.pending("run"):
+        await asyncio.sleep(0.1)
+    decision = ApprovalDecision(verdict="provided", text='{"answer":[1]}', is_json=True)
+    for _ in range(2):
+        await core.decide("run", "x", decision)
+    with pytest.raises(CallDecidedError):
+        await core.decide("run", "x", ApprovalDecision(verdict="provided", text='{"answer":[1]}'))
+    outcome = await core.reads.wait("run")
+    assert outcome and outcome.turn
+    results = [block for block in outcome.turn.output if isinstance(block, ToolResult)]
+    assert [(result.call_id, result.data) for result in results] == [("x", {"answer": (1,)}), ("y", {"tea": 3})]
+    events, _, _ = await core.reads.events(run_id="run")
+    deltas = [(event.index, event.text) for event in events if isinstance(event, TextDelta | ThinkingDelta)]
+    assert deltas[:3] == [(0, "a"), (0, "b"), (1, "c")] and deltas[-1] == (3, "g")
+    assert "".join(text for index, text in deltas if index == 2) == "def"

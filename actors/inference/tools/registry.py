@@ -47,6 +47,7 @@ class _Answer:
     text: str
     is_error: bool = False
     final: bool = False
+    is_json: bool = False
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -227,9 +228,10 @@ class ToolRegistry:
 
     def _result(self, use: ToolUse, answer: _Answer) -> ToolResult:
         text, limit = answer.text, self.max_result_chars
+        is_json = answer.is_json and len(text) <= limit
         if len(text) > limit:
             text = f"{text[:limit]}\n[cut: these are the first {limit} of {len(text)} characters]"
-        return ToolResult(call_id=use.call_id, text=storable(text), is_error=answer.is_error)
+        return ToolResult(call_id=use.call_id, text=storable(text), is_error=answer.is_error, is_json=is_json)
 
 
 # One attempt
@@ -363,10 +365,10 @@ def _to_json(value: Any) -> _Answer:
     """Return the value as compact JSON; a value that cannot be serialised is a final error."""
     try:
         try:
-            return _Answer(pydantic_core.to_json(value, inf_nan_mode="strings").decode())
+            return _Answer(pydantic_core.to_json(value, inf_nan_mode="strings").decode(), is_json=True)
         except ValueError:  # perhaps lone surrogates, which `storable` replaces
             plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="strings")
-            return _Answer(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))
+            return _Answer(json.dumps(plain, ensure_ascii=False, separators=(",", ":")), is_json=True)
     except Exception as error:  # noqa: BLE001 - the value's serializers may raise anything
         text = f"the tool returned {type(value).__name__}, which cannot be written as JSON: {error}"
         return _Answer(text, is_error=True, final=True)

@@ -37,7 +37,7 @@ def _function(value: Any) -> EventSink:
 Sink = Annotated[EventSink, PlainValidator(_function)]
 
 
-class _Delivery:
+class Delivery:
     """Calls a sink with each event, and logs the first of its failures."""
 
     def __init__(self, sink: EventSink, what: str) -> None:
@@ -53,6 +53,14 @@ class _Delivery:
             self.note_failure(event)
             return None
         return answer if inspect.isawaitable(answer) else None
+
+    async def call_awaited(self, event: AnyEvent) -> None:
+        """Call the sink, and await what it returns. Its errors are logged and raise nothing."""
+        if waiting := self.call(event):
+            try:
+                await waiting
+            except Exception:  # noqa: BLE001 - logged; the sink's failure fails nothing
+                self.note_failure(event)
 
     def note_failure(self, event: AnyEvent) -> None:
         """Log the exception that is being handled, if it is the sink's first."""
@@ -70,7 +78,7 @@ class ThreadSink:
     """Calls `on_event` with the events of a run, in order, in a thread of its own."""
 
     def __init__(self, sink: EventSink, page: _Page, portal: Portal, run_id: str) -> None:
-        self._delivery = _Delivery(sink, f"on_event of run {run_id!r}")
+        self._delivery = Delivery(sink, f"on_event of run {run_id!r}")
         self._page = page
         self._portal = portal
         self._thread = threading.Thread(target=self._deliver, name="turnwise-on-event", daemon=True)
@@ -99,7 +107,7 @@ class TaskSink:
     """Calls `on_event` with the events of a run, in order, in a task of its own."""
 
     def __init__(self, sink: EventSink, page: _Page, run_id: str) -> None:
-        self._delivery = _Delivery(sink, f"on_event of run {run_id!r}")
+        self._delivery = Delivery(sink, f"on_event of run {run_id!r}")
         self._page = page
         self._task = asyncio.create_task(self._deliver(), name="turnwise-on-event")
         _TASKS.add(self._task)
@@ -121,11 +129,7 @@ class TaskSink:
                 self._delivery.note_end(error, after)
                 return
             for event in events:
-                if waiting := self._delivery.call(event):
-                    try:
-                        await waiting
-                    except Exception:  # noqa: BLE001 - logged; the sink's failure fails nothing
-                        self._delivery.note_failure(event)
+                await self._delivery.call_awaited(event)
 
 
 _TASKS: set[asyncio.Task[None]] = set()

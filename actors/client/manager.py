@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from turnwise.actors.client.event_sinks import EventSink
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.manager_requests import IfExists, ManagerRequests
 from turnwise.actors.client.requests import Request, Result, carry_out, carry_out_async
 from turnwise.actors.client.session import AsyncSession, RunOptions, Session
+from turnwise.actors.client.subscriptions import AsyncSubscription, Subscription
 from turnwise.actors.cluster.ray_runtime import interruptible
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.memory.archive.expiry import Swept
@@ -239,6 +241,40 @@ class SessionManager(ManagerRequests):
         request = self._runs(user_id, agent, state, since=since, cursor=cursor, limit=limit)
         return carry_out(request, self._client.portal)
 
+    def subscribe(
+        self,
+        on_event: EventSink,
+        *,
+        session_id: str | None = None,
+        user_id: str | None = None,
+        agent: str | None = None,
+        kinds: Sequence[str] | None = None,
+        cursor: str | None = None,
+    ) -> Subscription:
+        """Call a function with each stored event of all matching sessions, from now on, also of future ones.
+
+        It gets the events of a session by number, each once; those of different sessions come in any order, within a
+        second if the store has few sessions that match. Deltas are not stored: for these, see `on_event` of
+        `Session.run`. What the function raises is logged and changes nothing; while the store cannot be read, the
+        subscription tries again. It starts no processes of sessions. Each look for changes reads the sessions of the
+        user, or of all users if none is given, that have changed in the last minute.
+
+        Args:
+            on_event: called in a thread, or in a task of the asynchronous family, which takes coroutine functions too.
+            session_id: only the events of this session; otherwise those of `user_id`'s and `agent`'s sessions.
+            kinds: only events of these kinds, such as `["run_completed", "run_failed"]`.
+            cursor: go on after the events that an earlier subscription with the same filters has handed out: its
+                `cursor`.
+
+        Raises:
+            SessionNotFoundError: there is no such session, or it belongs to another user.
+        """
+        request = self._subscribe(on_event, session_id, user_id, agent, kinds=kinds, cursor=cursor)
+        feed, sink = carry_out(request, self._client.portal)
+        made = Subscription(feed, sink, self._client)
+        self._subscriptions.append(made)
+        return made
+
     def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""
         return carry_out(self._usage(user_id, agent), self._client.portal)
@@ -292,7 +328,9 @@ class SessionManager(ManagerRequests):
         return ExecutionHandle(self._client, found.session_id, run_id, found.turn_index)
 
     def close(self) -> None:
-        """Close the store. Sessions and their runs continue. Closing twice is fine."""
+        """Close the store and all subscriptions. Sessions and their runs continue. Closing twice is fine."""
+        for subscription in self._subscriptions:
+            subscription.close()
         carry_out(self._close(), self._client.portal)
         self._client.portal.close()
 
@@ -507,6 +545,40 @@ class AsyncSessionManager(ManagerRequests):
         request = self._runs(user_id, agent, state, since=since, cursor=cursor, limit=limit)
         return await self._carry_out(request)
 
+    async def subscribe(
+        self,
+        on_event: EventSink,
+        *,
+        session_id: str | None = None,
+        user_id: str | None = None,
+        agent: str | None = None,
+        kinds: Sequence[str] | None = None,
+        cursor: str | None = None,
+    ) -> AsyncSubscription:
+        """Call a function with each stored event of all matching sessions, from now on, also of future ones.
+
+        It gets the events of a session by number, each once; those of different sessions come in any order, within a
+        second if the store has few sessions that match. Deltas are not stored: for these, see `on_event` of
+        `Session.run`. What the function raises is logged and changes nothing; while the store cannot be read, the
+        subscription tries again. It starts no processes of sessions. Each look for changes reads the sessions of the
+        user, or of all users if none is given, that have changed in the last minute.
+
+        Args:
+            on_event: called in a thread, or in a task of the asynchronous family, which takes coroutine functions too.
+            session_id: only the events of this session; otherwise those of `user_id`'s and `agent`'s sessions.
+            kinds: only events of these kinds, such as `["run_completed", "run_failed"]`.
+            cursor: go on after the events that an earlier subscription with the same filters has handed out: its
+                `cursor`.
+
+        Raises:
+            SessionNotFoundError: there is no such session, or it belongs to another user.
+        """
+        request = self._subscribe(on_event, session_id, user_id, agent, kinds=kinds, cursor=cursor)
+        feed, sink = await self._carry_out(request)
+        made = AsyncSubscription(feed, sink)
+        self._subscriptions.append(made)
+        return made
+
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""
         return await self._carry_out(self._usage(user_id, agent))
@@ -560,7 +632,9 @@ class AsyncSessionManager(ManagerRequests):
         return AsyncExecutionHandle(self._client, found.session_id, run_id, found.turn_index)
 
     async def close(self) -> None:
-        """Close the store. Sessions and their runs continue. Closing twice is fine."""
+        """Close the store and all subscriptions. Sessions and their runs continue. Closing twice is fine."""
+        for subscription in self._subscriptions:
+            await subscription.close()
         await carry_out_async(self._close())
 
     async def _carry_out(self, request: Request[Result]) -> Result:

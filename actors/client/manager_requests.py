@@ -32,8 +32,10 @@ from turnwise.actors.client.arguments import (
     json_object,
 )
 from turnwise.actors.client.cluster_client import ClusterClient, HistoryArgument, StoreArgument
+from turnwise.actors.client.event_sinks import EventSink, Sink
 from turnwise.actors.client.expiry import sweep
 from turnwise.actors.client.requests import Consult, Request
+from turnwise.actors.client.subscriptions import EventFeed, Kinds
 from turnwise.actors.cluster.nodes import check_files
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.ray_runtime import connect, this_ray
@@ -143,6 +145,8 @@ class ManagerRequests:
         """Reaches the sessions of `run_once`; made at first use."""
         self._swept_at = -math.inf
         """When sessions of `run_once` were last deleted, by the monotonic clock."""
+        self._subscriptions: Any = []
+        """Those to close with the manager."""
         self._store: SessionStore | None = None
         self._knows_rivals = False
         self._check_files = partial(check_files, store, history_store, working_memory)
@@ -369,6 +373,26 @@ class ManagerRequests:
         self._check_user(user_id)
         found = yield from self._ask(lambda store: find_sessions(store, wanted, user_id=user_id, **query))
         return self._shown(found)
+
+    @checked
+    def _subscribe(
+        self,
+        on_event: Sink,
+        session_id: SessionId | None,
+        user_id: UserId | None,
+        agent: AgentName | None,
+        *,
+        kinds: Kinds | None,
+        cursor: Text | None,
+    ) -> Request[tuple[EventFeed, EventSink]]:
+        self._check_user(user_id)
+        found = None if session_id is None else (yield from self._get(session_id, user_id))
+        if found and agent not in (None, found.agent):
+            raise SessionOwnerError(found.session_id, "agent", agent)
+        query = {"user_id": user_id, "agent": agent}
+        stored_id = found.session_id if found else None
+        now = yield from self._now()
+        return EventFeed(self._client, query, session=stored_id, kinds=kinds, at=now, cursor=cursor), on_event
 
     @checked
     def _runs(

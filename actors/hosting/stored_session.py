@@ -89,6 +89,12 @@ class StoredSession:
             if found or done or timeout_s <= 0 or not await self._poll(deadline):
                 return found, after, done
 
+    async def stored_events(self, after: int, limit: int) -> Sequence[Event]:
+        """Return up to `limit` stored events with a number above `after`; reads only the session's row and these."""
+        await self._look()
+        self._journal.log = EventLog(_ABOVE_ALL)
+        return await self._journal.events(after, limit)
+
     async def _poll(self, deadline: float | None) -> bool:
         """Wait until the store is to be asked again; return whether there is time to."""
         if self._raises_unattended and not await rivals(self._journal.store):

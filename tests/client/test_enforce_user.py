@@ -65,6 +65,7 @@ CASES = [
     Case("execution", ("RUN",), "of-alice", RunNotFoundError, RunNotFoundError, ConfigError),
     Case("execution", ("no run",), RunNotFoundError, RunNotFoundError, RunNotFoundError, ConfigError),
     Case("list", (), ["of-alice"], ["of-bob"], [], ConfigError),
+    Case("subscribe", (), TypeError, TypeError, TypeError, TypeError),  # see test_subscriptions.py
     Case("run_once", (), EmptyTurnError, EmptyTurnError, EmptyTurnError, ConfigError),
     Case("runs", (), ["of-alice"], [], [], ConfigError),
     Case("count", (), 1, 1, 0, ConfigError),

@@ -25,6 +25,7 @@ from turnwise.actors.client.manager_requests import ManagerRequests
 from turnwise.actors.client.requests import Consult, Portal, Request
 from turnwise.actors.client.session import AsyncSession, RunOptions, Session
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
+from turnwise.actors.client.subscriptions import AsyncSubscription, Subscription
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SessionService
 from turnwise.actors.hosting.waits import Waits
@@ -89,6 +90,7 @@ VALID: dict[str, Any] = {
     "result": "done",
     "summary": Summary(text="of nothing"),
     "prompts": "hello",
+    "on_event": print,
     "name": "progress",
 }
 """For each parameter that has to be given, a value that its verb takes."""
@@ -221,7 +223,10 @@ class Verb:
         if isinstance(answer, AsyncGenerator):
             return PORTAL.run(_all(answer))
         if inspect.isawaitable(answer):
-            return PORTAL.run(_awaited(answer))
+            answer = PORTAL.run(_awaited(answer))
+        if isinstance(answer, Subscription | AsyncSubscription):
+            closing = answer.close()
+            return closing and PORTAL.run(_awaited(closing))
         return list(answer) if isinstance(answer, Generator) else answer
 
 

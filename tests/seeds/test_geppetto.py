@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from turnwise.errors import (
     RunCancelledError,
     RunFailedError,
     SessionBusyError,
+    SessionNotFoundError,
     WaitTimeoutError,
 )
 
@@ -140,6 +142,33 @@ def test_event_sinks_get_each_event_in_order_and_their_failure_fails_nothing(man
     assert turn.text == "hello" and seen[-1].kind == "run_completed" and seen[-1].turn_index == turn.index
 
 
+def test_a_sink_for_all_sessions_that_goes_on_where_it_stopped(manager: SessionManager) -> None:
+    ended = threading.Semaphore(0)
+    seen: list[AnyEvent] = []
+
+    def sink(event: AnyEvent) -> None:
+        seen.append(event)
+        ended.release()
+
+    kinds = ["run_completed", "run_failed"]
+    with manager.subscribe(sink, user_id="sue", kinds=kinds) as subscription:
+        first = manager.open("first", user_id="sue").run("hello")
+        second = manager.open("second", user_id="sue").run("raise")
+        manager.open("other", user_id="joe").run("hello").wait()
+        assert ended.acquire(timeout=60) and ended.acquire(timeout=60)
+    assert {(event.run_id, event.kind) for event in seen} == {
+        (first.run_id, "run_completed"),
+        (second.run_id, "run_failed"),
+    }
+    third = manager.get("first", user_id="sue").run("missed meanwhile")
+    third.wait()
+    with manager.subscribe(sink, user_id="sue", kinds=kinds, cursor=subscription.cursor):
+        assert ended.acquire(timeout=60)
+    assert [event.run_id for event in seen[2:]] == [third.run_id]
+    with pytest.raises(SessionNotFoundError):
+        manager.subscribe(sink, session_id="first", user_id="joe")
+
+
 async def test_the_same_awaited(manager: SessionManager, ray_session: ModuleType) -> None:
     settings = {"engine": ScriptedEngine(), "namespace": NAMESPACE, "placement": Packed(hosts=1)}
     async with AsyncSessionManager(f"memory://{NAMESPACE}", **settings) as opened:  # type: ignore[arg-type]
@@ -157,3 +186,11 @@ async def test_the_same_awaited(manager: SessionManager, ray_session: ModuleType
         assert seen[0] == "run_started" and seen[-1] == "run_completed"
         assert (await handle.input()).blocks == turn.blocks != result.blocks
         assert await handle.is_done() and not await handle.is_running()
+        kinds: asyncio.Queue[str] = asyncio.Queue()
+
+        async def put(event: AnyEvent) -> None:
+            await kinds.put(event.kind)
+
+        async with await opened.subscribe(put, session_id=session.id):
+            await (await session.run("again"))
+            assert [await kinds.get(), await kinds.get()] == ["run_started", "run_completed"]

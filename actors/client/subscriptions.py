@@ -1,0 +1,324 @@
+"""Subscriptions: a caller's function is called with the stored events of many sessions as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Annotated, Any, Self
+
+from pydantic import PlainValidator
+
+from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.event_sinks import Delivery, EventSink
+from turnwise.actors.client.requests import Consult, Request, carry_out, carry_out_async
+from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.errors import (
+    CorruptRecordError,
+    EncryptionError,
+    InvalidInputError,
+    SessionNotFoundError,
+    StoreClosedError,
+    shown,
+)
+from turnwise.memory.conversation.events import KINDS, AnyEvent
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.user_ids import by_public_id
+
+POLL_S = 0.25
+"""How long a subscription waits before it asks the store for changes again, in seconds; longer if asking takes long."""
+
+LOAD = 10
+"""A subscription waits so many times as long as it took to ask."""
+
+OVERLAP_S = 60.0
+"""A commit is visible at most so many seconds after the time that it says."""
+
+SESSIONS_PAGE, EVENTS_PAGE = 200, 500
+"""How many sessions, and how many events of a session, are read at once."""
+
+MAX_SEEN = 10_000
+"""How many sessions a cursor names before those that have not changed for a while are left out."""
+
+_log = logging.getLogger(__name__)
+
+
+def _kinds(value: Any) -> frozenset[str]:
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        raise ValueError("must be a list of kinds of events, such as ['run_completed']")
+    for kind in value:
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise ValueError(f"must be kinds of events, as event.kind has them; {shown(kind)} is none")
+        if KINDS[kind].live:
+            raise ValueError(f"events of kind {kind} are not stored: use on_event of a run")
+    return frozenset(value)
+
+
+Kinds = Annotated[Collection[str], PlainValidator(_kinds)]
+
+
+class EventFeed:
+    """The stored events of the sessions that match, from a cursor on.
+
+    Sessions that have changed are found by the time and the revision of their last commit. So the feed needs no process
+    of a session, and works beside any number of Rays. A cursor has, by session, the number of the last event that was
+    handed out; of other sessions, the events after the time `at` are new.
+
+    Args:
+        session: only this session, by its stored id; otherwise all that `query` matches.
+        at: the time from which events are new, in seconds since the epoch, without a cursor.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        query: Mapping[str, Any],
+        *,
+        session: str | None,
+        kinds: Collection[str] | None,
+        at: float,
+        cursor: str | None,
+    ) -> None:
+        self._client = client
+        self._query = query
+        self._session = session
+        self._kinds = kinds
+        self._at, self._mark, self._seen = (at, at, {}) if cursor is None else _parse(cursor)
+        """The time before which unknown sessions have nothing new; the newest commit whose events were all handed out;
+        the number of the last event that was handed out, by the session's log."""
+        self._next_mark = self._mark
+        self._revisions: dict[str, tuple[int, float]] = {}
+        """The revision up to which all events were handed out, and its time, by log."""
+        self._changed: deque[SessionRecord] = deque()
+        """The sessions that may have new events, the first one being read."""
+        self._page: list[AnyEvent] = []
+        self._page_at = -math.inf
+        """The time of the newest event of the session that is being read, which may be later than its last commit was
+        when it was found."""
+
+    @property
+    def cursor(self) -> str:
+        """Where a later subscription goes on: after the events that were handed out."""
+        return json.dumps({"at": self._at, "mark": self._mark, "seen": dict(self._seen)}, separators=(",", ":"))
+
+    def next_page(self) -> Request[Sequence[AnyEvent] | None]:
+        """Return the next events, all of one session, by number; None if there are none now."""
+        if not self._changed:
+            yield from self._find_changed()
+        while self._changed:
+            session = self._changed[0]
+            try:
+                if session.log not in self._seen:
+                    self._seen[session.log] = yield from self._first_new(session)
+                self._page = list((yield self._read(session, self._seen[session.log], EVENTS_PAGE)))
+            except SessionNotFoundError:
+                self._finish(session)  # deleted meanwhile
+            except (CorruptRecordError, EncryptionError) as error:
+                _log.warning("the events of session %r cannot be read: %s", session.session_id, error)
+                self._finish(session)
+            else:
+                return [event for event in self._page if self._kinds is None or event.kind in self._kinds]
+        return None
+
+    def note(self, event: AnyEvent) -> None:
+        """Note that an event of the page was handed out."""
+        self._seen[self._changed[0].log] = event.seq
+
+    def end_page(self) -> None:
+        """Note that all events of the page were handed out."""
+        session = self._changed[0]
+        if self._page:
+            self._seen[session.log] = self._page[-1].seq
+            self._page_at = max(self._page_at, self._page[-1].at)
+        if len(self._page) < EVENTS_PAGE:
+            self._finish(session)
+
+    def _finish(self, session: SessionRecord) -> None:
+        self._changed.popleft()
+        self._revisions[session.log] = session.revision, max(session.updated_at, self._page_at)
+        self._page_at = -math.inf
+        if self._changed:
+            return
+        self._mark = self._next_mark
+        if len(self._seen) > MAX_SEEN:
+            old = {log for log, (_, at) in self._revisions.items() if at < self._mark - 2 * OVERLAP_S}
+            self._at = max(self._at, self._mark - OVERLAP_S)
+            self._seen = {log: seq for log, seq in self._seen.items() if log not in old}
+            self._revisions = {log: known for log, known in self._revisions.items() if log not in old}
+
+    def _find_changed(self) -> Request[None]:
+        cursor = None
+        while True:
+            page = yield Consult(partial(self._sessions, self._store, cursor))
+            for session in page:
+                if session.updated_at < self._mark - OVERLAP_S:
+                    return
+                self._next_mark = max(self._next_mark, session.updated_at)
+                if self._revisions.get(session.log, (None,))[0] != session.revision:
+                    self._changed.appendleft(session)  # so that those that changed first come first
+            cursor = getattr(page, "cursor", None)
+            if cursor is None:
+                return
+
+    async def _sessions(self, store: SessionStore, cursor: str | None) -> Any:
+        if self._session is None:
+            return await store.query(order_by="updated_at", cursor=cursor, limit=SESSIONS_PAGE, **self._query)
+        try:
+            return [await store.get(self._session)]
+        except SessionNotFoundError:
+            return []
+
+    def _first_new(self, session: SessionRecord) -> Request[int]:
+        """Return the number after which the events of a session are later than `at`, by bisection."""
+        if session.created_at > self._at:
+            return 0
+        low, high = 0, session.seq
+        while low < high:
+            middle = (low + high) // 2
+            page = yield self._read(session, middle, 1)
+            if not page or page[0].at > self._at:
+                high = middle
+            else:
+                low = page[0].seq
+        return low
+
+    def _read(self, session: SessionRecord, after: int, limit: int) -> Consult:
+        stored = StoredSession(*by_public_id(session.session_id, *self._client.stores))
+        return Consult(partial(stored.stored_events, after, limit))
+
+    @property
+    def _store(self) -> SessionStore:
+        return self._client.stores[0]
+
+
+def _parse(cursor: str) -> tuple[float, float, dict[str, int]]:
+    try:
+        found = json.loads(cursor)
+        at, mark = float(found["at"]), float(found["mark"])
+        seen = {str(log): int(seq) for log, seq in found["seen"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        at = mark = math.nan
+        seen = {}
+    if not (math.isfinite(at) and math.isfinite(mark)):
+        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of a subscription, unchanged")
+    return at, mark, seen
+
+
+class _Subscription:
+    """Common base of both subscriptions."""
+
+    def __init__(self, feed: EventFeed, on_event: EventSink) -> None:
+        self._feed = feed
+        self._delivery = Delivery(on_event, "on_event of a subscription")
+        self._is_failing = False
+
+    @property
+    def cursor(self) -> str:
+        """Names the events that `on_event` has had: `subscribe(cursor=...)` goes on after them, in any process.
+
+        Save it, for example, after each event. The event that `on_event` is being called with is not among them.
+        """
+        return self._feed.cursor
+
+    def _pause_s(self, began: float, error: Exception | None = None) -> float:
+        """Return how long to wait before the store is asked again; log the first of consecutive errors."""
+        if error and not self._is_failing:
+            _log.warning("a subscription cannot read its store and tries again: %s", error)
+        self._is_failing = error is not None
+        return max(POLL_S, LOAD * (time.monotonic() - began))
+
+
+class Subscription(_Subscription):
+    """Calls a function with events, in a thread of its own, until it is closed. Also a context manager."""
+
+    def __init__(self, feed: EventFeed, on_event: EventSink, client: ClusterClient) -> None:
+        super().__init__(feed, on_event)
+        self._client = client
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._deliver, name="turnwise-subscription", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop, after the call that is under way. Closing twice is fine."""
+        self._closed.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _deliver(self) -> None:
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                page = carry_out(self._feed.next_page(), self._client.portal)
+            except StoreClosedError:
+                return  # its manager was closed
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                self._closed.wait(self._pause_s(began, error))
+                continue
+            if page is None:
+                self._closed.wait(self._pause_s(began))
+                continue
+            for event in page:
+                if self._closed.is_set():
+                    return
+                self._delivery.call(event)
+                self._feed.note(event)
+            self._feed.end_page()
+
+
+class AsyncSubscription(_Subscription):
+    """Calls a function, or a coroutine function, with events, in a task of its own, until it is closed."""
+
+    def __init__(self, feed: EventFeed, on_event: EventSink) -> None:
+        super().__init__(feed, on_event)
+        self._closed = asyncio.Event()
+        self._task = asyncio.create_task(self._deliver(), name="turnwise-subscription")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop, after the call that is under way. Closing twice is fine."""
+        self._closed.set()
+        if asyncio.current_task() is not self._task:
+            await asyncio.wait([self._task])
+
+    async def _deliver(self) -> None:
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                page = await carry_out_async(self._feed.next_page())
+            except StoreClosedError:
+                return  # its manager was closed
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                await asyncio.sleep(self._pause_s(began, error))
+                continue
+            if page is None:
+                await asyncio.sleep(self._pause_s(began))
+                continue
+            for event in page:
+                if self._closed.is_set():
+                    return
+                await self._delivery.call_awaited(event)
+                self._feed.note(event)
+            self._feed.end_page()

@@ -1,0 +1,223 @@
+"""Subscriptions hand out each stored event once, in order within its session, from where they were told to begin."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engines import ScriptedEngine
+from turnwise.actors.client import subscriptions
+from turnwise.actors.client.manager_requests import ManagerRequests
+from turnwise.actors.client.requests import Portal, carry_out_async
+from turnwise.actors.client.subscriptions import AsyncSubscription, EventFeed, Subscription
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import InvalidInputError, StoreError
+from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.ids import own_id
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.event_store.encrypted import EncryptedHistory
+from turnwise.memory.event_store.in_memory import InMemoryHistory
+from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.encrypted.store import EncryptedStore
+from turnwise.memory.stores.in_memory import InMemoryStore
+
+ENCRYPTION = Encryption(lambda user_id: user_id.encode().ljust(32, b"."))
+
+
+class Chats:
+    """Sessions in one store, whose clock moves a second with each look at it."""
+
+    def __init__(self, kind: str = "plain") -> None:
+        self._now = 0.0
+        inner = InMemoryStore(clock=self.clock)
+        self.history: Any = {"plain": None, "history": InMemoryHistory()}.get(kind)
+        self.store: Any = inner
+        if kind == "encrypted":
+            self.store, self.history = (
+                EncryptedStore(inner, ENCRYPTION),
+                EncryptedHistory(InMemoryHistory(), ENCRYPTION),
+            )
+        self.cores: dict[str, SessionCore] = {}
+        self.client: Any = SimpleNamespace(stores=(self.store, self.history), portal=Portal())
+
+    def clock(self) -> float:
+        self._now += 1.0
+        return self._now
+
+    async def say(self, name: str, prompt: str, user_id: str = "ann", agent: str | None = None) -> None:
+        if name not in self.cores:
+            times = {"created_at": self.clock(), "updated_at": self.clock()}
+            await self.store.create(SessionRecord(session_id=name, user_id=user_id, agent=agent, **times))  # type: ignore[arg-type]
+            self.cores[name] = SessionCore(name, self.store, ScriptedEngine(), history=self.history, clock=self.clock)
+        run = await self.cores[name].start([prompt], run_id=f"{name} {prompt}")
+        await self.cores[name].reads.wait(run.run_id)
+
+    async def stored(self, name: str) -> list[AnyEvent]:
+        events = (await self.cores[name].reads.events(limit=10_000))[0]
+        return [event for event in events if not event.live]  # type: ignore[misc]
+
+    def feed(self, cursor: str | None = None, **settings: Any) -> EventFeed:
+        query: Any = {name: settings.pop(name) for name in ("user_id", "agent") if name in settings}
+        given = {"session": None, "kinds": None, "at": self.clock(), **settings}
+        return EventFeed(self.client, query, cursor=cursor, **given)
+
+
+async def take(feed: EventFeed, most: int = 10**6) -> list[AnyEvent]:
+    """Take what there is now, up to `most` events, and stop there as a subscription that is closed."""
+    found: list[AnyEvent] = []
+    while (page := await carry_out_async(feed.next_page())) is not None:
+        for event in page:
+            if len(found) == most:
+                return found
+            found.append(event)
+            feed.note(event)
+        feed.end_page()
+    return found
+
+
+def told(events: Sequence[AnyEvent], name: str) -> list[AnyEvent]:
+    return [event for event in events if event.session_id == name]
+
+
+@pytest.mark.parametrize("kind", ["plain", "history", "encrypted"])
+async def test_events_from_now_on_come_once_also_of_sessions_that_were_there_before(kind: str) -> None:
+    chats = Chats(kind)
+    for number in range(5):
+        await chats.say("old", f"before {number}")
+        await chats.say("idle", f"before {number}")
+    before = len(await chats.stored("old"))
+    feed = chats.feed()
+    assert await take(feed) == []
+    await chats.say("old", "after")
+    await chats.say("new", "after")
+    events = await take(feed)
+    assert told(events, "old") == (await chats.stored("old"))[before:] and not told(events, "idle")
+    assert told(events, "new") == await chats.stored("new")
+    assert await take(feed) == []
+    await chats.cores["idle"].append(["and"], "key")
+    assert [event.kind for event in await take(feed)] == ["prompt_appended"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_each_event_comes_once_wherever_a_subscription_stops_and_goes_on(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "SESSIONS_PAGE", 2)
+    monkeypatch.setattr(subscriptions, "EVENTS_PAGE", 3)
+    monkeypatch.setattr(subscriptions, "MAX_SEEN", 3)
+    dice, chats = random.Random(seed), Chats("history" if seed % 2 else "plain")
+    feed, found = chats.feed(), list[AnyEvent]()
+    for number in range(30):
+        await chats.say(f"chat {dice.randint(0, 5)}", f"prompt {number}")
+        if dice.random() < 0.3:
+            for _ in range(dice.choice((1, 200))):  # time passes
+                chats.clock()
+        if dice.random() < 0.5:
+            found += await take(feed, dice.choice((1, 2, 5, 10**6)))
+        if dice.random() < 0.3:
+            feed = chats.feed(json.loads(json.dumps(feed.cursor)))
+    found += await take(feed)
+    for name in chats.cores:
+        assert told(found, name) == await chats.stored(name), name
+
+
+async def test_filters_choose_sessions_and_kinds() -> None:
+    chats = Chats()
+    feeds = {
+        "ann": chats.feed(user_id="ann"),
+        "helper": chats.feed(agent="helper"),
+        "one": chats.feed(session="one"),
+        "ends": chats.feed(kinds=frozenset(["run_completed"])),
+    }
+    await chats.say("one", "hello", "ann")
+    await chats.say("two", "hello", "ann", "helper")
+    await chats.say("three", "hello", "bob", "helper")
+    found = {name: await take(feed) for name, feed in feeds.items()}
+    assert {name: {event.session_id for event in events} for name, events in found.items()} == {
+        "ann": {"one", "two"},
+        "helper": {"two", "three"},
+        "one": {"one"},
+        "ends": {"one", "two", "three"},
+    }
+    assert {event.kind for event in found["ends"]} == {"run_completed"}
+    await chats.cores["one"].delete()
+    assert await take(feeds["one"]) == [], "a session that was deleted has no more"
+
+
+async def test_public_ids_are_shown() -> None:
+    chats = Chats()
+    feed = chats.feed()
+    stored_id = own_id("ann", "chat")
+    await chats.say(stored_id, "hello")
+    events = await take(feed)
+    assert events and {event.session_id for event in events} == {"chat"} and "\x1f" not in feed.cursor
+
+
+WRONG = ["", "x", "{}", "[]", '{"at":1,"mark":NaN,"seen":{}}', '{"at":1,"mark":1,"seen":[]}']
+
+
+@pytest.mark.parametrize("cursor", WRONG)
+def test_a_cursor_that_is_none_is_refused(cursor: str) -> None:
+    with pytest.raises(InvalidInputError, match="cursor"):
+        Chats().feed(cursor)
+
+
+@pytest.mark.parametrize("kinds", ["run_completed", ["nope"], [1], ["text_delta"]])
+def test_kinds_that_are_not_stored_are_refused(kinds: Any) -> None:
+    with pytest.raises(InvalidInputError, match="kinds"):
+        ManagerRequests._subscribe(None, print, None, None, None, kinds=kinds, cursor=None)  # type: ignore[arg-type]
+
+
+async def test_a_function_or_a_store_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriptions, "POLL_S", 0.001)
+    chats = Chats()
+    failures = 3
+
+    async def query(**given: Any) -> Any:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise StoreError("away")
+        return await InMemoryStore.query(chats.store, **given)
+
+    monkeypatch.setattr(chats.store, "query", query)
+    kinds, ended = list[str](), asyncio.Event()
+
+    async def sink(event: AnyEvent) -> None:
+        kinds.append(event.kind)
+        if event.kind == "run_completed":
+            ended.set()
+        raise ValueError("the sink broke")
+
+    async with AsyncSubscription(chats.feed(), sink) as subscription:
+        await chats.say("one", "hello")
+        await ended.wait()
+    await subscription.close()
+    assert kinds == ["run_started", "run_completed"] and failures < 0
+    assert await take(chats.feed(subscription.cursor)) in ([], (await chats.stored("one"))[-1:])
+
+
+async def test_a_subscription_can_be_closed_by_its_own_function() -> None:
+    chats = Chats()
+    feed = chats.feed()
+    await chats.say("one", "hello")
+    seen: list[str] = []
+    is_made = threading.Event()
+
+    def sink(event: AnyEvent) -> None:
+        seen.append(event.kind)
+        is_made.wait()
+        subscription.close()
+
+    subscription = Subscription(feed, sink, chats.client)
+    is_made.set()
+    await asyncio.to_thread(subscription._thread.join)
+    subscription.close()
+    assert seen == ["run_started"] and len(await take(chats.feed(subscription.cursor))) == 1

@@ -37,11 +37,15 @@ class ChatMemory:
 
     Args:
         session: the session, which may be used as usual at the same time.
+        ends_turns: whether `update` whose last message is the assistant's ends the turn, so that memories get it and
+            the overflow strategy may make room. The session's engine must be `NoAnswer()`. If false, messages wait for
+            the session's next run.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, ends_turns: bool = False) -> None:
         self.session = session
         """The session."""
+        self._ends_turns = ends_turns
 
     def get(self, message: str | None = None, *, limit: int = 10) -> MemoryContent:
         """Return the conversation and what memories recall for a message; without one, the conversation alone.
@@ -56,12 +60,16 @@ class ChatMemory:
         return MemoryContent(messages=turn.blocks if turn else (), recalled=recalled)
 
     def update(self, *messages: Message) -> Turn:
-        """Store messages, durably on return; return the turn that they wait in. Long-term memories get it with its run.
+        """Store messages, durably on return; return the turn that they are in. See `ends_turns`.
 
         Raises:
             InvalidInputError: a mapping is no message; nothing was stored.
         """
-        return self.session.append(*_blocks(messages))
+        blocks = _blocks(messages)
+        turn = self.session.append(*blocks)
+        if self._ends_turns and isinstance(blocks[-1], Text):
+            return self.session.start(if_busy="enqueue").wait()
+        return turn
 
     def delete(self) -> Forgotten:
         """Delete all messages for good, with what memories keep of them; return what was removed. The session stays."""
@@ -73,11 +81,15 @@ class AsyncChatMemory:
 
     Args:
         session: the session, which may be used as usual at the same time.
+        ends_turns: whether `update` whose last message is the assistant's ends the turn, so that memories get it and
+            the overflow strategy may make room. The session's engine must be `NoAnswer()`. If false, messages wait for
+            the session's next run.
     """
 
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: AsyncSession, *, ends_turns: bool = False) -> None:
         self.session = session
         """The session."""
+        self._ends_turns = ends_turns
 
     async def get(self, message: str | None = None, *, limit: int = 10) -> MemoryContent:
         """Return the conversation and what memories recall for a message; without one, the conversation alone.
@@ -94,12 +106,16 @@ class AsyncChatMemory:
         return MemoryContent(messages=turn.blocks if turn else (), recalled=recalled)
 
     async def update(self, *messages: Message) -> Turn:
-        """Store messages, durably on return; return the turn that they wait in. Long-term memories get it with its run.
+        """Store messages, durably on return; return the turn that they are in. See `ends_turns`.
 
         Raises:
             InvalidInputError: a mapping is no message; nothing was stored.
         """
-        return await self.session.append(*_blocks(messages))
+        blocks = _blocks(messages)
+        turn = await self.session.append(*blocks)
+        if self._ends_turns and isinstance(blocks[-1], Text):
+            return await (await self.session.start(if_busy="enqueue"))
+        return turn
 
     async def delete(self) -> Forgotten:
         """Delete all messages for good, with what memories keep of them; return what was removed. The session stays."""

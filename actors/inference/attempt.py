@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
+from turnwise.actors.inference.engine import NewEvent, NoOutput, SessionView, Suspend
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, Timeline
 from turnwise.errors import (
     CompactionError,
@@ -351,9 +351,12 @@ async def checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Bloc
             KeyboardInterrupt.
     """
     try:
-        output = list(await answer())
+        given = await answer()
+        output = list(given)
     except (SystemExit, KeyboardInterrupt) as error:
         raise EngineError(f"the engine raised {type(error).__name__}") from error
+    if isinstance(given, NoOutput):
+        return []
     if not output or not all(isinstance(block, Block) and block.role in ("assistant", "tool") for block in output):
         raise EngineError("the engine returned no answer: it must return blocks of the assistant or of tools")
     has_text = any(isinstance(block, Text) for block in output)  # the usual case needs no repair

@@ -209,6 +209,12 @@ class Suspend(Exception):  # noqa: N818 - not an error but a way to return
         self.calls = dict(calls or {})
 
 
+class NoOutput(tuple[AnyBlock, ...]):
+    """What a runner returns that ends a turn without an answer, on purpose; anything else that is empty is an error."""
+
+    __slots__ = ()
+
+
 @runtime_checkable
 class InferenceRunner(Protocol):
     """Answers turns of one session, one at a time."""

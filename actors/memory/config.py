@@ -43,8 +43,14 @@ def _from_file(variable: str) -> str:
         from dotenv import dotenv_values, find_dotenv
     except ImportError:
         return ""
-    path = find_dotenv(usecwd=True)
-    return (dotenv_values(path).get(variable) or "") if path else ""
+    path = ".env"
+    try:
+        path = find_dotenv(usecwd=True)
+        return (dotenv_values(path).get(variable) or "") if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            variable, path, f"the file cannot be read: {error}; set the variable or mend the file"
+        ) from error
 
 
 def _boolean(text: str) -> bool:

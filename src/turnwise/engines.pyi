@@ -2,6 +2,7 @@ from turnwise.actors.inference.echo import EchoEngine as EchoEngine
 from turnwise.actors.inference.engine import (
     EngineBuilder as EngineBuilder,
     InferenceRunner as InferenceRunner,
+    NoOutput as NoOutput,
     RunContext as RunContext,
     SessionView as SessionView,
     Steerable as Steerable,
@@ -15,6 +16,7 @@ from turnwise.actors.inference.middleware import (
     ReorderResults as ReorderResults,
     SystemPrompt as SystemPrompt,
 )
+from turnwise.actors.inference.no_answer import NoAnswer as NoAnswer
 from turnwise.actors.inference.openai.engine import AzureOpenAI as AzureOpenAI, OpenAIEngine as OpenAIEngine
 from turnwise.actors.inference.tools.context import ToolContext as ToolContext
 from turnwise.actors.inference.tools.loop import ToolLoop as ToolLoop

@@ -16,7 +16,6 @@ from local_provider import LocalProvider, Message
 from provider_replies import texts_of
 from turnwise import (
     AsyncSessionManager,
-    EchoEngine,
     ExtractiveMemory,
     FlushToMemory,
     MemoryConfig,
@@ -28,6 +27,7 @@ from turnwise import (
     Trim,
     VectorMemory,
 )
+from turnwise.engines import NoAnswer
 from turnwise.errors import InvalidInputError, ReadOnlyMemoryError
 from turnwise.memories import AsyncChatMemory, ChatMemory, Scope
 from turnwise.strategies import DeleteOldest, OverflowStrategy
@@ -71,7 +71,7 @@ def manager(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
         vector_block = VectorMemory(folder / "said.db", embedding=HashEmbedding(64), name="vector_memory")
         with SessionManager(
             f"sqlite:///{folder}/chats.db",
-            engine=engine,
+            engine={"hr": engine, "own loop": NoAnswer()},
             memory=[static_block, extractive_block, vector_block],
             overflow=FlushToMemory(max_ratio=0.5, trigger_ratio=0.8),  # the manager's memories
             config=SessionConfig(max_context_tokens=100_000, memory=MemoryConfig(timeout_s=60.0)),
@@ -130,15 +130,30 @@ def test_messages_are_stored_and_deleted_by_an_orchestrator_of_ones_own(manager:
     assert [getattr(block, "text", "") for block in memory.get().messages] == ["Hello again."]
 
 
+def test_turns_of_an_orchestrator_of_ones_own_go_to_long_term_memory(manager: SessionManager) -> None:
+    memory = ChatMemory(manager.open("own-turns", user_id="eve", engine="own loop"), ends_turns=True)
+    waiting = memory.update("I work as a nurse in the Marketing department.")
+    ended = memory.update({"role": "assistant", "content": "Noted, Eve."})
+    assert (waiting.index, ended.index) == (0, 0) and [block.kind for block in ended.blocks] == ["user", "text"]
+    memory.update("What did I say?")
+    assert memory.session.memory.wait(60)
+    content = memory.get("Where do I work?")
+    assert [block.kind for block in content.messages] == ["user", "text", "user"]
+    assert "The user works as a nurse in the Marketing department." in [
+        item.text for item in content.recalled.extracted
+    ]
+    assert memory.delete().items and not memory.get("Where do I work?").recalled.extracted
+
+
 def test_the_asynchronous_family_has_the_same_verbs(ray_session: ModuleType, tmp_path: Path) -> None:
     public = [{name for name in dir(cls) if not name.startswith("_")} for cls in (ChatMemory, AsyncChatMemory)]
     assert public[0] == public[1] == {"get", "update", "delete"}
 
     async def use() -> None:
         async with AsyncSessionManager(
-            f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(), namespace=NAMESPACE
+            f"sqlite:///{tmp_path}/chats.db", engine=NoAnswer(), namespace=NAMESPACE
         ) as manager:
-            memory = AsyncChatMemory(await manager.open("chat"))
+            memory = AsyncChatMemory(await manager.open("chat"), ends_turns=True)
             await memory.update("Hi, I'm Sarah.", {"role": "assistant", "content": "Hello Sarah!"})
             content = await memory.get("Who am I?")
             assert [block.kind for block in content.messages] == ["user", "text"]

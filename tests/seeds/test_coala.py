@@ -31,7 +31,7 @@ def test_memories_are_saved_by_type_recalled_by_category_and_listed(
 ) -> None:
     """The sections Direct Service Usage, Namespace Structure and Prompt Context Format."""
     memory = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
-    config = SessionConfig(memory=MemoryConfig(timeout_s=60.0, save="none"))
+    config = SessionConfig(memory=MemoryConfig(timeout_s=60.0, save="none", max_results=5))
     manager = make_manager(engine=Mirror(), memory=[memory], config=config)
     chat = manager.open(user_id="user-123", agent="my_agent")
     service = chat.memory
@@ -64,6 +64,12 @@ def test_memories_are_saved_by_type_recalled_by_category_and_listed(
         r'<episodic_memory>\nToday:\n- \[[\d: -]+\] \(session_summary\) "Discussed Q1 roadmap[^"]+"\n</episodic_memory>'
     )
     assert re.search(lines, text) and "<semantic_memory>" not in text
+    for at in range(12):
+        service.save(f"The Q1 roadmap of Q1 roadmap team {at} stands.", type="facts")
+    run = chat.run("Where do we stand with the Q1 roadmap?")
+    assert "Discussed Q1 roadmap" in run.wait(60).text  # five facts, and what happened
+    (told,) = [event for event in run.events() if event.kind == "memory_recalled"]
+    assert told.found == {"LexicalMemory": 6}
     assert service.delete(skill) == 1 and listed("my_agent", category="procedural") == set()
 
 

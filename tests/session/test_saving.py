@@ -300,6 +300,9 @@ def test_settings_are_read_from_a_dotenv_file_that_the_environment_overrides(
     (tmp_path / ".env").write_text("TURNWISE_MEMORY_CATEGORIES=sematic\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="TURNWISE_MEMORY_CATEGORIES='sematic'"):
         MemoryConfig()
+    (tmp_path / ".env").write_bytes(b"TURNWISE_MEMORY_CATEGORIES=\xff\n")
+    with pytest.raises(ConfigError, match=r"\.env.*cannot be read"):
+        MemoryConfig()
     monkeypatch.setitem(sys.modules, "dotenv", None)  # as if it were not installed
     assert MemoryConfig().categories == tuple(MemoryCategory)
 

@@ -65,7 +65,7 @@ def test_flushed_exchanges_are_recalled_for_the_same_user_only(make_manager: Mak
     manager = make_manager(
         engine=Mirror(),
         memory=[handbook, facts],
-        overflow=FlushToMemory([facts, handbook], max_ratio=0.3, otherwise=Trim()),
+        overflow=FlushToMemory(max_ratio=0.3, otherwise=Trim()),  # to the memories above
         config=SessionConfig(
             token_counter=ByteCounter(), max_context_tokens=2000, memory=MemoryConfig(max_tokens=600, timeout_s=60.0)
         ),

@@ -224,6 +224,7 @@ class SessionManager(ManagerRequests):
         user_id: str | None = None,
         agent: str | None = None,
         state: RunState | None = None,
+        parent: str | None = None,
         since: float | None = None,
         cursor: str | None = None,
         limit: int = 100,
@@ -236,9 +237,10 @@ class SessionManager(ManagerRequests):
 
         Args:
             state: only runs in this state.
+            parent: only runs that were started on behalf of this run: see `Session.run`.
             since: only runs that were created at this time or later, in seconds since the epoch.
         """
-        request = self._runs(user_id, agent, state, since=since, cursor=cursor, limit=limit)
+        request = self._runs(user_id, agent, state, parent=parent, since=since, cursor=cursor, limit=limit)
         return carry_out(request, self._client.portal)
 
     def subscribe(
@@ -528,6 +530,7 @@ class AsyncSessionManager(ManagerRequests):
         user_id: str | None = None,
         agent: str | None = None,
         state: RunState | None = None,
+        parent: str | None = None,
         since: float | None = None,
         cursor: str | None = None,
         limit: int = 100,
@@ -540,9 +543,10 @@ class AsyncSessionManager(ManagerRequests):
 
         Args:
             state: only runs in this state.
+            parent: only runs that were started on behalf of this run: see `Session.run`.
             since: only runs that were created at this time or later, in seconds since the epoch.
         """
-        request = self._runs(user_id, agent, state, since=since, cursor=cursor, limit=limit)
+        request = self._runs(user_id, agent, state, parent=parent, since=since, cursor=cursor, limit=limit)
         return await self._carry_out(request)
 
     async def subscribe(

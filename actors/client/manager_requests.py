@@ -21,6 +21,7 @@ from turnwise.actors.client.arguments import (
     Look,
     Model,
     Params,
+    ParentRun,
     RunId,
     SessionId,
     Text,
@@ -401,6 +402,7 @@ class ManagerRequests:
         agent: AgentName | None,
         state: RunState | None,
         *,
+        parent: ParentRun | None,
         since: Time | None,
         cursor: Text | None,
         limit: Limit,
@@ -408,7 +410,9 @@ class ManagerRequests:
         self._check_user(user_id)
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "cursor": cursor, "limit": limit, "since": since}
         states = None if state is None else (state,)
-        found: Page[RunRecord] = yield from self._ask(lambda store: find_runs(store, states=states, **query))
+        found: Page[RunRecord] = yield from self._ask(
+            lambda store: find_runs(store, states=states, parent=parent, **query)
+        )
         runs = tuple(replace(run, session_id=public_id(run.session_id)) for run in found)
         return Page(runs, found.cursor, tuple(map(public_id, found.unreadable)))
 

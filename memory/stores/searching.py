@@ -102,6 +102,7 @@ async def find_runs(
     store: SessionStore,
     *,
     states: Collection[RunState] | None = None,
+    parent: str | None = None,
     since: float | None = None,
     cursor: str | None = None,
     limit: int = 100,
@@ -114,6 +115,7 @@ async def find_runs(
 
     Args:
         states: the states of the runs; any if None.
+        parent: the run on whose behalf they were started; any if None.
         since: only runs that were created at this time or later, in seconds since the epoch.
         query: which sessions; see `SessionStore.query`.
     """
@@ -124,6 +126,7 @@ async def find_runs(
 
     def matches(run: RunRecord) -> bool:
         is_of_page = behind is None or (-run.created_at, run.run_id) > behind
+        is_of_page = is_of_page and parent in (None, run.parent)
         return is_of_page and (states is None or run.state in states) and (since is None or run.created_at >= since)
 
     def take(newer_than: float) -> bool:

@@ -153,6 +153,7 @@ def test_phases_notes_steps_and_own_events(manager: SessionManager) -> None:
     assert [event.seq for event in chat.events() if isinstance(event, CustomEvent)] == [rows.seq, seq]
     child = manager.open("child").run("slow 1", parent=turn.run_id)
     assert child.info().parent == turn.run_id
+    assert [found.run_id for found in manager.runs(parent=turn.run_id)] == [child.run_id]
 
 
 def test_an_ended_session_accepts_no_more_runs(manager: SessionManager) -> None:

@@ -34,7 +34,7 @@ REFUSED: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("memory", lambda manager, chat, run: chat.run("hi", memory="maybe")),
     ("idempotency key", lambda manager, chat, run: chat.run("hi", idempotency_key=1)),
     ("prompt", lambda manager, chat, run: chat.run(lambda: "hi")),
-    ("index", lambda manager, chat, run: chat.turn("a")),
+    ("index", lambda manager, chat, run: chat.turn(1.5)),
     ("index", lambda manager, chat, run: chat.turn(2**70)),
     ("at", lambda manager, chat, run: chat.fork(at="x")),
     ("reason", lambda manager, chat, run: chat.cancel(reason=None)),

@@ -35,6 +35,7 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.sql.schema import SCHEMA
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import open_store, resolve_url
 
@@ -348,14 +349,14 @@ def test_a_file_that_cannot_be_written_can_be_read(filled: Path) -> None:
 
 
 def test_a_store_of_a_newer_schema_is_refused_and_left_as_it_is(filled: Path) -> None:
-    edit(filled, "UPDATE turnwise_meta SET value = '10' WHERE name = 'schema_version'")
+    known = SCHEMA.version
+    edit(filled, f"UPDATE turnwise_meta SET value = '{known + 1}' WHERE name = 'schema_version'")
     for use in (count, create):
-        with pytest.raises(
-            SchemaVersionError, match="has schema version 10, this turnwise writes 9: use a turnwise"
-        ) as error:
+        why = f"has schema version {known + 1}, this turnwise writes {known}: use a turnwise"
+        with pytest.raises(SchemaVersionError, match=why) as error:
             using(f"sqlite:///{filled}", use)
-        assert (error.value.found, error.value.known) == ("10", 9)
-    edit(filled, "UPDATE turnwise_meta SET value = '9' WHERE name = 'schema_version'")
+        assert (error.value.found, error.value.known) == (str(known + 1), known)
+    edit(filled, f"UPDATE turnwise_meta SET value = '{known}' WHERE name = 'schema_version'")
     assert using(f"sqlite:///{filled}", count) == 1
 
 

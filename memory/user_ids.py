@@ -219,8 +219,9 @@ class PublicIdHistory:
     async def last_seq(self, session_id: str) -> int:
         return await self._inner.last_seq(self._names.stored(session_id))
 
-    async def delete(self, session_id: str, *, turns_up_to: int | None = None, seqs: Sequence[int] = ()) -> None:
-        await self._inner.delete(self._names.stored(session_id), turns_up_to=turns_up_to, seqs=seqs)
+    async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
+        stored = self._names.stored_events(instead)
+        await self._inner.delete(self._names.stored(session_id), turns_up_to=turns_up_to, instead=stored)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -199,27 +199,29 @@ class Forgetting:
         """Delete the events of removed turns from the history store, also those that an earlier call left."""
         forwarder = self._journal.forwarder
         last = kept[0].index - 1 if kept else self._journal.session.next_index - 1
-        until = self._journal.log.last_seq
+        until = self._journal.log.last_seq if gone else 0
         if forwarder is None or last < 0:
             return
         await forwarder.flush(FLUSH_S)  # or the events in flight would arrive afterwards
-        session_id, history = self._state.session_id, forwarder.history
-        bare = [event async for event in self._without_input(history, last, until)] if gone else []
-        await history.delete(session_id, turns_up_to=last, seqs=[event.seq for event in bare])
-        await history.append(session_id, bare)
+        bare = await self._without_input(forwarder.history, last, until)
+        await forwarder.history.delete(self._state.session_id, turns_up_to=last, instead=bare)
 
-    async def _without_input(self, history: HistoryStore, last: int, until: int) -> AsyncIterator[Event]:
-        """Yield the events below the number `until` that have the input of a run and are not of turns up to `last`.
+    async def _without_input(self, history: HistoryStore, last: int, until: int) -> list[Event]:
+        """Return the events that have the input of a run and are not of turns up to `last`, without that input.
 
-        They are without that input, which has blocks of removed turns.
+        It may have blocks of removed turns. Later events than the last removal of turns are left out: those whose
+        number is not below `until`, or below that of the last `TurnsCleared`.
         """
-        seq = 0
+        seq, bare = 0, list[Event]()
         while events := await history.events(self._state.session_id, after=seq):
             seq = events[-1].seq
             for event in events:
                 is_kept = event.turn_index is None or event.turn_index > last
-                if isinstance(event, Continuing) and event.input_blocks and is_kept and event.seq < until:
-                    yield event.model_copy(update={"input": None, "input_blocks": ()})
+                if isinstance(event, TurnsCleared):
+                    until = max(until, event.seq)
+                elif isinstance(event, Continuing) and event.input_blocks and is_kept:
+                    bare.append(event.model_copy(update={"input": None, "input_blocks": ()}))
+        return [event for event in bare if event.seq < until]
 
     async def _only(self, spans: Spans, own: Spans) -> tuple[Spans, int]:
         """Return the part of `spans` that is in `own`, and how many summaries covered anything else.

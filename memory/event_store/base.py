@@ -46,11 +46,12 @@ class HistoryStore(Protocol):
     async def last_seq(self, session_id: str) -> int:
         """Return the highest sequence number of the session's events; 0 if it has none."""
 
-    async def delete(self, session_id: str, *, turns_up_to: int | None = None, seqs: Sequence[int] = ()) -> None:
+    async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         """Delete all events of the session, if there are any.
 
         Args:
-            turns_up_to: delete only the events of turns up to this index, and those with the numbers `seqs`.
+            turns_up_to: delete only the events of turns up to this index.
+            instead: events that take the place of those with their numbers, in the same transaction.
         """
 
     async def close(self) -> None:

@@ -210,18 +210,21 @@ async def check_sessions_do_not_share_events(history: HistoryStore) -> None:
 
 @_law
 async def check_events_of_turns_are_deleted(history: HistoryStore) -> None:
-    """Those of turns up to an index and those with the given numbers, in this session only."""
+    """Those of turns up to an index, in this session only; events may take the place of others with their numbers."""
     about = {1: (None, None), 2: (None, 0), 3: ("k", 0), 4: (None, 1), 5: (None, 12), 6: ("l", 13)}
     events = [_event(seq, key, turn_index=index) for seq, (key, index) in about.items()]
     others = [_event(1, session_id="another", turn_index=0)]
     await history.append("s", events)
     await history.append("another", others)
-    for upto, seqs, left in [
-        *((-1, (), (1, 2, 3, 4, 5, 6)), (0, (), (1, 4, 5, 6)), (2, (2, 6), (1, 5))),
-        *((99, (), (1,)), (99, (), (1,)), (-1, [1], ())),
-    ]:
-        await history.delete("s", turns_up_to=upto, seqs=seqs)
+    for upto, left in [(-1, (1, 2, 3, 4, 5, 6)), (0, (1, 4, 5, 6)), (2, (1, 5, 6)), (12, (1, 6)), (12, (1, 6))]:
+        await history.delete("s", turns_up_to=upto)
         equal(await _all(history), [event for event in events if event.seq in left], f"what is left up to {upto}")
+    others_of = [_event(1, at=7.0), _event(6, "l", turn_index=13, at=7.0)]
+    await history.delete("s", turns_up_to=12, instead=others_of)
+    equal(await _all(history), others_of, "the events that took the place of others")
+    await history.delete("s", turns_up_to=99, instead=others_of[:1])
+    equal(await _all(history), others_of[:1], "the events that are left")
+    await history.delete("s")
     await history.append("s", events)
     equal(await _all(history), events, "the events when they are appended again")
     await history.delete("nobody", turns_up_to=3)

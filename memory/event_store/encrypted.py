@@ -17,7 +17,7 @@ class EncryptedHistory:
 
     It encrypts the kinds and bodies of events. Their sessions, numbers, times, turns, runs and keys stay readable. As
     with `EncryptedStore`, reading an event that was moved or changed raises CorruptRecordError, and `events` and
-    `append` raise KeyMissingError for users without a key. `delete` needs no key.
+    `append` raise KeyMissingError for users without a key. `delete` needs none, unless events take the place of others.
 
     Event stores do not know users, so append to `of(user_id)`, which encrypts with this user's key.
 
@@ -42,10 +42,13 @@ class EncryptedHistory:
 
     async def append(self, session_id: str, events: Sequence[Event]) -> None:
         check_session(session_id, events)
+        await self._inner.append(session_id, await self._sealed(session_id, events))
+
+    async def _sealed(self, session_id: str, events: Sequence[Event]) -> list[Event]:
         if self._user_id is None:
             raise ConfigError("user_id", None, "name the user of the events: history.of(user_id).append(...)")
         key = await self._keys.of(self._user_id)
-        await self._inner.append(session_id, [seal_event(key, session_id, event, blocks=True) for event in events])
+        return [seal_event(key, session_id, event, blocks=True) for event in events]
 
     async def events(
         self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
@@ -56,8 +59,9 @@ class EncryptedHistory:
     async def last_seq(self, session_id: str) -> int:
         return await self._inner.last_seq(session_id)
 
-    async def delete(self, session_id: str, *, turns_up_to: int | None = None, seqs: Sequence[int] = ()) -> None:
-        await self._inner.delete(session_id, turns_up_to=turns_up_to, seqs=seqs)
+    async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
+        sealed = await self._sealed(session_id, instead) if instead else []
+        await self._inner.delete(session_id, turns_up_to=turns_up_to, instead=sealed)
 
     async def close(self) -> None:
         await self._inner.close()

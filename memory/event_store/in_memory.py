@@ -47,15 +47,18 @@ class InMemoryHistory:
         self._check_open()
         return max(self._sessions.get(session_id, {}), default=0)
 
-    async def delete(self, session_id: str, *, turns_up_to: int | None = None, seqs: Sequence[int] = ()) -> None:
+    async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         self._check_open()
         stored = self._sessions.pop(session_id, {})
         if turns_up_to is not None:
             self._sessions[session_id] = {
                 seq: event
                 for seq, event in stored.items()
-                if seq not in seqs and (event.turn_index is None or event.turn_index > turns_up_to)
+                if event.turn_index is None or event.turn_index > turns_up_to
             }
+        if instead:
+            given = cast(Sequence[AnyEvent], instead)
+            self._sessions.setdefault(session_id, {}).update({event.seq: event for event in given})
 
     async def close(self) -> None:
         self._closed = True

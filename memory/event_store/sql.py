@@ -100,11 +100,19 @@ class SQLHistory(SecureDeleteDatabase):
         statement = sa.select(sa.func.max(history.c.seq)).where(history.c.session_id == session_id)
         return int(await self._read(lambda connection: connection.execute(statement).scalar_one() or 0))
 
-    async def delete(self, session_id: str, *, turns_up_to: int | None = None, seqs: Sequence[int] = ()) -> None:
+    async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         statement = sa.delete(history).where(history.c.session_id == session_id)
         if turns_up_to is not None:
-            statement = statement.where((history.c.turn_index <= turns_up_to) | history.c.seq.in_(seqs))
-        await self._erase(lambda connection: connection.execute(statement).rowcount)
+            replaced = history.c.seq.in_([event.seq for event in instead])
+            statement = statement.where((history.c.turn_index <= turns_up_to) | replaced)
+        rows = [_row(event) for event in instead]
+
+        def delete(connection: sa.Connection) -> None:
+            connection.execute(statement)
+            if rows:
+                self._insert(connection, rows)
+
+        await self._erase(delete)
 
     def _check_stored(self, connection: sa.Connection, session_id: str, rows: Sequence[dict[str, Any]]) -> None:
         """Refuse events whose sequence number or key a different stored event has."""

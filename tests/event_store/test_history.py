@@ -77,7 +77,9 @@ def test_a_history_obeys(law: Law, make_history: MakeHistory) -> None:
 
 def test_the_error_for_a_broken_law_of_a_history_names_the_law() -> None:
     class Forgetful(InMemoryHistory):
-        async def delete(self, session_id: str, *, turns_up_to: int | None = None, seqs: Sequence[int] = ()) -> None:
+        async def delete(
+            self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()
+        ) -> None:
             """Keep it."""
 
     histories: dict[str, HistoryStore] = {}

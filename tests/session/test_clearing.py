@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from engines import ScriptedEngine
 from schedules import SESSION
 from session_memories import Book, MemoryStage
 from turnwise.actors.session.core import SessionCore
-from turnwise.errors import LongTermMemoryError, SessionBusyError, TurnNotFoundError
+from turnwise.errors import LongTermMemoryError, SessionBusyError, StoreError, TurnNotFoundError
 from turnwise.memory.conversation.blocks import CLEARED, decode, encode
-from turnwise.memory.conversation.events import PromptAppended, TurnsCleared
+from turnwise.memory.conversation.events import Event, PromptAppended, TurnsCleared
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.rebuild import rebuild
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -190,6 +190,39 @@ async def test_the_events_that_stay_tell_what_stays(keep_last: int) -> None:
         latest = await core.reads.latest()
         assert latest and rebuild(await history.events(SESSION)) == list(latest.blocks)
         assert rebuild((await core.reads.events())[0]) == list(latest.blocks)
+
+
+class AwayOnce(InMemoryHistory):
+    """Fails the first time that it is to delete something."""
+
+    is_away = True
+
+    async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
+        if self.is_away:
+            self.is_away = False
+            raise StoreError("the history is away")
+        await super().delete(session_id, turns_up_to=turns_up_to, instead=instead)
+
+
+async def test_a_clear_that_the_history_store_interrupted_can_be_repeated() -> None:
+    """The event of the turn that stays has the whole input of its run, which is removed the second time."""
+    store, history = InMemoryStore(), AwayOnce()
+    await store.create(SessionRecord(session_id=SESSION))
+    core = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    forwarder = core.state.journal.forwarder
+    assert forwarder
+    await talk(core, "one", "two")
+    await core.forget_turn(1)  # so the next run has its whole input in its event
+    await talk(core, "three")
+    with pytest.raises(StoreError, match="the history is away"):
+        await core.clear(keep_last=1)
+    assert "'one'" in str(await history.events(SESSION))
+    await core.clear(keep_last=1)
+    await talk(core, "four")
+    await forwarder.flush(5)
+    events, latest = await history.events(SESSION), await core.reads.latest()
+    assert "'one'" not in str(events) and "'three'" in str(events)
+    assert latest and rebuild(events) == list(latest.blocks)
 
 
 async def test_an_encrypted_session_can_be_cleared() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import MissingEngine, engine_named
 from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.additions import Additions
 from turnwise.actors.session.admission import RunAdmission, Started, StartOptions
 from turnwise.actors.session.approvals import ApprovalDecision, Approvals
 from turnwise.actors.session.config import SessionConfig
@@ -30,7 +31,6 @@ from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.spending import Spending
 from turnwise.actors.session.state import SessionState
-from turnwise.actors.session.timeline import Additions
 from turnwise.actors.session.transactor import Transactor
 from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.errors import InvalidInputError, shown

@@ -75,3 +75,12 @@ def test_two_extensions_of_one_index_have_their_own_vectors() -> None:
     grown[0].take({"1": np.array([0.0, 1.0], np.float32)})
     near = [user_index.near(np.array([0.0, 1.0], np.float32)) for user_index in (first, *grown)]
     assert [None if each is None else np.isnan(each).tolist() for each in near] == [[False], [False] * 2, [False, True]]
+
+
+def test_an_earlier_index_does_not_find_what_was_added_later() -> None:
+    rows = [Row(row=at, agent=None, item=item(str(at), "Ann: a walrus"), key=str(at)) for at in range(3)]
+    before = UserIndex().grown(Revision(1, 0, 1), rows[:1])
+    after = before.grown(Revision(1, 0, 3), rows[1:])
+    assert [each.id for each in find(before, "walrus", limit=9, weights=FACTS)] == ["0"]
+    assert {each.id for each in find(after, "walrus", limit=9, weights=FACTS)} == {"0", "1", "2"}
+    assert not find(UserIndex().grown(Revision(1, 0, 0), []), "walrus", limit=9, weights=FACTS)

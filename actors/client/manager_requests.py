@@ -156,6 +156,11 @@ class ManagerRequests:
         if self._starts_at_once:
             self._start()
 
+    @property
+    def enforces_user(self) -> bool:
+        """Whether it was made with `enforce_user=True`."""
+        return self._enforce_user
+
     def _start(self) -> None:
         """Connect to Ray or start it, and start the processes of hosts and memories. Blocks; may be repeated."""
         if not self._client.read_only:

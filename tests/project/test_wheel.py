@@ -38,8 +38,9 @@ for name in modules:
 def modules_in_tree() -> set[str]:
     package = ROOT / "src/turnwise"
     files = {f"turnwise/{path.name}" for path in package.glob("*.py*")} | {"turnwise/py.typed"}
-    for room in ("cli", "testing"):
-        files |= {f"turnwise/{room}/{path.name}" for path in (package / room).glob("*.py")}
+    for room in ("cli", "http", "testing"):
+        files |= {f"turnwise/{path.relative_to(package).as_posix()}" for path in (package / room).rglob("*.py*")}
+    files = {file for file in files if "__pycache__" not in file}
     for folder in ("actors", "memory", "strategies"):
         files |= {
             f"turnwise/{path.relative_to(ROOT).as_posix()}"

@@ -1,0 +1,8 @@
+from turnwise.http.app import create_app as create_app
+from turnwise.http.auth import (
+    Auth as Auth,
+    BearerTokens as BearerTokens,
+    Identity as Identity,
+)
+from turnwise.http.service import Service as Service
+from turnwise.http.settings import HttpSettings as HttpSettings

@@ -1,0 +1,67 @@
+"""`create_app`: the service as one ASGI app."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from turnwise import __version__
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.errors import ConfigError
+from turnwise.http import problems, sessions
+from turnwise.http.auth import Auth
+from turnwise.http.limits import HeaderLimit
+from turnwise.http.service import ON_DISCONNECT, Service
+from turnwise.http.settings import HttpSettings
+
+
+def create_app(
+    manager: AsyncSessionManager, *, auth: Auth | None = None, settings: HttpSettings | None = None
+) -> FastAPI:
+    """Return the service as an ASGI app, which runs on its own or mounted under another app.
+
+    It uses the manager on the server's event loop and does not close it. `app.state.service` is its `Service`: whoever
+    runs the server calls `service.stop()` when the server is to stop, so that streams end and clients resume them.
+
+    Args:
+        manager: what the service serves. With `auth` it must have been made with `enforce_user=True`.
+        auth: who makes a request: `BearerTokens`, or a function of your own. Without it, everybody who reaches the
+            service may do everything, so listen on loopback only.
+        settings: limits and defaults; if omitted, `HttpSettings()`, which reads the environment.
+
+    Raises:
+        ConfigError: `auth` is given and the manager does not enforce users.
+    """
+    if auth is not None and not manager.enforces_user:
+        why = "with auth, each user must reach only what is theirs: make the manager with enforce_user=True"
+        raise ConfigError("manager", "enforce_user=False", why)
+    service = Service(manager, settings or HttpSettings(), auth)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.stop()
+        await service.drained()
+
+    app = FastAPI(
+        title="turnwise",
+        version=__version__,
+        summary="Durable, cancellable, resumable conversations",
+        lifespan=lifespan,
+        max_body_size=service.settings.max_body_bytes,
+    )
+    app.state.service = service
+    problems.install(app)
+    app.include_router(sessions.router)
+    app.add_middleware(HeaderLimit, max_bytes=service.settings.max_header_bytes)
+    if service.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", ON_DISCONNECT],
+        )
+    return app

@@ -1,0 +1,134 @@
+"""Whose request it is: `Auth`, and `BearerTokens`, which reads tokens from a mapping, a file or the environment.
+
+The user of a request comes from here and never from its body, so nobody can name somebody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import inspect
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import HTTPConnection
+
+from turnwise.errors import ConfigError, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who makes a request."""
+
+    user_id: str
+    is_operator: bool = False
+    """An operator's console shows all users' sessions. It changes nothing in the API."""
+
+
+Auth = Callable[[HTTPConnection], "Identity | str | Awaitable[Identity | str | None] | None"]
+"""Returns who makes a request: an `Identity`, a user's id, or None if the request is to be answered with 401.
+
+It may be a coroutine function. It is called once for each request and for each connection of the console.
+"""
+
+
+async def identify(auth: Auth, connection: HTTPConnection) -> Identity | None:
+    """Return who makes a request, by a caller's function."""
+    found = auth(connection)
+    if inspect.isawaitable(found):
+        found = await found
+    return Identity(found) if isinstance(found, str) else found
+
+
+class BearerTokens:
+    """An `Auth` by tokens: `Authorization: Bearer <token>`. Keeps the tokens' digests only.
+
+    Args:
+        users: the user of each token: an id, or an `Identity`.
+
+    Raises:
+        ConfigError: there is no token, or one that is shorter than 16 characters or has characters that a header
+            cannot carry; the error does not quote it.
+    """
+
+    def __init__(self, users: Mapping[str, str | Identity]) -> None:
+        if not users:
+            raise ConfigError(
+                "tokens", "{}", "there is no token, so nobody could use the service: give one, or no auth"
+            )
+        for token, user in users.items():
+            name = user if isinstance(user, str) else user.user_id
+            if not (isinstance(token, str) and len(token) >= _SHORTEST and token.isascii() and token.isprintable()):
+                raise ConfigError(
+                    "tokens", shown(name), f"its token needs {_SHORTEST} or more printable ASCII characters"
+                )
+            if " " in token or not name:
+                raise ConfigError("tokens", shown(name), "a token has no spaces, and its user has a name")
+        found = {_digest(token): user for token, user in users.items()}
+        self._users = {key: Identity(user) if isinstance(user, str) else user for key, user in found.items()}
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> BearerTokens:
+        """Read a JSON object of tokens; a value is a user's id, or `{"user": "ann", "operator": true}`.
+
+        Raises:
+            ConfigError: the file cannot be read, or holds something else.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("tokens", shown(str(path)), f"the file cannot be read: {error.strerror}") from None
+        return cls._from_json(text, str(path))
+
+    @classmethod
+    def from_environment(cls, name: str = "TURNWISE_HTTP_TOKENS") -> BearerTokens:
+        """Read the JSON object of `from_file` from an environment variable.
+
+        Raises:
+            ConfigError: the variable is not set, or holds something else.
+        """
+        if name not in os.environ:
+            raise ConfigError("tokens", shown(name), "the environment variable is not set")
+        return cls._from_json(os.environ[name], name)
+
+    @classmethod
+    def _from_json(cls, text: str, source: str) -> BearerTokens:
+        form = 'it must hold a JSON object such as {"a-secret-token": "ann", "another-token": {"user": "bob"}}'
+        try:
+            found = json.loads(text)
+        except ValueError:
+            raise ConfigError("tokens", shown(source), form) from None
+        if not isinstance(found, dict):
+            raise ConfigError("tokens", shown(source), form)
+        users: dict[str, str | Identity] = {}
+        for token, user in found.items():
+            match user:
+                case str():
+                    users[token] = user
+                case {"user": str(name), **rest} if set(rest) <= {"operator"} and rest.get("operator", False) in (0, 1):
+                    users[token] = Identity(name, is_operator=bool(rest.get("operator", False)))
+                case _:
+                    raise ConfigError("tokens", shown(source), form)
+        return cls(users)
+
+    def __call__(self, connection: HTTPConnection) -> Identity | None:
+        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+        return self.find(token.strip()) if scheme.lower() == "bearer" else None
+
+    def find(self, token: str) -> Identity | None:
+        """Return whose token this is. Takes as long for any wrong one."""
+        digest, found = _digest(token), None
+        for known, user in self._users.items():
+            if hmac.compare_digest(known, digest):
+                found = user
+        return found
+
+
+_SHORTEST = 16
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,145 @@
+"""Errors as problem details (RFC 9457): the error's class, its ids, and what to do.
+
+A client finds the class in `error`, each of the error's fields beside it, and the message, which names the remedy, in
+`detail`. What belongs to another user is answered like what does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from turnwise.errors import (
+    CorruptRecordError,
+    EncryptionError,
+    EngineError,
+    IdempotencyConflictError,
+    InvalidInputError,
+    InvalidRequestError,
+    LongTermMemoryError,
+    NotFoundError,
+    OverloadedError,
+    ReadOnlyMemoryError,
+    ReadOnlyStoreError,
+    SessionLostError,
+    SessionOwnerError,
+    SessionRevertedError,
+    StoreError,
+    TurnwiseError,
+    WaitTimeoutError,
+)
+
+STATUS: Mapping[type[TurnwiseError], int] = {
+    InvalidInputError: 422,
+    NotFoundError: 404,
+    SessionOwnerError: 404,
+    IdempotencyConflictError: 422,
+    OverloadedError: 429,
+    ReadOnlyStoreError: 403,
+    ReadOnlyMemoryError: 403,
+    InvalidRequestError: 422,
+    EngineError: 502,
+    CorruptRecordError: 500,
+    EncryptionError: 500,
+    SessionRevertedError: 409,
+    StoreError: 503,
+    SessionLostError: 503,
+    LongTermMemoryError: 503,
+    WaitTimeoutError: 504,
+    TurnwiseError: 409,
+}
+"""The status of each error: that of its nearest base class in this table. What is not named conflicts with a state."""
+
+RETRY_AFTER_S = "1"
+"""When a client may try again after 429 and 503."""
+
+_log = logging.getLogger(__name__)
+
+
+class Unauthorized(Exception):  # noqa: N818 - an answer
+    """The request has no valid credentials."""
+
+
+class TooManyStreams(Exception):  # noqa: N818 - an answer
+    """A user has as many streams open as one may."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} streams of this user are open, and no more may be: close one, or wait until one ends"
+        )
+
+
+def status_of(error: TurnwiseError) -> int:
+    """Return the HTTP status for an error."""
+    return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+
+
+def name_of(error: TurnwiseError) -> str:
+    """Return an error's name as a word for programs: `SessionBusyError` is `session_busy`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower()
+
+
+def problem(status: int, title: str, detail: str, **fields: Any) -> dict[str, Any]:
+    """Return a problem as its members: `type`, `title`, `status` and `detail`, and others beside them."""
+    kind = fields.get("error")
+    return {"type": f"urn:turnwise:{kind}" if kind else "about:blank", "title": title, "status": status} | {
+        "detail": detail,
+        **fields,
+    }
+
+
+def problem_of(error: TurnwiseError) -> dict[str, Any]:
+    """Return an error as a problem. Its fields that are plain values are members."""
+    status = status_of(error)
+    fields = {name: getattr(error, name) for name in error.fields if name not in ("why", "message")}
+    plain = {name: value for name, value in fields.items() if isinstance(value, str | int | float | bool | None)}
+    title = name_of(error).replace("_", " ").capitalize()
+    return plain | problem(status, title, str(error), error=name_of(error))
+
+
+def answer(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return a problem as a response."""
+    retry = {"Retry-After": RETRY_AFTER_S} if body["status"] in (429, 503) else {}
+    return JSONResponse(body, body["status"], {**retry, **(headers or {})}, "application/problem+json")
+
+
+def install(app: FastAPI) -> None:
+    """Answer all errors of the app's native routes with problems."""
+
+    @app.exception_handler(TurnwiseError)
+    async def turnwise_error(request: Request, error: TurnwiseError) -> JSONResponse:
+        if status_of(error) >= 500:  # noqa: PLR2004 - the server's fault
+            _log.error("%s %s: %s", request.method, request.url.path, error)
+        return answer(problem_of(error))
+
+    @app.exception_handler(Unauthorized)
+    async def unauthorized(request: Request, error: Unauthorized) -> JSONResponse:
+        body = problem(401, "Unauthorized", "send a valid token: 'Authorization: Bearer <token>'", error="unauthorized")
+        return answer(body, {"WWW-Authenticate": "Bearer"})
+
+    @app.exception_handler(TooManyStreams)
+    async def too_many(request: Request, error: TooManyStreams) -> JSONResponse:
+        return answer(problem(429, "Too many streams", str(error), error="too_many_streams"))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = [{"at": list(map(str, e["loc"])), "why": e["msg"]} for e in error.errors()]
+        first = found[0] if found else {"at": [], "why": "it cannot be read"}
+        detail = f"{'.'.join(first['at'])}: {first['why']}"
+        return answer(problem(422, "Invalid request", detail, error="invalid_request", errors=found))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        return answer(problem(error.status_code, str(error.detail), str(error.detail)), error.headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return answer(problem(500, "Internal error", "the service's log has the cause", error="internal"))

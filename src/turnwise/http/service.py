@@ -1,0 +1,124 @@
+"""`Service`: what the requests of one app share; `Caller`: who makes a request, and on which service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from starlette.requests import HTTPConnection
+
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.errors import InvalidInputError, shown
+from turnwise.http.auth import Auth, Identity, identify
+from turnwise.http.problems import TooManyStreams, Unauthorized
+from turnwise.http.settings import HttpSettings, OnDisconnect
+
+ON_DISCONNECT = "X-On-Disconnect"
+"""The header in which a request says `keep` or `cancel`: see `HttpSettings.on_disconnect`."""
+
+_log = logging.getLogger(__name__)
+
+
+class Service:
+    """What the requests of one app share: the manager, the settings, open streams, work that outlives its request.
+
+    `manager` is the caller's; whoever made it closes it.
+    """
+
+    def __init__(self, manager: AsyncSessionManager, settings: HttpSettings, auth: Auth | None) -> None:
+        self.manager = manager
+        self.settings = settings
+        self.auth = auth
+        self.stopping = asyncio.Event()
+        """Set when the server stops: streams end then, where a client can resume them."""
+        self._streams: Counter[str | None] = Counter()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def identify(self, connection: HTTPConnection) -> Identity | None:
+        """Return who makes a request; None if nobody is asked.
+
+        Raises:
+            Unauthorized: the request has no valid credentials.
+        """
+        if self.auth is None:
+            return None
+        found = await identify(self.auth, connection)
+        if found is None:
+            raise Unauthorized
+        return found
+
+    @asynccontextmanager
+    async def stream(self, user_id: str | None) -> AsyncIterator[None]:
+        """Count an open stream of a user.
+
+        Raises:
+            TooManyStreams: the user has as many open as a user may.
+        """
+        limit = self.settings.max_streams_per_user
+        if self._streams[user_id] >= limit:
+            raise TooManyStreams(limit)
+        self._streams[user_id] += 1
+        try:
+            yield
+        finally:
+            self._streams[user_id] -= 1
+            if not self._streams[user_id]:
+                del self._streams[user_id]
+
+    def spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
+        """Do something that outlives its request; a failure is logged."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                _log.error("%s failed", what, exc_info=error)
+
+        task.add_done_callback(ended)
+
+    def stop(self) -> None:
+        """End all streams, with a hint to come back. Safe to call at any time on the app's event loop."""
+        self.stopping.set()
+
+    async def drained(self) -> None:
+        """Wait until what outlives its request has ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a request, and on which service. `user_id` is None without authentication: then nobody is asked."""
+
+    service: Service
+    identity: Identity | None
+    on_disconnect: OnDisconnect
+
+    @property
+    def manager(self) -> AsyncSessionManager:
+        """The service's manager."""
+        return self.service.manager
+
+    @property
+    def user_id(self) -> str | None:
+        """The user, for the methods of the manager."""
+        return self.identity.user_id if self.identity else None
+
+
+async def _caller(request: Request) -> Caller:
+    service: Service = request.app.state.service
+    asked = request.headers.get(ON_DISCONNECT, service.settings.on_disconnect)
+    if asked not in ("keep", "cancel"):
+        raise InvalidInputError(ON_DISCONNECT, shown(asked), "it must be 'keep' or 'cancel'")
+    return Caller(service, await service.identify(request), "cancel" if asked == "cancel" else "keep")
+
+
+Asks = Annotated[Caller, Depends(_caller)]
+"""The parameter by which a route gets its `Caller`."""

@@ -1,0 +1,30 @@
+"""`HttpSettings`: limits and defaults of the service."""
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+OnDisconnect = Literal["keep", "cancel"]
+"""What happens to a run whose client went away while it waited or read the run's events."""
+
+
+class HttpSettings(BaseSettings):
+    """Limits and defaults of the service; each is also read from the environment, as `TURNWISE_HTTP_MAX_BODY_BYTES`."""
+
+    model_config = SettingsConfigDict(env_prefix="TURNWISE_HTTP_", extra="forbid", frozen=True)
+
+    on_disconnect: OnDisconnect = "keep"
+    """What happens to a run whose client disconnects; a request's header `X-On-Disconnect` overrides it."""
+    max_body_bytes: int = Field(default=4 << 20, ge=1)
+    """A request with a larger body is answered with 413, before it is read to its end."""
+    max_header_bytes: int = Field(default=32 << 10, ge=256)
+    """A request whose header is larger is answered with 431."""
+    max_streams_per_user: int = Field(default=100, ge=1)
+    """Event streams and long polls that one user may have open at a time; one more is answered with 429."""
+    heartbeat_s: float = Field(default=15.0, gt=0)
+    """A stream that has been silent for so long sends a comment, so that proxies do not close it."""
+    max_wait_s: float = Field(default=300.0, gt=0)
+    """How long a request may wait for a run to end; then it is answered with the run as it is."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may use the service from a browser; none by default."""

@@ -1,0 +1,56 @@
+"""The app answers over HTTP as the Python API does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.errors import ConfigError
+from turnwise.http import BearerTokens, Identity, create_app
+
+pytestmark = pytest.mark.ray
+
+TOKENS = BearerTokens({"ann's-secret-token": "ann", "bob's-secret-token": Identity("bob")})
+ANN, BOB = ({"Authorization": f"Bearer {name}'s-secret-token"} for name in ("ann", "bob"))
+
+
+@asynccontextmanager
+async def service(folder: Path, **options: object) -> AsyncIterator[httpx.AsyncClient]:
+    manager = AsyncSessionManager(
+        f"sqlite:///{folder}/chats.db", engine=EchoEngine(), placement=Packed(hosts=1), enforce_user=True
+    )
+    async with manager:
+        app = create_app(manager, auth=TOKENS, **options)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service", headers=ANN) as client:
+            yield client
+
+
+async def test_a_run_is_started_followed_and_waited_for(ray_session: None, tmp_path: Path) -> None:
+    async with service(tmp_path) as client:
+        assert (await client.post("/v1/sessions", json={"id": "chat"})).json()["id"] == "chat"
+        run = (await client.post("/v1/sessions/chat/runs", json={"prompt": "hello"})).json()
+        done = (await client.get(f"/v1/runs/{run['id']}/wait")).json()
+        assert done["state"] == "completed" and "hello" in done["text"]
+        text = (await client.get(f"/v1/runs/{run['id']}/events")).text
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+        assert [events[0]["kind"], events[-1]["kind"]] == ["run_started", "run_completed"]
+        later = await client.get(f"/v1/runs/{run['id']}/events", headers={"Last-Event-ID": str(events[-2]["seq"])})
+        assert later.text.count("data: ") == 1
+        another = await client.post("/v1/sessions/chat/runs", json={"prompt": "hello"}, headers=BOB)
+        assert another.status_code == 404 and another.json()["error"] == "session_not_found"
+        nobody = await client.post("/v1/sessions/chat/runs", json={"prompt": "hi"}, headers={"Authorization": "Bearer"})
+        assert nobody.status_code == 401 and nobody.headers["www-authenticate"] == "Bearer"
+
+
+def test_an_app_with_users_needs_a_manager_that_enforces_them() -> None:
+    with pytest.raises(ConfigError, match="enforce_user=True"):
+        create_app(AsyncSessionManager("memory://x", engine=EchoEngine()), auth=TOKENS)

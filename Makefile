@@ -91,7 +91,7 @@ test-litellm: $(READY) $(LITELLM)/ready ## run the tests with LiteLLM's proxy in
 
 .PHONY: quirks
 quirks: $(READY) ## list what servers send, and what came of each
-	PYTHONPATH=examples:tests/support $(BIN)/python tests/inference/test_quirks.py
+	PYTHONPATH=tests/support $(BIN)/python tests/inference/test_quirks.py
 
 .PHONY: test-bench
 test-bench: $(READY) ## see that the bench prints all that it is to print

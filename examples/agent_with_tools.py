@@ -22,7 +22,6 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 import ray
 
-from local_provider import LocalProvider, Message, Step, tool_script
 from turnwise import (
     Budget,
     ExecutionHandle,
@@ -38,6 +37,7 @@ from turnwise import (
     tool,
 )
 from turnwise.engines import ToolRegistry
+from turnwise.testing import LocalProvider, Message, Step, tool_script
 
 TRIP = "How is the weather in Ghent, and how long is the train there from Paris? Look both up at once."
 BOOK = "Book 6 seats on train 9317."

@@ -34,10 +34,7 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}  # Ray reads it when it is import
 
 import ray
 
-from hr_assistant import Memory, assistant_reply, sections_of
 from hr_policies import HANDBOOK
-from local_provider import LocalProvider, Message
-from provider_replies import texts_of
 from turnwise import (
     ExtractiveMemory,
     MemoryConfig,
@@ -57,6 +54,9 @@ from turnwise.memories import Forgotten, LongTermMemory, MemoryType
 from turnwise.memory.providers.openai_chat import encode
 from turnwise.stores import SQLFacts, SQLNotes
 from turnwise.strategies import ByteCounter
+from turnwise.testing import LocalProvider, Message
+from turnwise.testing.local_provider.assistant import Memory, assistant_reply, sections_of
+from turnwise.testing.local_provider.replies import texts_of
 
 SYSTEM = "You help the employees of Northwind. Answer in two sentences, from the handbook and what you remember."
 

@@ -33,8 +33,6 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}  # Ray reads it when it is import
 import ray
 
 from hr_policies import ASKED, FACTS, LEAVE, SYSTEM, conversation
-from local_provider import LocalProvider
-from provider_replies import attentive_reply
 from turnwise import (
     AsyncSession,
     AsyncSessionManager,
@@ -53,6 +51,8 @@ from turnwise.memories import Scope
 from turnwise.memory.longterm.base import Source
 from turnwise.memory.providers.openai_chat import decode
 from turnwise.strategies import ByteCounter, OverflowStrategy
+from turnwise.testing import LocalProvider
+from turnwise.testing.local_provider.replies import attentive_reply
 
 # tiktoken's vocabulary may not be on this machine, and nothing here needs the network: so a byte is a token. That is
 # some four times too much for English, and the window as large as one of 4,000 tokens.

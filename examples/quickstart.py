@@ -26,7 +26,6 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 import ray
 from rich.console import Console
 
-from local_provider import LocalProvider, Message
 from side_by_side import SideBySide
 from turnwise import (
     AsyncExecutionHandle,
@@ -39,6 +38,7 @@ from turnwise import (
     events,
 )
 from turnwise.stores import SQLStore
+from turnwise.testing import LocalProvider, Message
 
 RIVERS, WHALES = "Why do rivers meander? Answer in 40 words.", "How do whales sleep? Answer in 40 words."
 BREAD, GLASS = "Why does bread rise? Answer in 40 words.", "What is glass? Answer in 40 words."

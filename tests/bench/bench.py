@@ -14,7 +14,6 @@ import logging
 import os
 import platform
 import sqlite3
-import sys
 import tempfile
 import threading
 import time
@@ -39,10 +38,6 @@ import packing
 import remembering
 import window
 from harness import Samples, Table, end_process, prompt_of, retire
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-
-from local_provider import LocalProvider
 from turnwise import (
     EchoEngine,
     ExecutionHandle,
@@ -64,6 +59,7 @@ from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.stores.base import Commit
 from turnwise.stores import SessionRecord, SQLStore
+from turnwise.testing import LocalProvider
 
 NAMESPACE = "bench"
 

@@ -3,7 +3,6 @@
 import functools
 import os
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,10 +16,6 @@ import ray
 import tiktoken
 
 from harness import Samples, Table, end_process, prompt_of, retire
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-
-from local_provider import LocalProvider
 from turnwise import (
     DeleteOldest,
     EchoEngine,
@@ -39,6 +34,7 @@ from turnwise.memory.conversation.events import Event, WindowCompacted
 from turnwise.strategies import ByteCounter, OverflowStrategy, TokenBudget
 from turnwise.strategies.conformance_conversations import Conversation
 from turnwise.strategies.strategy import decide
+from turnwise.testing import LocalProvider
 
 SHORT, LONG = 1_000, 100_000
 """The numbers of blocks of the two histories."""

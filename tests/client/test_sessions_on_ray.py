@@ -22,7 +22,6 @@ import pytest
 
 from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine, UnpicklableThere, process_of
-from local_provider import LocalProvider
 from scale import share
 from schedules import texts
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
@@ -61,6 +60,7 @@ from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.conversation.events import RunCompleted, RunStarted, TextDelta
 from turnwise.memory.stores.encrypted.records import SEALED
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.testing import LocalProvider
 
 MakeManager = Callable[..., SessionManager]
 

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from turnwise.memory.conversation.blocks import Block, Citations, System, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.providers.openai_chat import encode
-from wire_rules import WireError, check_chat
+from turnwise.testing.local_provider.message_rules import WireError, check_chat
 
 IDS = st.sampled_from(["a", "b", "c", ""])
 TEXTS = st.sampled_from(["", " ", "yes", "Let me look."])

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from example_program import run_example
-from hr_assistant import assistant_reply, sections_of
 from hr_policies import HANDBOOK
 from hr_policy_chat import (
     ABOUT_HER,
@@ -31,7 +30,6 @@ from hr_policy_chat import (
     Story,
     traces,
 )
-from provider_replies import texts_of
 from turnwise.memory.conversation.blocks import Block, Text, User
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
@@ -39,7 +37,9 @@ from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.providers.openai_chat import encode
 from turnwise.memory.tokens.counter import ByteCounter
-from wire_rules import check_chat
+from turnwise.testing.local_provider.assistant import assistant_reply, sections_of
+from turnwise.testing.local_provider.message_rules import check_chat
+from turnwise.testing.local_provider.replies import texts_of
 
 DAYS = 9
 RULES = [rule for _, rule in HANDBOOK]

@@ -13,7 +13,6 @@ import pytest
 from example_program import run_example
 from hr_policies import ASKED, FACTS, LATER, LEAVE, SYSTEM, conversation
 from long_conversation import Notebook
-from provider_replies import attentive_reply, summary_of, texts_of, words
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.memory.conversation.blocks import Block, Image, Summary, System, Text, User, decode
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
@@ -22,7 +21,8 @@ from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.strategies.conformance_conversations import Conversation
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.window import TokenBudget
-from wire_rules import check_chat
+from turnwise.testing.local_provider.message_rules import check_chat
+from turnwise.testing.local_provider.replies import attentive_reply, summary_of, texts_of, words
 
 TURNS = 100
 PROMPTS = conversation(TURNS)

@@ -19,7 +19,6 @@ import pytest
 import agent_tools
 from agent_tools import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
 from engines import SlowlyBuilt, process_of
-from local_provider import LocalProvider, Message, tool_script
 from test_sessions_on_ray import audit, kill, python
 from turnwise.actors.client.execution import ExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
@@ -48,6 +47,7 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_chat import PARAGRAPH
 from turnwise.memory.providers.openai_responses import unpack_reasoning
+from turnwise.testing import LocalProvider, Message, tool_script
 
 WAIT_S = 120.0
 

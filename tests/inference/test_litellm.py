@@ -21,7 +21,6 @@ from agent_tools import whoami
 from audit import check_session
 from engine_calls import answer, failure
 from litellm_proxy import KEY, LiteLLM
-from local_provider import LocalProvider, tool_script
 from quirks import (
     EVENTS,
     HI,
@@ -54,6 +53,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.trim import Trim
+from turnwise.testing import LocalProvider, tool_script
 
 pytestmark = [pytest.mark.litellm, pytest.mark.timeout(600)]
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from engine_calls import SESSION, Recorder, answer, engine_of, failure, run, turn
-from local_provider import LocalProvider, tool_script
 from turnwise.actors.inference.engine import RequestFrame
 from turnwise.actors.inference.middleware import LogCalls, SystemPrompt
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -31,6 +30,7 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_responses import pack_reasoning, unpack_reasoning
+from turnwise.testing import LocalProvider, tool_script
 
 KEY = "sk-secret-4711"
 

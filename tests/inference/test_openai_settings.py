@@ -15,7 +15,6 @@ import httpx2
 import pytest
 
 from engine_calls import HEALTHY, SESSION, answer, engine_at, engine_of, failure
-from local_provider import LocalProvider
 from quirks import HI, JSON, QuirkServer, completed, message, spoken
 from turnwise.actors.inference.engine import EngineBuilder, Framed, InferenceRunner
 from turnwise.actors.inference.openai.engine import AzureOpenAI, OpenAIEngine
@@ -23,6 +22,7 @@ from turnwise.actors.inference.tools.tool import external_tool
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.output_type import OutputType
+from turnwise.testing import LocalProvider
 
 KEY = "sk-secret-4711"
 

@@ -15,7 +15,6 @@ from pydantic import BaseModel, Field, field_validator
 from typing_extensions import TypedDict
 
 from engine_calls import answer, engine_at, failure, refusal
-from local_provider import LocalProvider
 from quirks import EVENTS, JSON, QuirkServer, Reply, call, chunk, completed, events, function, item, message, spoken
 from schedules import SESSION
 from test_tool_loop import Stage
@@ -47,6 +46,7 @@ from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.providers.endpoints import PROFILES
 from turnwise.memory.providers.validation import CHAT, RESPONSES, check
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.testing import LocalProvider
 
 
 class City(BaseModel):

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from engine_calls import HEALTHY, Recorder, engine_at, refusal, run, turn
-from local_provider import LocalProvider
 from quirks import QuirkServer
 from schedules import SESSION, DawdlingStore, explore
 from test_tool_loop import Scripted, Stage, use
@@ -32,6 +31,7 @@ from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.model_params import PARAMS, ModelParams, check_params, merged
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
+from turnwise.testing import LocalProvider
 
 pytestmark = pytest.mark.virtual_time
 

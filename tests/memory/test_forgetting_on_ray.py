@@ -11,7 +11,6 @@ from types import ModuleType
 
 import pytest
 
-from local_provider import LocalProvider
 from memory_engines import Plan
 from memory_manager import WAIT_S, House, answering, files_with, say, sections
 from turnwise.actors.client.manager import SessionManager
@@ -21,6 +20,7 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.working.formats import JsonForm
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.memory.working.sql import SQLNotes
+from turnwise.testing import LocalProvider
 
 MEMORY_FILES = ("facts.db", "words.db", "notes.db", "vectors")
 

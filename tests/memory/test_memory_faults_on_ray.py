@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from local_provider import LocalProvider
 from memory_engines import SteeredEmbedding
 from memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
 from scale import share
@@ -31,6 +30,7 @@ from turnwise.memory.longterm.extraction.memory import is_record
 from turnwise.memory.longterm.items.base import all_facts
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.testing import LocalProvider
 
 TURNS = share(12, 2)
 """Of each session that is at work while memories are killed, for each third turn one."""

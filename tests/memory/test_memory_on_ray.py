@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from engine_calls import engine_at
-from local_provider import LocalProvider
 from memory_engines import BrokenMemory, Mirror, SlowMemory
 from memory_manager import answering
 from quirks import QuirkServer, Reply
@@ -50,6 +49,7 @@ from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.trim import Trim
+from turnwise.testing import LocalProvider
 from turnwise.testing.embedding import HashEmbedding
 
 MakeManager = Callable[..., SessionManager]

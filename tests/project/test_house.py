@@ -4,6 +4,7 @@ import ast
 import inspect
 import pickle
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +25,7 @@ from turnwise import (
     memories,
     stores,
     strategies,
+    testing,
     transcripts,
 )
 from turnwise.memories import AsyncSessionMemory, SessionMemory
@@ -119,7 +121,15 @@ def test_nobody_imports_from_the_package_root() -> None:
             )
 
 
-PUBLIC = [turnwise, conformance, engines, http, memories, stores, strategies, transcripts]
+def test_the_stand_in_provider_has_nothing_of_turnwise_so_that_neither_hides_mistakes_of_the_other() -> None:
+    package = "turnwise.testing.local_provider"
+    for path in sorted((ROOT / "src" / package.replace(".", "/")).rglob("*.py")):
+        for line, name in imports_of(path):
+            its_own = name.startswith(package) or name.partition(".")[0] in sys.stdlib_module_names
+            assert its_own, f"{path.relative_to(ROOT)}:{line} imports {name}"
+
+
+PUBLIC = [turnwise, conformance, engines, http, memories, stores, strategies, testing, transcripts]
 NAMES = [(module, name) for module in PUBLIC for name in dir(module)]
 
 

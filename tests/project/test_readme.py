@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from local_provider import LocalProvider
 from markdown_blocks import Block, blocks_of
 from turnwise.cli import app
+from turnwise.testing import LocalProvider
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -44,11 +44,10 @@ sys.stdin.read()
 def environment() -> Iterator[dict[str, str]]:
     """The environment of the blocks: a provider, also for the processes of their sessions, and a shared Ray.
 
-    Starting Ray takes longer than most blocks.
+    Of this clone it has only the package. Starting Ray takes longer than most blocks.
     """
-    path = os.pathsep.join(filter(None, [str(ROOT / "examples"), os.environ.get("PYTHONPATH")]))
     with LocalProvider() as provider:
-        local = {"OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": "local-key", "PYTHONPATH": path}
+        local = {"OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": "local-key", "PYTHONPATH": str(ROOT / "src")}
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | local | token
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

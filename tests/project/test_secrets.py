@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 import pytest
 
-from local_provider import LocalProvider, tool_script
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.redaction import redacted
@@ -44,6 +43,7 @@ from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import open_store, redact
 from turnwise.memory.working.redis import RedisNotes
 from turnwise.memory.working.sql import SQLNotes
+from turnwise.testing import LocalProvider, tool_script
 
 ROOT = Path(__file__).parents[2]
 KEY = 'sk-"unique/4711+secret'

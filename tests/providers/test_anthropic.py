@@ -22,7 +22,7 @@ from turnwise.memory.conversation.blocks import (
 )
 from turnwise.memory.providers.anthropic import LOST, encode
 from turnwise.memory.providers.openai_responses import pack_reasoning
-from wire_rules import WireError, check_anthropic
+from turnwise.testing.local_provider.message_rules import WireError, check_anthropic
 
 HELLO = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
 CACHED = {"cache_control": {"type": "ephemeral"}}

@@ -42,7 +42,7 @@ from turnwise.memory.providers.endpoints import (
     unpack_attached,
 )
 from turnwise.memory.providers.openai_chat import decode, encode
-from wire_rules import WireError, check_chat
+from turnwise.testing.local_provider.message_rules import WireError, check_chat
 
 HELLO = {"role": "user", "content": "Hello"}
 

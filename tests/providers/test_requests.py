@@ -19,8 +19,8 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
+from turnwise.testing.local_provider.message_rules import check_anthropic, check_chat, check_responses
 from turnwise.transcripts import Message, encode, messages_of
-from wire_rules import check_anthropic, check_chat, check_responses
 
 HELLO, USE = User(text="Hello"), ToolUse(call_id="a", name="look")
 SEEN, DONE, AGAIN = ToolResult(call_id="a", text="seen"), Text(text="Done."), User(text="Again")

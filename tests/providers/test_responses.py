@@ -22,7 +22,7 @@ from turnwise.memory.conversation.blocks import (
     User,
 )
 from turnwise.memory.providers.openai_responses import Reasoning, encode, pack_reasoning, unpack_reasoning
-from wire_rules import WireError, check_responses
+from turnwise.testing.local_provider.message_rules import WireError, check_responses
 
 HELLO = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
 HI = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}

@@ -26,7 +26,7 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.transcript import Message, messages_of, repair
 from turnwise.memory.providers import anthropic, openai_chat as chat, openai_responses as responses
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, Rules, check, fit
-from wire_rules import check_anthropic, check_chat, check_responses
+from turnwise.testing.local_provider.message_rules import check_anthropic, check_chat, check_responses
 
 ALL = [CHAT, RESPONSES, ANTHROPIC]
 HELLO, HM, YES = User(text="Hello"), Thinking(text="Hm.", signature="EqoB"), Text(text="Yes.")

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from conftest import end_actors
 
-from local_provider import LocalProvider, Message
-from provider_replies import texts_of
 from turnwise import (
     AsyncSessionManager,
     ExtractiveMemory,
@@ -31,7 +29,9 @@ from turnwise.engines import NoAnswer
 from turnwise.errors import InvalidInputError, ReadOnlyMemoryError
 from turnwise.memories import AsyncChatMemory, ChatMemory, Scope
 from turnwise.strategies import DeleteOldest, OverflowStrategy
+from turnwise.testing import LocalProvider, Message
 from turnwise.testing.embedding import HashEmbedding
+from turnwise.testing.local_provider.replies import texts_of
 
 NAMESPACE = "seeds-ballerina"
 FACTS = [

@@ -20,8 +20,8 @@ from turnwise.errors import InvalidRequestError, SessionEndedError, TurnIdTakenE
 from turnwise.memory.conversation.blocks import Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import CustomEvent, PhaseChanged, PlannerNote
 from turnwise.stores import open_history
+from turnwise.testing.local_provider.message_rules import check_anthropic, check_chat
 from turnwise.transcripts import Ledger, encode, messages_of, rebuild
-from wire_rules import check_anthropic, check_chat
 
 NAMESPACE = "seeds-goa-ai"
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from local_provider import LocalProvider
-from provider_http import RefusedError
 from turnwise.actors.inference.engine import RunContext, SessionView, StepContext
 from turnwise.actors.inference.middleware import LogCalls, SystemPrompt
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -39,6 +37,8 @@ from turnwise.memory.providers import anthropic, openai_chat as chat, openai_res
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, Rules, check
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.testing import LocalProvider
+from turnwise.testing.local_provider.http_protocol import RefusedError
 
 VIDEO = Document(name="v.mp4", data="aGk=", media_type="video/mp4")
 PICTURE = Image(data=base64.b64encode(b"well-formed, yet no picture").decode(), media_type="image/png")

@@ -33,6 +33,7 @@ from turnwise.strategies.strategy import OverflowStrategy, decide
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget
+from turnwise.testing.local_provider.message_rules import check_anthropic, check_chat, check_responses
 from window_conversations import (
     HELLO,
     CountingCache,
@@ -47,7 +48,6 @@ from window_conversations import (
     talk,
     tokens,
 )
-from wire_rules import check_anthropic, check_chat, check_responses
 
 
 @pytest.mark.parametrize(

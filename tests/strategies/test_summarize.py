@@ -39,6 +39,7 @@ from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.summary_task import SummaryTask
 from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget
+from turnwise.testing.local_provider.message_rules import check_anthropic, check_chat, check_responses
 from window_conversations import (
     Engine,
     Memory,
@@ -53,7 +54,6 @@ from window_conversations import (
     talk,
     tokens,
 )
-from wire_rules import check_anthropic, check_chat, check_responses
 
 
 def test_the_model_sees_each_removed_block_once() -> None:

@@ -19,8 +19,6 @@ import pytest
 
 from agent_tools import prompt
 from engines import ScriptedEngine, process_of
-from local_provider import LocalProvider
-from provider_replies import text_of, words
 from test_agents_on_ray import is_alive, results, until
 from test_sessions_on_ray import kill, python
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
@@ -49,6 +47,8 @@ from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.summary_task import PROMPT
 from turnwise.strategies.trim import Trim
+from turnwise.testing import LocalProvider
+from turnwise.testing.local_provider.replies import text_of, words
 from window_bench import (
     CALL,
     COUNTER,

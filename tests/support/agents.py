@@ -34,7 +34,7 @@ from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.providers import anthropic, openai_chat as chat, openai_responses as responses
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.strategies.strategy import OverflowStrategy
-from wire_rules import check_anthropic, check_chat, check_responses
+from turnwise.testing.local_provider.message_rules import check_anthropic, check_chat, check_responses
 
 PROCESS: ContextVar[int] = ContextVar("process", default=0)
 

@@ -10,7 +10,7 @@ from turnwise.memory.providers.openai_chat import encode
 from turnwise.memory.providers.validation import CHAT
 from turnwise.memory.stores.base import SessionStore
 from turnwise.testing.audit import audit, read_events, read_turns
-from wire_rules import check_chat
+from turnwise.testing.local_provider.message_rules import check_chat
 
 events_of = read_events
 turns_of = read_turns

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from local_provider import LocalProvider
 from quirks import EVENTS, JSON, STREAM, QuirkServer, Reply, chunk, completed, events, spoken
 from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -20,6 +19,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, User, encode
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_of
 from turnwise.memory.conversation.usage import Usage
+from turnwise.testing import LocalProvider
 
 SESSION = SessionView(session_id="chat-1", user_id="sarah", agent=None, metadata={})
 

@@ -16,9 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from local_provider import LocalProvider, Message
 from memory_engines import pid_of
-from provider_replies import texts_of, tool_script
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.client.session import Session
 from turnwise.actors.cluster.remote_memory import RemoteMemory
@@ -36,7 +34,9 @@ from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaPlace, Ch
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.testing import LocalProvider, Message
 from turnwise.testing.embedding import HashEmbedding
+from turnwise.testing.local_provider.replies import texts_of, tool_script
 
 WAIT_S = 180.0
 WANTED = "Answer with the facts now"

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from audit import check_session, turns_of
-from local_provider import LocalProvider, Message
-from provider_replies import text_of
 from test_agents_on_ray import is_alive, obey, until
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.client.session import Session
@@ -33,8 +31,10 @@ from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.summary_task import PROMPT
+from turnwise.testing import LocalProvider, Message
+from turnwise.testing.local_provider.message_rules import check_chat
+from turnwise.testing.local_provider.replies import text_of
 from window_models import Gate
-from wire_rules import check_chat
 
 WAIT_S = 120.0
 

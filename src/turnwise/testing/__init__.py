@@ -1,7 +1,8 @@
-"""Fault injection for sessions, stores and engines, for turnwise's own tests and for yours. Needs no test framework.
+"""For your own tests and for turnwise's: a stand-in model provider, and fault injection. Needs no test framework.
 
-`import turnwise` does not import it. Import each name from its module:
+`import turnwise` does not import it. The names that most tests need are here; import the others from their modules:
 
+- `local_provider`: `LocalProvider`, a server that speaks OpenAI's APIs without a model, and faults of such servers;
 - `loop`: `VirtualLoop`, an event loop with virtual time; `process`: a simulated process that can be killed at any step;
 - `schedules`: `explore` and `spread` run a scenario under many seeds; a failure names its seed;
 - `faults`: `FaultPlan` says which faults to inject; `Faults` injects and counts them;
@@ -10,3 +11,7 @@
 - `acknowledged`: records what callers had acknowledged; `audit`: checks that a store still has it, and its invariants;
 - `chaos`, with `workload`, `killers` and `report`: the same on Ray, with real processes.
 """
+
+from turnwise._exports import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, __file__)

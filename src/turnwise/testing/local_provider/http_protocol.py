@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+_SERVER_ERRORS = 500
+"""The lowest status of an error of the server."""
+
 
 @dataclass
-class Record:
+class RecordedRequest:
     """A request, and how it ended. Times are `time.monotonic()` seconds."""
 
     method: str
@@ -42,7 +45,7 @@ class RefusedError(Exception):
         self.param = param
 
     def body(self) -> dict[str, Any]:
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "server_error" if self.status >= _SERVER_ERRORS else "invalid_request_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
@@ -78,10 +81,10 @@ class Response:
         self._writer.write("\r\n".join([*lines, "\r\n"]).encode())
 
 
-def parse_head(head: bytes) -> tuple[Record, str]:
+def parse_head(head: bytes) -> tuple[RecordedRequest, str]:
     """Return the request, and the value of its authorization header, which is not recorded."""
     request, *lines = head.decode("latin-1").rstrip().split("\r\n")
     method, target, _ = request.split(" ")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     authorization = headers.pop("authorization", "")
-    return Record(method, target.partition("?")[0], headers), authorization
+    return RecordedRequest(method, target.partition("?")[0], headers), authorization

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from provider_http import RefusedError
-from provider_replies import Message, Speech
-from provider_requests import NUMBER, Fields, check_format, check_tools, checked
-from wire_rules import WireError, check_chat
+from turnwise.testing.local_provider.http_protocol import RefusedError
+from turnwise.testing.local_provider.message_rules import WireError, check_chat
+from turnwise.testing.local_provider.replies import Completion, Message
+from turnwise.testing.local_provider.request_validation import NUMBER, Fields, check_format, check_tools, checked
 
 _FIELDS: Fields = {
     "model": str,
@@ -70,8 +70,8 @@ class ChatRequest:
         self._check_tools()
         check_format("response_format.json_schema", (self.body.get("response_format") or {}).get("json_schema"))
 
-    def answer(self, speech: Speech) -> ChatAnswer:
-        return ChatAnswer(self, speech)
+    def answer(self, completion: Completion) -> ChatAnswer:
+        return ChatAnswer(self, completion)
 
     def _check_tools(self) -> None:
         tools = self.body.get("tools")
@@ -89,18 +89,18 @@ class ChatRequest:
 class ChatAnswer:
     """An answer in the API's format, streamed or whole."""
 
-    def __init__(self, request: ChatRequest, speech: Speech) -> None:
-        self.speech = speech
+    def __init__(self, request: ChatRequest, completion: Completion) -> None:
+        self.completion = completion
         self._model = request.body["model"]
         self._id = "chatcmpl-" + hashlib.blake2b(json.dumps(request.messages).encode(), digest_size=12).hexdigest()
         self._counts = bool((request.body.get("stream_options") or {}).get("include_usage"))
-        self._finish_reason = "length" if speech.is_cut else "tool_calls" if speech.calls else "stop"
+        self._finish_reason = "length" if completion.is_cut else "tool_calls" if completion.calls else "stop"
         self._usage = {
-            "prompt_tokens": speech.prompt_tokens,
-            "completion_tokens": len(speech.tokens),
-            "total_tokens": speech.prompt_tokens + len(speech.tokens),
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": len(completion.tokens),
+            "total_tokens": completion.prompt_tokens + len(completion.tokens),
             "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": speech.thoughts},
+            "completion_tokens_details": {"reasoning_tokens": completion.thoughts},
         }
 
     def opening(self) -> Iterator[Message]:
@@ -125,7 +125,7 @@ class ChatAnswer:
     def whole(self) -> Message:
         """Return the response without streaming."""
         message: Message = {"role": "assistant", "content": None}
-        for delta in self.speech.tokens:
+        for delta in self.completion.tokens:
             for key in ("reasoning_content", "content", "refusal"):
                 if key in delta:
                     message[key] = (message.get(key) or "") + delta[key]

@@ -136,7 +136,7 @@ def _call(name: str, arguments: Mapping[str, Any] | str) -> Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class Completion:
     """An answer as deltas, up to a limit or a fault."""
 
     tokens: list[Message]
@@ -144,7 +144,7 @@ class Speech:
     prompt_tokens: int
 
     @classmethod
-    def of(cls, answer: Answer, messages: Sequence[Message], fault: str, limit: int | None) -> Speech:
+    def of(cls, answer: Answer, messages: Sequence[Message], fault: str, limit: int | None) -> Completion:
         message: Message | list[Message] = {"content": answer} if isinstance(answer, str) else answer
         tokens = [] if fault == "empty" else message if isinstance(message, list) else list(_deltas(message))
         breaks = fault in (*BREAKS, "length")

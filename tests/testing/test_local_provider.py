@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from local_provider import LocalProvider, Message, embed, tool_script
+from turnwise.testing import LocalProvider, Message, embed, tool_script
 
 KEY = "sk-secret-4711"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]

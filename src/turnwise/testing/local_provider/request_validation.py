@@ -1,4 +1,4 @@
-"""Checks requests to the simulated provider, except the conversation: for that, see `wire_rules`."""
+"""Checks requests to the simulated provider, except the conversation: for that, see `message_rules`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provider_http import RefusedError
-from provider_replies import Message
-from wire_rules import TOOL_NAME
+from turnwise.testing.local_provider.http_protocol import RefusedError
+from turnwise.testing.local_provider.message_rules import TOOL_NAME
+from turnwise.testing.local_provider.replies import Message
 
 Fields = Mapping[str, type | tuple[type, ...]]
 """The fields of a request's body, and the values of each besides null."""

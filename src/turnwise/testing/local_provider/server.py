@@ -1,45 +1,12 @@
-"""A simulated model provider: OpenAI's wire formats over HTTP on loopback, without a model.
-
-    python examples/local_provider.py --port 8000          then: OPENAI_BASE_URL=http://127.0.0.1:8000/v1
-
-    with LocalProvider() as provider:
-        engine = OpenAIEngine("local", base_url=provider.base_url)
-
-It serves POST /v1/chat/completions and POST /v1/responses, streamed or not, POST /v1/embeddings and GET /v1/models. It
-refuses requests that the real API would refuse, and records requests and when a client closed its connection. One reply
-function serves both APIs: it gets the conversation and returns an answer in the format of chat. Any model name works. A
-model name that is a fault, or ends in `/<fault>`, or the header `x-fault: <fault>`, makes it misbehave:
-
-    fault            what happens
-    slow             50 ms pass before each token
-    hang             the request is taken and never answered
-    stall            the answer stops after three tokens; the connection stays open
-    cut              the connection closes after three tokens, in the middle of the stream
-    unfinished       the stream ends properly after three tokens, but without a word on why
-    malformed        after three tokens comes a chunk that is not JSON
-    error            after three tokens comes a chunk that is an error
-    empty            the answer is empty, and complete
-    length           the answer ends after three tokens, at the limit of its length
-    400 ... 599      that status; 429 and 503 with Retry-After, in `retry_after_s`
-    <fault>-once     the fault at the first request for that model, and an answer from then on
-
-Without streaming, faults in the middle of an answer close the connection instead of answering.
-
-Standard library only, here and in the files beside it: provider_http, provider_requests, provider_replies,
-provider_chat, provider_responses, and wire_rules, which says what a valid conversation is.
-"""
+"""The server: `LocalProvider`."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import base64
 import contextlib
-import hashlib
 import json
 import math
 import re
-import struct
 import threading
 import time
 from collections import Counter
@@ -47,27 +14,15 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Self
 
-from provider_chat import ChatAnswer, ChatRequest
-from provider_http import Record, RefusedError, Response, parse_head
-from provider_replies import BREAKS, Answer, Message, Reply, Speech, Step, default_reply, tool_script, words
-from provider_requests import Fields, checked
-from provider_responses import ResponsesAnswer, ResponsesRequest
-
-__all__ = ["Answer", "LocalProvider", "Message", "Record", "Reply", "Step", "default_reply", "embed", "tool_script"]
+from turnwise.testing.local_provider.chat_completions import ChatAnswer, ChatRequest
+from turnwise.testing.local_provider.embeddings import embeddings
+from turnwise.testing.local_provider.http_protocol import RecordedRequest, RefusedError, Response, parse_head
+from turnwise.testing.local_provider.replies import BREAKS, Completion, Reply, default_reply
+from turnwise.testing.local_provider.responses import ResponsesAnswer, ResponsesRequest
 
 SLOW_S = 0.05
 
-EMBEDDING_SIZE = 256
-
 MAX_HEAD_BYTES = 65_536
-
-_EMBEDDING_FIELDS: Fields = {
-    "model": str,
-    "input": (str, list),
-    "dimensions": int,
-    "encoding_format": str,
-    "user": str,
-}
 
 
 class LocalProvider:
@@ -95,7 +50,7 @@ class LocalProvider:
         self.api_key = api_key
         self.retry_after_s = retry_after_s
         self.port = port
-        self.requests: list[Record] = []
+        self.requests: list[RecordedRequest] = []
         self._arrived = threading.Condition()
         self._asked: Counter[str] = Counter()
         self._connections = 0
@@ -123,7 +78,7 @@ class LocalProvider:
             self._stop()
             self._thread.join()
 
-    def wait_for_request(self, number: int = 1, timeout_s: float = 5.0) -> Record:
+    def wait_for_request(self, number: int = 1, timeout_s: float = 5.0) -> RecordedRequest:
         """Return the `number`th request, from 1, as soon as it has arrived. Blocks; TimeoutError after `timeout_s`."""
         with self._arrived:
             if not self._arrived.wait_for(lambda: len(self.requests) >= number, timeout_s):
@@ -178,7 +133,9 @@ class LocalProvider:
                 await asyncio.gather(next_head, return_exceptions=True)
 
     @staticmethod
-    async def _attend(record: Record, responding: Coroutine[Any, Any, bool], next_head: asyncio.Task[bytes]) -> bool:
+    async def _attend(
+        record: RecordedRequest, responding: Coroutine[Any, Any, bool], next_head: asyncio.Task[bytes]
+    ) -> bool:
         """Respond while the client is connected; return whether the connection stays open."""
         response = asyncio.create_task(responding)
         try:
@@ -197,7 +154,7 @@ class LocalProvider:
             response.cancel()
             await asyncio.gather(response, return_exceptions=True)
 
-    async def _respond(self, record: Record, authorization: str, response: Response) -> bool:
+    async def _respond(self, record: RecordedRequest, authorization: str, response: Response) -> bool:
         """Respond to a request; return False to close the connection in the middle of it."""
         try:
             if self.api_key is not None and authorization != f"Bearer {self.api_key}":
@@ -209,7 +166,7 @@ class LocalProvider:
                     await response.json(200, {"object": "list", "data": models})
                 case "POST", "/v1/embeddings":
                     await self._take_fault(record)
-                    await response.json(200, _embeddings(checked(record.body, "input", _EMBEDDING_FIELDS)))
+                    await response.json(200, embeddings(record.body))
                 case "POST", "/v1/chat/completions":
                     fault = await self._take_fault(record)
                     return await self._answer(ChatRequest(record.body), fault, response)
@@ -222,7 +179,7 @@ class LocalProvider:
             await response.json(error.status, error.body(), self._retry_after(error.status))
         return True
 
-    async def _take_fault(self, record: Record) -> str:
+    async def _take_fault(self, record: RecordedRequest) -> str:
         """Return the fault that the request selects, or nothing. Refusals and `hang` happen here."""
         model = record.body.get("model") if isinstance(record.body, dict) else None
         name = record.headers.get("x-fault") or str(model).rpartition("/")[2]
@@ -245,12 +202,12 @@ class LocalProvider:
 
     async def _answer(self, request: ChatRequest | ResponsesRequest, fault: str, response: Response) -> bool:
         reply = self.reply(request.messages) if callable(self.reply) else self.reply
-        speech = Speech.of(reply, request.messages, fault, request.limit)
-        answer = request.answer(speech)
+        completion = Completion.of(reply, request.messages, fault, request.limit)
+        answer = request.answer(completion)
         delay_s = max(self.token_delay_s, SLOW_S if fault == "slow" else 0.0)
         if request.streamed:
             return await _stream(answer, fault, delay_s, response)
-        await asyncio.sleep(delay_s * len(speech.tokens))
+        await asyncio.sleep(delay_s * len(completion.tokens))
         if fault == "stall":
             await _forever()
         if fault in BREAKS:
@@ -264,7 +221,7 @@ async def _stream(answer: ChatAnswer | ResponsesAnswer, fault: str, delay_s: flo
     await response.start_stream()
     for event in answer.opening():
         await response.event(event)
-    for token in answer.speech.tokens:
+    for token in answer.completion.tokens:
         await asyncio.sleep(delay_s)
         for event in answer.take(token):
             await response.event(event)
@@ -287,54 +244,5 @@ async def _stream(answer: ChatAnswer | ResponsesAnswer, fault: str, delay_s: flo
     return True
 
 
-def _embeddings(body: Message) -> dict[str, Any]:
-    texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise RefusedError(400, "'input' must be a text that is not empty, or a list of such")
-    size = body.get("dimensions") or EMBEDDING_SIZE
-    vectors: list[list[float] | str] = []
-    for text in texts:
-        vector = embed(text, size)
-        packed = struct.pack(f"<{size}f", *vector)
-        vectors.append(base64.b64encode(packed).decode() if body.get("encoding_format") == "base64" else vector)
-    count = sum(len(words(text)) for text in texts)
-    return {
-        "object": "list",
-        "model": body["model"],
-        "data": [{"object": "embedding", "index": at, "embedding": vector} for at, vector in enumerate(vectors)],
-        "usage": {"prompt_tokens": count, "total_tokens": count},
-    }
-
-
-def embed(text: str, size: int = EMBEDDING_SIZE) -> list[float]:
-    """Return a vector of length 1 that depends only on the words, so texts that share words have near vectors."""
-    vector = [0.0] * size
-    for word in re.findall(r"\w+", text.lower()) or [text]:
-        number = int.from_bytes(_digest(word), "big")
-        vector[number % size] += 1.0 if number >> 63 else -1.0
-    length = math.hypot(*vector) or 1.0
-    return [value / length for value in vector]
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
-
-
 async def _forever() -> None:
     await asyncio.Event().wait()
-
-
-def main() -> None:
-    """Serve until interrupted."""
-    parser = argparse.ArgumentParser(description="A stand-in for a model provider on 127.0.0.1.")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--token-delay-s", type=float, default=0.02, help="pause before each token")
-    parser.add_argument("--api-key", help="refuse requests with another")
-    options = parser.parse_args()
-    provider = LocalProvider(options.token_delay_s, api_key=options.api_key, port=options.port)
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(provider.serve(lambda: print(f"OPENAI_BASE_URL={provider.base_url}", flush=True)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The simulated model of the HR assistant: answers from its request, and extracts facts on request."""
+"""`assistant_reply`: answers from what memories recalled, and extracts facts for them on request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from provider_replies import Message, keywords, matching, sentences, texts_of
+from turnwise.testing.local_provider.replies import Message, keywords, matching, sentences, texts_of
 
 FACTS_WANTED = "Answer with the facts now, as JSON."
 """The last line of a request for facts."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from provider_http import RefusedError
-from provider_replies import Message, Speech
-from provider_requests import NUMBER, Fields, check_format, check_tools, checked
-from wire_rules import WireError, check_responses
+from turnwise.testing.local_provider.http_protocol import RefusedError
+from turnwise.testing.local_provider.message_rules import WireError, check_responses
+from turnwise.testing.local_provider.replies import Completion, Message
+from turnwise.testing.local_provider.request_validation import NUMBER, Fields, check_format, check_tools, checked
 
 _FIELDS: Fields = {
     "model": str,
@@ -85,8 +85,8 @@ class ResponsesRequest:
         except (KeyError, TypeError) as error:
             raise RefusedError(400, f"Invalid value for 'input': {error!r}", None, "input") from error
 
-    def answer(self, speech: Speech) -> ResponsesAnswer:
-        return ResponsesAnswer(self, speech)
+    def answer(self, completion: Completion) -> ResponsesAnswer:
+        return ResponsesAnswer(self, completion)
 
     def _check_tools(self) -> None:
         tools = self.body.get("tools") or []
@@ -103,11 +103,11 @@ class ResponsesRequest:
 class ResponsesAnswer:
     """An answer in the API's format, streamed or whole: items that are opened, filled and closed in turn."""
 
-    def __init__(self, request: ResponsesRequest, speech: Speech) -> None:
-        self.speech = speech
+    def __init__(self, request: ResponsesRequest, completion: Completion) -> None:
+        self.completion = completion
         self._body = request.body
         self._name = uuid.uuid4().hex
-        self._status = "incomplete" if speech.is_cut else "completed"
+        self._status = "incomplete" if completion.is_cut else "completed"
         self._encrypts = _ENCRYPTED in (request.body.get("include") or ())
         self._output: list[Message] = []
         """The items so far; the last one may be open."""
@@ -120,7 +120,7 @@ class ResponsesAnswer:
         yield self._event("response.created", response=self._response("in_progress"))
         yield self._event("response.in_progress", response=self._response("in_progress"))
         # A model that is asked to reason does, though it may have nothing to show of it.
-        if self._body.get("reasoning") and not self.speech.thoughts:
+        if self._body.get("reasoning") and not self.completion.thoughts:
             yield from self._start(("reasoning", None), _reasoning(f"rs_{self._name}_0"))
 
     def take(self, token: Message) -> Iterator[Message]:
@@ -148,7 +148,7 @@ class ResponsesAnswer:
 
     def whole(self) -> Message:
         """Return the response without streaming."""
-        for _ in chain(self.opening(), *map(self.take, self.speech.tokens), self._stop(self._status)):
+        for _ in chain(self.opening(), *map(self.take, self.completion.tokens), self._stop(self._status)):
             pass
         return self._response(self._status)
 
@@ -231,13 +231,13 @@ class ResponsesAnswer:
 
     def _response(self, status: str) -> Message:
         """Return the response so far, without the open item."""
-        speech, body = self.speech, self._body
+        completion, body = self.completion, self._body
         usage = {
-            "input_tokens": speech.prompt_tokens,
+            "input_tokens": completion.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": len(speech.tokens),
-            "output_tokens_details": {"reasoning_tokens": speech.thoughts},
-            "total_tokens": speech.prompt_tokens + len(speech.tokens),
+            "output_tokens": len(completion.tokens),
+            "output_tokens_details": {"reasoning_tokens": completion.thoughts},
+            "total_tokens": completion.prompt_tokens + len(completion.tokens),
         }
         given = {name: body.get(name) for name in ("instructions", "max_output_tokens", "temperature", "top_p")}
         return {

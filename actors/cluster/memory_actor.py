@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast, runtime_checkable
 
 from turnwise.actors.cluster.batcher import Batcher
+from turnwise.actors.cluster.gc_tuning import collect_rarely
 from turnwise.actors.cluster.unix_socket import path_of, serve
 from turnwise.actors.cluster.wire import Refused
 from turnwise.actors.inference.engine import EngineBuilder
@@ -134,6 +135,7 @@ class MemoryHost:
 
     async def do_warm(self) -> None:
         await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))
+        collect_rarely()
 
     async def do_remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         memory = await self._memory()

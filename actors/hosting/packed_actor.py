@@ -16,10 +16,10 @@ from ray.exceptions import RayActorError
 
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.cluster.actor_spec import ActorSpec
+from turnwise.actors.cluster.gc_tuning import collect_rarely
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
-from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry, watch
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from turnwise.actors.cluster.gc_tuning import collect_rarely
 from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
-from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry
 

@@ -47,6 +47,11 @@ class Model:
         return [Text(text="I see. " + message_of(150, len(turn.blocks)))]
 
 
+def word_memory(folder: Path, name: str) -> VectorMemory:
+    """Return a memory that searches by words alone, as one is where there is no embedding model."""
+    return VectorMemory(SQLItems(f"sqlite:///{folder}/{name}.db"), embedding=None)
+
+
 def vector_memory(folder: Path, name: str) -> VectorMemory:
     """Return a memory of its own, whose vectors are made without a model."""
     index = VectorIndex(ChromaFolder(folder / f"{name}-chroma"), HashEmbedding())
@@ -55,16 +60,18 @@ def vector_memory(folder: Path, name: str) -> VectorMemory:
 
 def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folder: Path, rounds: int) -> None:
     """Measure turns that are saved, and that recall too, in alternation with those of a session without memory."""
-    without, saving, whole, each = Samples(), Samples(), Samples(), 5
+    without, saving, words, whole, each = Samples(), Samples(), Samples(), Samples(), 5
     saves = MemoryConfig(recall=False)
     with (
         manage("forgetful", Model()) as bare,
         manage("saving", Model(), memories=[vector_memory(folder, "saved")], memory=saves) as saver,
+        manage("by-words", Model(), memories=[word_memory(folder, "words")]) as reader,
         manage("remembering", Model(), memories=[vector_memory(folder, "remembered")]) as rememberer,
     ):
         talks: list[tuple[Session, Samples]] = [
             (bare.open(), without),
             (saver.open(), saving),
+            (reader.open(), words),
             (rememberer.open(), whole),
         ]
         for at in range(-2, rounds):
@@ -82,7 +89,8 @@ def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folde
             retire(session)
     table.line("durable turn, no memory, model time aside", without, "floor")
     table.judge("durable turn that is saved in a memory", saving.median / without.median, 1.3, samples=saving)
-    table.judge("  and recalls", whole.median / without.median, 1.5, samples=whole)
+    table.judge("  and recalls, by words", words.median / without.median, 1.5, samples=words)
+    table.judge("  and recalls, by words and vectors", whole.median / without.median, 1.5, samples=whole)
 
 
 def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:

@@ -12,8 +12,8 @@ from memory_engines import Mirror
 from test_agents_on_ray import until
 from test_sessions_on_ray import kill
 from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.cluster.gc_tuning import THRESHOLDS
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
-from turnwise.actors.hosting.gc_tuning import THRESHOLDS
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 

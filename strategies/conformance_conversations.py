@@ -131,7 +131,7 @@ def random_exchange(dice: Random) -> list[Block]:
         calls = dice.sample(["a", "b", "c", "functions.look:0"], dice.choice([1, 1, 2, 3]))
         output += [ToolUse(call_id=call, name="look", input={"at": _text(dice)}) for call in calls]
         dice.shuffle(calls)
-        output += [ToolResult(call_id=call, text=_text(dice), is_error=_is(dice, 0.1)) for call in calls]
+        output += [_result(dice, call) for call in calls]
     if _is(dice, 0.8):
         output += [*_said(dice), Text(text=_text(dice))]
     output = output[: dice.choice([0, len(output), len(output), len(output), dice.randrange(len(output) + 1)])]
@@ -139,6 +139,11 @@ def random_exchange(dice: Random) -> list[Block]:
     if _is(dice, 0.1):
         blocks.append(dice.choice([CacheCheckpoint(), Unknown(stored_kind="hologram"), System(text=_text(dice))]))
     return blocks
+
+
+def _result(dice: Random, call_id: str) -> ToolResult:
+    blocks = (Image(url="https://example.org/chart.png"),) if call_id == "functions.look:0" else ()
+    return ToolResult(call_id=call_id, text=_text(dice), is_error=_is(dice, 0.1), blocks=blocks)
 
 
 def _prompt(dice: Random) -> Block:

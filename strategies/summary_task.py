@@ -97,8 +97,9 @@ class SummaryTask:
         lines = [] if before is None else [_as_json({_BEFORE: before})]
         for block in window.blocks(self.ranges if part is None else part):
             lines += map(_as_json, _facts(block))
-            if isinstance(block, Image) or (isinstance(block, Document) and not block.plain):
-                shown += [User(text="\n".join(lines)), block]
+            held = block.attachments if isinstance(block, ToolResult) else (block,)
+            if files := list(filter(_is_file, held)):
+                shown += [User(text="\n".join(lines)), *files]
                 lines = []
         return (*shown, User(text="\n".join([*lines, "", f"Write the summary now. {limit}"])))
 
@@ -138,6 +139,11 @@ def _words(max_tokens: int, counter: TokenCounter) -> int:
     return max(1, int(max_tokens * len(_SAMPLE.split()) / max(sample, 1) / 1.5))
 
 
+def _is_file(block: Block) -> bool:
+    """Return whether the model gets the block itself, since it is no text."""
+    return isinstance(block, Image) or (isinstance(block, Document) and not block.plain)
+
+
 def _as_json(fact: dict[str, Any]) -> str:
     return json.dumps(fact, ensure_ascii=False)
 
@@ -152,7 +158,7 @@ def _facts(block: Block) -> Iterator[dict[str, Any]]:
         case Image():
             yield {"user": "[the image that follows]"}
         case Document():
-            yield {"user": f"[file {block.name}]", **({"text": block.text} if block.text else {})}
+            yield {"user": f"[file {block.name}]", **({"text": block.plain} if block.plain else {})}
         case Text():
             yield {"assistant": block.text, **({"interrupted": True} if block.interrupted else {})}
         case Thinking() if block.text:
@@ -160,7 +166,7 @@ def _facts(block: Block) -> Iterator[dict[str, Any]]:
         case ToolUse():
             yield {"assistant calls": block.name, "call": block.call_id, "input": block.input}
         case ToolResult():
-            yield {"result of call": block.call_id, "error" if block.is_error else "text": block.text}
+            yield {"result of call": block.call_id, "error" if block.is_error else "text": block.plain}
         case Citations():
             yield {"sources": block.items}
         case Thinking() | CacheCheckpoint() | Unknown() | System():

@@ -15,6 +15,7 @@ from turnwise.actors.cluster.wire import Ended, PackedTurn
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.errors import (
+    InvalidInputError,
     OutputCutError,
     OutputInvalidError,
     OutputRefusedError,
@@ -25,7 +26,9 @@ from turnwise.errors import (
     RunLimitError,
     TurnNotFoundError,
     WaitTimeoutError,
+    shown,
 )
+from turnwise.memory.conversation.blocks import ToolResult, encode
 from turnwise.memory.conversation.codec import encode_json
 from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.frozen_json import plain_json
@@ -35,6 +38,7 @@ from turnwise.memory.conversation.phases import Phases, phase_of
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.steps import Step, steps_of
 from turnwise.memory.conversation.tool_calls import PendingCall
+from turnwise.memory.conversation.tool_results import result_of
 from turnwise.memory.conversation.turns import Turn
 
 _ERRORS: dict[str, type[RunEndedError]] = {
@@ -132,11 +136,7 @@ class _Handle:
 
     @checked
     def _provide(self, call_id: Text, result: Any, is_error: bool) -> Request[None]:
-        plain = plain_json("result", result, MAX_JSON_BYTES)
-        is_json = not isinstance(plain, str)
-        text = encode_json(plain) if is_json else plain
-        decision = ApprovalDecision(verdict="provided", text=text, is_error=is_error, is_json=is_json)
-        return self._decide(call_id, decision)
+        return self._decide(call_id, _provided(result, is_error))
 
     def _decide(self, call_id: str, decision: ApprovalDecision) -> Request[None]:
         yield from self._client.ask(self._stored_id, "decide", self.run_id, call_id, decision)
@@ -279,7 +279,8 @@ class ExecutionHandle(_Handle):
         """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`.
 
         Args:
-            result: a text; or another JSON value, which the model gets as JSON and `ToolResult.data` has as a payload.
+            result: a text; another JSON value, which the model gets as JSON and `ToolResult.data` has as a payload; a
+                `Text`, `Image` or `Document`, or a list with some; or what `ToolResult.of` made of a value and blocks.
         """
         carry_out(self._provide(call_id, result, is_error), self._client.portal)
 
@@ -443,7 +444,8 @@ class AsyncExecutionHandle(_Handle):
         """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`.
 
         Args:
-            result: a text; or another JSON value, which the model gets as JSON and `ToolResult.data` has as a payload.
+            result: a text; another JSON value, which the model gets as JSON and `ToolResult.data` has as a payload; a
+                `Text`, `Image` or `Document`, or a list with some; or what `ToolResult.of` made of a value and blocks.
         """
         await carry_out_async(self._provide(call_id, result, is_error))
 
@@ -515,3 +517,24 @@ class AsyncExecutionHandle(_Handle):
         async for event in self.events():
             for found in partials.add((event,)):
                 yield found
+
+
+def _provided(given: Any, is_error: bool) -> ApprovalDecision:
+    """Return the decision that provides a result; see `ExecutionHandle.provide`."""
+    try:
+        result = result_of("", given)
+    except ValueError as error:
+        raise InvalidInputError("result", shown(given), str(error)) from None
+    if result is None:
+        plain = plain_json("result", given, MAX_JSON_BYTES)
+        is_json = not isinstance(plain, str)
+        result = ToolResult(call_id="", text=encode_json(plain) if is_json else plain, is_json=is_json)
+    elif (size := len(encode(result).encode())) > MAX_JSON_BYTES:
+        raise InvalidInputError("result", shown(given), f"must take at most {MAX_JSON_BYTES} bytes as JSON, not {size}")
+    return ApprovalDecision(
+        verdict="provided",
+        text=result.text,
+        is_error=is_error or result.is_error,
+        is_json=result.is_json,
+        blocks=result.blocks,
+    )

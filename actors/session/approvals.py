@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.actors.inference.attempt import reason, storable
-from turnwise.actors.inference.engine import CallChecker, NewEvent
+from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.run_events import about
@@ -17,7 +17,7 @@ from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError, shown
-from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import Block, Content, Text, ToolResult, ToolUse, described, encode
 from turnwise.memory.conversation.events import CallDecided, RunResumed
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunState
@@ -30,7 +30,8 @@ class ApprovalDecision:
     """A decision about a tool call.
 
     `input`: for an approved call, arguments that replace the model's. `text`: the reason of a rejection, or the
-    provided result. `is_error`: whether the provided result reports a failure. `is_json`: whether it is JSON.
+    provided result. `is_error`: whether the provided result reports a failure. `is_json`: whether it is JSON. `blocks`:
+    the images, documents and texts beside its text.
     """
 
     verdict: Verdict
@@ -38,12 +39,14 @@ class ApprovalDecision:
     text: str = ""
     is_error: bool = False
     is_json: bool = False
+    blocks: tuple[Content, ...] = ()
 
     @property
     def digest(self) -> str:
         """A hash of the decision, equal for equal decisions."""
         parts: tuple[Any, ...] = (self.verdict, self.input, self.text, self.is_error)
         parts = (*parts, True) if self.is_json else parts  # digests of older versions stay as they are
+        parts = (*parts, *map(encode, self.blocks))
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def block(self, call_id: str, use: ToolUse | None) -> Block | None:
@@ -54,7 +57,7 @@ class ApprovalDecision:
         text = storable(self.text)
         if self.verdict == "rejected":
             return ToolResult(call_id=call_id, text=f"rejected: {text}" if text else "rejected", is_error=True)
-        return ToolResult(call_id=call_id, text=text, is_error=self.is_error, is_json=self.is_json)
+        return ToolResult(call_id=call_id, text=text, is_error=self.is_error, is_json=self.is_json, blocks=self.blocks)
 
 
 class Approvals:
@@ -76,8 +79,8 @@ class Approvals:
             RunNotFoundError: the session has no such run.
             CallNotFoundError: no such call of the run waits, or has waited, for a decision.
             CallDecidedError: the call was decided differently, or the run has ended.
-            InvalidInputError: the call does not allow this decision, or the tool does not accept these arguments;
-                nothing was stored.
+            InvalidInputError: the call does not allow this decision, the tool does not accept these arguments, or the
+                engine does not take an image or document; nothing was stored.
             EngineError: the arguments cannot be checked, since the engine cannot be built; nothing was stored.
         """
         await self._transactor.loaded()
@@ -97,6 +100,7 @@ class Approvals:
                 why = f"it was {state.verdict}" if state.verdict else f"the run is {record.state}"
                 raise CallDecidedError(self._state.session_id, run_id, call_id, why)
             _check_decision(state, decision)
+            _check_blocks(run.run_resources.builder, decision.blocks)
             decided = replace(state, verdict=decision.verdict, digest=decision.digest)
             await self._decide(run, call_id, decision, {**calls, call_id: decided})
 
@@ -149,6 +153,13 @@ class Approvals:
             run.attempt.ledger.append(block)
         if goes_on:
             run.decided.set()
+
+
+def _check_blocks(builder: EngineBuilder, blocks: Sequence[Content]) -> None:
+    """Raise InvalidInputError if the run's engine does not take an image or document of a provided result."""
+    for block in blocks:
+        if not isinstance(block, Text) and isinstance(builder, Selective) and (why := builder.refuses(block)):
+            raise InvalidInputError("result", shown(described(block)), why)
 
 
 def _check_decision(state: CallState, decision: ApprovalDecision) -> None:

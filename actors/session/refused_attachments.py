@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import Block, Document, Image, Summary, described
+from turnwise.memory.conversation.blocks import Block, Document, Image, Summary, left_out
 from turnwise.memory.conversation.spans import Span, join
 from turnwise.memory.conversation.turns import TurnRecord
+
+REFUSED = "the provider refused it"
 
 
 def leave_out(turn: TurnRecord, cache: BlockCache, log: str, size: int) -> tuple[TurnRecord, list[Block]]:
@@ -26,8 +28,7 @@ def leave_out(turn: TurnRecord, cache: BlockCache, log: str, size: int) -> tuple
     ]
     texts: list[Block] = []
     for at, block in [] if turn.output else _refused(cache.read(handed_on)):
-        text = f"[{described(block)} is left out: the provider refused it]"
-        texts.append(Summary(text=text, of=(handed_on[at],)))
+        texts.append(Summary(text=left_out(block, REFUSED), of=(handed_on[at],)))
         handed_on[at] = Span(log, size + len(texts) - 1, size + len(texts))
     return (replace(turn, carried=join(handed_on)) if texts else turn), texts
 

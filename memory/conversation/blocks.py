@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
 from urllib.parse import urlsplit
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_serializer, field_validator, model_validator
 
 from turnwise.memory.conversation.frozen_json import MAX_DEPTH, FrozenDict, JsonObject, freeze, is_deeper
 
@@ -80,28 +80,6 @@ class ToolUse(Block):
     name: Str
     input: JsonObject = Field(default_factory=FrozenDict)
     signature: Str | None = None
-
-
-class ToolResult(Block):
-    """The result of a tool call or, with `is_error`, why the call failed."""
-
-    role: ClassVar[Role] = "tool"
-    kind: Literal["tool_result"] = "tool_result"
-    call_id: Str
-    text: Str
-    is_error: bool = False
-    is_json: bool = False
-    """Whether `text` is the JSON of a payload, such as that of an object which the tool returned."""
-
-    @property
-    def data(self) -> Any:
-        """The payload, frozen, if the result is JSON; None for other results. Parsed at each read."""
-        if not self.is_json:
-            return None
-        try:
-            return freeze(pydantic_core.from_json(self.text))
-        except (TypeError, ValueError):  # the text was changed, such as by a redaction
-            return None
 
 
 class _Payload(Block):
@@ -174,6 +152,11 @@ class Image(_Payload):
 
     kind: Literal["image"] = "image"
 
+    @classmethod
+    def from_bytes(cls, data: bytes, media_type: str) -> Self:
+        """Return the picture of a file's bytes."""
+        return cls(data=base64.b64encode(data).decode(), media_type=media_type)
+
     def _flaw_of_type(self, media_type: str) -> str | None:
         flaw = super()._flaw_of_type(media_type)
         if flaw is None and not media_type.lower().startswith("image/"):
@@ -218,6 +201,67 @@ class Document(_Payload):
         if media_type.startswith("text/"):
             return cls(name=name, text=data.decode(), cite=cite)
         return cls(name=name, data=base64.b64encode(data).decode(), media_type=media_type, cite=cite)
+
+
+Content = Annotated[Text | Image | Document, Field(discriminator="kind")]
+"""What a tool's result may have beside its text."""
+
+
+class ToolResult(Block):
+    """The result of a tool call or, with `is_error`, why the call failed. The model gets the text, then the blocks."""
+
+    role: ClassVar[Role] = "tool"
+    kind: Literal["tool_result"] = "tool_result"
+    call_id: Str
+    text: Str
+    is_error: bool = False
+    is_json: bool = False
+    """Whether `text` is the JSON of a payload, such as that of an object which the tool returned."""
+    blocks: tuple[Content, ...] = ()
+    """Images, documents and further texts, in order. See `turnwise.memory.providers` for what each API gets."""
+
+    @field_serializer("blocks", when_used="json")
+    def _with_kinds(self, blocks: tuple[Block, ...]) -> list[dict[str, Any]]:
+        fields = (block.model_dump(exclude_defaults=True, exclude={"kind"}) for block in blocks)
+        return [{"kind": block.kind, **values} for block, values in zip(blocks, fields, strict=True)]
+
+    @classmethod
+    def of(cls, value: Any, *blocks: Text | Image | Document, is_error: bool = False) -> Self:
+        """Return a result for a tool to return, or to provide: a text or a JSON payload, with blocks beside it.
+
+        The call's id is set when the result is recorded.
+
+        Raises:
+            ValueError: JSON cannot hold the value.
+        """
+        is_json = not isinstance(value, str)
+        text = pydantic_core.to_json(value, inf_nan_mode="strings").decode() if is_json else value
+        return cls(call_id="", text=text, is_error=is_error, is_json=is_json, blocks=blocks)
+
+    @property
+    def data(self) -> Any:
+        """The payload, frozen, if the result is JSON; None for other results. Parsed at each read."""
+        if not self.is_json:
+            return None
+        try:
+            return freeze(pydantic_core.from_json(self.text))
+        except (TypeError, ValueError):  # the text was changed, such as by a redaction
+            return None
+
+    @property
+    def plain(self) -> str:
+        """The text with that of its blocks, each on a line of its own; other blocks are described in brackets."""
+        return "\n".join(filter(None, (self.text, *map(_plain, self.blocks)))) if self.blocks else self.text
+
+    @property
+    def attachments(self) -> tuple[Image | Document, ...]:
+        """The images and documents among the blocks."""
+        return tuple(block for block in self.blocks if not isinstance(block, Text))
+
+    def replacing(self, why: Callable[[Image | Document], str | None]) -> Self:
+        """Return the result with a text in place of each image and document for which `why` returns a reason."""
+        blocks = tuple(_left_out(block, why) for block in self.blocks)
+        return self if blocks == self.blocks else self.model_copy(update={"blocks": blocks})
 
 
 class Citations(Block):
@@ -345,6 +389,22 @@ def described(block: Image | Document) -> str:
     return f"{block.kind}{name}{f' ({block.media_type[:99]})' if block.media_type else ''}"
 
 
+def left_out(block: Image | Document, why: str) -> str:
+    """Return the text that a model gets in place of a picture or a file."""
+    return f"[{described(block)} is left out: {why}]"
+
+
+def _left_out(block: Text | Image | Document, why: Callable[[Image | Document], str | None]) -> Text | Image | Document:
+    found = None if isinstance(block, Text) else why(block)
+    return block if found is None or isinstance(block, Text) else Text(text=left_out(block, found))
+
+
+def _plain(block: Text | Image | Document) -> str:
+    if isinstance(block, Text):
+        return block.text
+    return f"{block.name}:\n{block.plain}" if isinstance(block, Document) and block.plain else f"[{described(block)}]"
+
+
 CLEARED = Unknown(stored_kind="cleared")
 """What remains of a block that was cleared. It keeps its place in the log."""
 
@@ -366,6 +426,7 @@ __all__ = [
     "Block",
     "CacheCheckpoint",
     "Citations",
+    "Content",
     "Document",
     "Image",
     "Summary",
@@ -381,4 +442,5 @@ __all__ = [
     "decode_json",
     "described",
     "encode",
+    "left_out",
 ]

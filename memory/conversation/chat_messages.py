@@ -53,7 +53,7 @@ def chat_messages_of(
             turn_index=turn.index,
             number=number,
             role=part[0].role,
-            text="".join(block.text for block in part if isinstance(block, System | User | Text | ToolResult)),
+            text="".join(map(_text, part)),
             at=at,
             turn_status=turn.status,
             run_id=turn.run_id,
@@ -61,6 +61,12 @@ def chat_messages_of(
         )
         for number, (at, part) in enumerate(parts)
     ]
+
+
+def _text(block: AnyBlock) -> str:
+    if isinstance(block, ToolResult):
+        return block.plain
+    return block.text if isinstance(block, System | User | Text) else ""
 
 
 def _parts(blocks: Iterable[AnyBlock]) -> list[list[AnyBlock]]:

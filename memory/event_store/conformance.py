@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from turnwise.errors import HistoryConflictError, InvalidInputError, StoreClosedError
-from turnwise.memory.conversation.blocks import Text
+from turnwise.memory.conversation.blocks import Image, Text, ToolResult
 from turnwise.memory.conversation.events import (
     AnyEvent,
     Event,
@@ -78,7 +78,8 @@ async def check_an_event_comes_back_as_it_was_appended(history: HistoryStore) ->
         UnknownEvent(seq=6, stored_kind="from_the_future", payload=NESTED, **about),
         _event(2**53),
     ]
-    blocks = (Text(text=TEXT),)
+    chart = Image(data="aGk=", media_type="image/png")
+    blocks = (Text(text=TEXT), ToolResult(call_id="c", text=TEXT, blocks=(Text(text=TEXT), chart)))
     given = [event.model_copy(update={"blocks": blocks}) if event.seq in (1, 2, 3) else event for event in events]
     for _ in range(2):
         await history.append("s", given)

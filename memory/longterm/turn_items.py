@@ -76,5 +76,5 @@ def _line(block: Block) -> str:
         case ToolUse():
             return f"assistant calls {block.name}: {arguments_of(block)}"
         case ToolResult():
-            return f"result: {ERROR * block.is_error}{block.text}"
+            return f"result: {ERROR * block.is_error}{block.plain}"
     return ""

@@ -38,6 +38,8 @@ def encode(blocks: Sequence[Block], rules: Rules = ANTHROPIC) -> tuple[str | lis
       results first, in the order in which the calls were declared.
     - Thoughts with Anthropic's signature, and redacted thoughts, are sent unchanged. Other thoughts are left out. If a
       message that calls tools loses all of its thoughts, one redacted thought with the data `LOST` replaces them.
+    - A tool result with images or documents has them in its content, after its text. Failed ones have a text that says
+      so instead of the mark, as the API takes only text with the mark.
     - A document with chunks is sent as content of several texts, one with `cite` with citations enabled.
     - The part before each of the last four cache checkpoints gets a `cache_control`.
     - Thoughts without a following text or call, citations, unknown kinds and blank texts are not sent.
@@ -103,7 +105,7 @@ def _part(block: Block, rules: Rules) -> Part:
         case ToolUse():
             return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": dict(block.input)}
         case ToolResult():
-            return _result(block)
+            return _result(block, rules)
         case Image():
             return {"type": "image", "source": _source(block, rules)}
         case Document():
@@ -114,12 +116,18 @@ def _part(block: Block, rules: Rules) -> Part:
             raise TypeError(f"{block.kind} is never sent")
 
 
-def _result(result: ToolResult) -> Part:
+def _result(result: ToolResult, rules: Rules) -> Part:
     part: Part = {"type": "tool_result", "tool_use_id": result.call_id}
-    if result.is_error:
+    is_marked = result.is_error and not result.attachments
+    if is_marked:
         part["is_error"] = True
+    text = result.text if is_marked or not result.is_error else ERROR + result.text
     # The API refuses an error without text, and blank text.
-    if content := result.text if result.text.strip() else ERROR.strip() * result.is_error:
+    content = text if text.strip() else ERROR.strip() * result.is_error
+    more = [_part(block, rules) for block in filter(rules.sends, result.blocks)]
+    if more:
+        part["content"] = [*([{"type": "text", "text": content}] if content else []), *more]
+    elif content:
         part["content"] = content
     return part
 

@@ -17,6 +17,7 @@ import pydantic_core
 from turnwise.errors import EngineError
 from turnwise.memory.conversation.blocks import (
     Block,
+    Content,
     Document,
     Image,
     Recalled,
@@ -27,6 +28,7 @@ from turnwise.memory.conversation.blocks import (
     ToolResult,
     ToolUse,
     User,
+    described,
 )
 from turnwise.memory.conversation.transcript import messages_of, system_of
 from turnwise.memory.providers.endpoints import OPENAI, Profile, unpack_attached
@@ -34,6 +36,9 @@ from turnwise.memory.providers.validation import CHAT, fit
 
 INTERRUPTED = " [interrupted]"
 """The text after an answer that was interrupted, for the model to see."""
+
+CONTINUED = "[continued]"
+"""The assistant's message between tool results and their pictures, for servers that take no prompt there."""
 
 ERROR = "[error] "
 """The text before the result of a failed tool call."""
@@ -56,7 +61,9 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
     - Consecutive blocks of the user are one message. Its content is a string, with a blank line between texts, unless
       it has images or files, since many servers accept no list of texts.
     - Consecutive blocks of the assistant are one message, with the texts joined and the calls in `tool_calls`.
-    - Each tool result is a message, in the order in which the calls were declared.
+    - Each tool result is a message, in the order in which the calls were declared. Such a message takes text only. So
+      the pictures and files of the results are in a message of the user after the last result, each after a text that
+      names its call, and the results say so. Documents of text, or with only a URL, are in the result itself.
     - A document with only a `url` is sent as its name and URL, a summary as a text after `SUMMARY`.
     - Citations, cache checkpoints, unknown kinds and empty texts are not sent. Thoughts are sent only to servers whose
       profile requires them.
@@ -81,10 +88,13 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
         else:
             results = [block for block in message.blocks if isinstance(block, ToolResult)]
             messages += [_tool_message(block, profile) for block in results]
-            if prompts := [block for block in message.blocks if not isinstance(block, ToolResult)]:
+            shown = [part for result in results for part in _attached(result, profile)]
+            prompts = [_part(block) for block in message.blocks if not isinstance(block, ToolResult)]
+            if shown or prompts:
                 if results and profile.answers_results:
-                    messages.append({"role": "assistant", "content": INTERRUPTED.strip()})
-                messages.append(_user_message(prompts))
+                    said = INTERRUPTED.strip() if prompts else CONTINUED
+                    messages.append({"role": "assistant", "content": said})
+                messages.append(_user_message([*shown, *prompts]))
     return messages
 
 
@@ -101,8 +111,8 @@ def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
     """Return the blocks of these messages: `decode(encode(blocks)) == blocks` for everything that the format contains.
 
     The format does not contain: the borders between texts of one role, the place of a call between texts, system
-    prompts but the last, the names of text documents, whether a text is a summary, signatures, and blocks that `encode`
-    does not send.
+    prompts but the last, the names of text documents, whether a text is a summary, whether a picture or file is of a
+    result, signatures, and blocks that `encode` does not send.
 
     Raises:
         EngineError: a message has an unknown form; names it by its index.
@@ -116,8 +126,7 @@ def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
     return blocks
 
 
-def _user_message(prompts: Sequence[Block]) -> dict[str, Any]:
-    parts = list(map(_part, prompts))
+def _user_message(parts: list[dict[str, Any]]) -> dict[str, Any]:
     if all(part["type"] == "text" for part in parts):
         return {"role": "user", "content": PARAGRAPH.join(part["text"] for part in parts)}
     return {"role": "user", "content": parts}
@@ -125,7 +134,7 @@ def _user_message(prompts: Sequence[Block]) -> dict[str, Any]:
 
 def _part(block: Block) -> dict[str, Any]:
     match block:
-        case User(text=text) | Recalled(text=text):
+        case User(text=text) | Recalled(text=text) | Text(text=text):
             return {"type": "text", "text": text}
         case Summary(text=text):
             return {"type": "text", "text": SUMMARY + text}
@@ -199,11 +208,28 @@ def arguments_of(use: ToolUse) -> str:
 
 
 def _tool_message(result: ToolResult, profile: Profile) -> dict[str, Any]:
-    return {
-        "role": "tool",
-        "tool_call_id": _id(result.call_id, profile),
-        "content": ERROR * result.is_error + result.text,
-    }
+    text = PARAGRAPH.join(filter(None, (result.text, *map(_told, filter(CHAT.sends, result.blocks)))))
+    return {"role": "tool", "tool_call_id": _id(result.call_id, profile), "content": ERROR * result.is_error + text}
+
+
+def _told(block: Content) -> str:
+    """Return the text of a result's block in the tool's message."""
+    if not isinstance(block, Text) and _is_shown(block):
+        return f"[{described(block)}: in the next message]"
+    text: str = _part(block)["text"]
+    return text
+
+
+def _attached(result: ToolResult, profile: Profile) -> Iterator[dict[str, Any]]:
+    """Yield the parts of the result that a tool's message cannot have, each after a text that says what it is."""
+    for block in filter(_is_shown, result.attachments):
+        of = f"[{described(block)} of the result of call {_id(result.call_id, profile)}]"
+        yield from ({"type": "text", "text": of}, _part(block))
+
+
+def _is_shown(block: Image | Document) -> bool:
+    """Return whether the block is sent as a picture or a file, not as text."""
+    return isinstance(block, Image) or CHAT.form(block) == "data"
 
 
 def _blocks(message: Mapping[str, Any]) -> list[Block]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,7 @@ def encode(
     - The last `System` is the instructions.
     - Consecutive blocks of the assistant are one message with the texts joined, then the calls, with the reasoning
       items at their places.
+    - The output of a tool that returned images or documents is a list of parts: the text, then these.
     - Consecutive blocks of the user are the tool outputs, in the order in which the calls were declared, then one
       message of parts, in which adjacent texts are joined.
     - A thought is sent if this API signed it for this model and a text or call follows. A duplicate is sent once.
@@ -151,25 +152,34 @@ def _call(use: ToolUse) -> dict[str, Any]:
 
 def _asked(asked: Sequence[Block]) -> list[dict[str, Any]]:
     items = [_output(block) for block in asked if isinstance(block, ToolResult)]
-    parts: list[dict[str, Any]] = []
-    for part in [_part(block) for block in asked if not isinstance(block, ToolResult)]:
-        if parts and parts[-1]["type"] == part["type"] == "input_text":  # some servers join texts without a separator
-            parts[-1] = {**part, "text": parts[-1]["text"] + PARAGRAPH + part["text"]}
-        else:
-            parts.append(part)
-    if parts:
+    if parts := _joined(_part(block) for block in asked if not isinstance(block, ToolResult)):
         items.append({"type": "message", "role": "user", "content": parts})
     return items
 
 
+def _joined(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the parts with adjacent texts as one, since some servers join texts without a separator."""
+    joined: list[dict[str, Any]] = []
+    for part in parts:
+        if joined and joined[-1]["type"] == part["type"] == "input_text":
+            joined[-1] = {**part, "text": joined[-1]["text"] + PARAGRAPH + part["text"]}
+        else:
+            joined.append(part)
+    return joined
+
+
 def _output(result: ToolResult) -> dict[str, Any]:
-    output = ERROR * result.is_error + result.text
+    text = ERROR * result.is_error + result.text
+    own = [{"type": "input_text", "text": text}] if text else []
+    parts = _joined([*own, *map(_part, filter(RESPONSES.sends, result.blocks))])
+    is_text = all(part["type"] == "input_text" for part in parts)
+    output = "".join(part["text"] for part in parts) if is_text else parts
     return {"type": "function_call_output", "call_id": result.call_id, "output": output}
 
 
 def _part(block: Block) -> dict[str, Any]:
     match block:
-        case User(text=text) | Recalled(text=text):
+        case User(text=text) | Recalled(text=text) | Text(text=text):
             return {"type": "input_text", "text": text}
         case Summary(text=text):
             return {"type": "input_text", "text": SUMMARY + text}

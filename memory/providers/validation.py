@@ -21,7 +21,7 @@ from turnwise.memory.conversation.blocks import (
     ToolResult,
     ToolUse,
     User,
-    described,
+    left_out,
 )
 from turnwise.memory.conversation.transcript import Message
 
@@ -121,14 +121,18 @@ class Rules:
     def spare(self, blocks: Sequence[Block], keep: Container[Block] = ()) -> tuple[Block, ...]:
         """Return the blocks with a text in place of each picture and file that the provider refuses.
 
+        Those in tool results are always replaced, so that the model learns that it cannot see them.
+
         Args:
             keep: blocks that are not replaced, such as those in the run's own prompt.
         """
         return tuple(self._spared(block, keep) for block in blocks)
 
     def _spared(self, block: Block, keep: Container[Block]) -> Block:
+        if isinstance(block, ToolResult):
+            return block.replacing(self.refuses)
         if isinstance(block, Image | Document) and (why := self.refuses(block)) and block not in keep:
-            return User(text=f"[{described(block)} is left out: {why}]")
+            return User(text=left_out(block, why))
         return block
 
     def _taken(self, block: Image | Document) -> tuple[tuple[Form, ...], frozenset[str]]:
@@ -188,7 +192,7 @@ def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
     what came before it only, so a longer conversation begins with the same messages. O(blocks).
 
     Raises:
-        UnsupportedBlockError: an image or document in no form that the provider takes.
+        UnsupportedBlockError: an image or document, in a tool result too, in no form that the provider takes.
     """
     taken: dict[str, int] = {}
     wire: dict[str, str] = {}
@@ -205,6 +209,7 @@ def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
                 fields = {"call_id": here[block.call_id], "name": rules.fit_name(block.name)}
                 blocks.append(_with(block, fields))
             elif isinstance(block, ToolResult):
+                _check_form(_At(index, at, block), rules)
                 blocks.append(_with(block, {"call_id": wire.get(block.call_id, block.call_id)}))
             else:
                 _check_form(_At(index, at, block), rules)
@@ -260,7 +265,7 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
 
     - empty: nothing would be sent, or a message has no blocks;
     - misplaced: a block in a message of the other role, or a system prompt;
-    - unsupported: the provider accepts an image or document in none of its forms;
+    - unsupported: the provider accepts an image or document in none of its forms, in a tool result too;
     - thinking_only: thoughts without a text or call after them;
     - thinking_late: the thoughts of a message that calls tools are not at its start;
     - thinking_missing: `thinking` is set, and a message that calls tools has no thoughts;
@@ -326,9 +331,10 @@ def _said(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
 
 
 def _check_form(at: _At, rules: Rules) -> None:
-    block = at.block
-    if isinstance(block, Image | Document) and rules.form(block) is None:
-        raise UnsupportedBlockError(rules.name, at.index, at.block_at, "unsupported", rules.why_not(block))
+    held = at.block.attachments if isinstance(at.block, ToolResult) else [at.block]
+    for block in held:
+        if isinstance(block, Image | Document) and rules.form(block) is None:
+            raise UnsupportedBlockError(rules.name, at.index, at.block_at, "unsupported", rules.why_not(block))
 
 
 def _check_thoughts(group: Sequence[_At], rules: Rules, *, thinking: bool) -> None:

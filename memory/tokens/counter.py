@@ -96,6 +96,7 @@ class _Counter(ABC):
                 more = _CALL
             case ToolResult():
                 said = (block.call_id, ERROR * block.is_error, block.text)
+                more = sum(map(self.count, block.blocks))
             case Image():
                 said = ()
                 more = self.images.tokens(image_size(block.data) if block.data else None)

@@ -454,8 +454,9 @@ class UnsupportedBlockError(InvalidRequestError):
 class RequestRefusedError(EngineError):
     """The provider refused the content of the conversation, and would refuse it again.
 
-    The run fails with the code `refused`. Later requests of the session have a text instead of the pictures and files
-    that no model has answered yet, or, if there are none, instead of all pictures and files.
+    A tool loop first repeats the request without the pictures and files that tools returned. The run fails with the
+    code `refused`. Later requests of the session have a text instead of the pictures and files that no model has
+    answered yet, or, if there are none, instead of all pictures and files.
     """
 
 

@@ -47,11 +47,22 @@ BLOCKS: dict[type[Block], st.SearchStrategy[Block]] = {
     Text: st.builds(Text, text=TEXTS, interrupted=st.booleans()),
     Thinking: st.builds(Thinking, text=TEXTS, signature=MAYBE, redacted=MAYBE),
     ToolUse: st.builds(ToolUse, call_id=TEXTS, name=TEXTS, input=OBJECTS, signature=MAYBE),
-    ToolResult: st.builds(ToolResult, call_id=TEXTS, text=TEXTS, is_error=st.booleans()),
     Image: st.builds(Image, url=st.text(min_size=1), data=MAYBE, media_type=st.text(min_size=1))
     | st.builds(Image, data=st.text(min_size=1), media_type=st.text(min_size=1)),
     Document: st.builds(Document, name=TEXTS, text=st.text(min_size=1), url=MAYBE)
     | st.builds(Document, name=TEXTS, data=TEXTS, media_type=st.text(min_size=1), url=st.text(min_size=1), text=MAYBE),
+    ToolResult: st.builds(
+        ToolResult,
+        call_id=TEXTS,
+        text=TEXTS,
+        is_error=st.booleans(),
+        blocks=st.lists(
+            st.builds(Text, text=TEXTS)
+            | st.builds(Image, url=st.text(min_size=1), media_type=MAYBE)
+            | st.builds(Document, name=TEXTS, chunks=st.lists(st.just("a"), min_size=1).map(tuple), cite=st.booleans()),
+            max_size=3,
+        ).map(tuple),
+    ),
     Citations: st.builds(Citations, items=st.lists(OBJECTS, max_size=3)),
     Summary: st.builds(Summary, text=TEXTS, of=st.lists(st.tuples(TEXTS, st.integers(0), st.integers(0))).map(tuple)),
     CacheCheckpoint: st.builds(CacheCheckpoint),

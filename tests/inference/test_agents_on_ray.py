@@ -39,7 +39,7 @@ from turnwise.errors import (
     RunInterruptedError,
     RunLimitError,
 )
-from turnwise.memory.conversation.blocks import Text, Thinking, ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import Image, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.events import ApprovalRequested, HookFailed, RunResumed, ToolEnded, ToolStarted
 from turnwise.memory.conversation.model_params import ModelParams
 from turnwise.memory.conversation.tool_calls import PendingCall
@@ -466,7 +466,7 @@ def test_a_waiting_run_can_be_cancelled_and_the_queue_continues(bench: Bench) ->
 
 PROVIDE = """
 import asyncio, pickle, sys, ray
-from turnwise import AsyncSessionManager, EchoEngine
+from turnwise import AsyncSessionManager, EchoEngine, blocks
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 
 async def main():
@@ -474,7 +474,11 @@ async def main():
         run = await manager.execution(sys.argv[4])
         first, second = await run.pending()
         await run.provide(first.call_id, "he comes at 12")
-        await run.provide(second.call_id, "he has left", is_error=True)
+        try:
+            await run.provide(second.call_id, [blocks.Image(data="%", media_type="image/png")])
+        except Exception as error:
+            print(error, flush=True)
+        await run.provide(second.call_id, ["he has left", blocks.Image.from_bytes(b"here", "image/png")], is_error=True)
         print((await run.wait(60)).text, flush=True)
 
 asyncio.run(main())
@@ -484,7 +488,7 @@ asyncio.run(main())
 def test_another_process_can_provide_the_result_of_a_call(
     bench: Bench, ray_session: ModuleType, tmp_path: Path
 ) -> None:
-    manager = bench.manager(driver)
+    manager = bench.manager(driver, api="responses")
     calls: agent_tools.Calls = [("driver", {"question": "when?"}), ("driver", {"question": "where?"})]
     run = manager.open("chat").run(prompt(calls, "thanks"))
     first, _ = awaited(run)
@@ -493,8 +497,14 @@ def test_another_process_can_provide_the_result_of_a_call(
         run.approve(first.call_id)
     address = ray_session.get_runtime_context().gcs_address
     other = python(PROVIDE, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace, run.run_id)
-    assert other.communicate(timeout=WAIT_S)[0] == "thanks\n"
-    assert results(run.wait(WAIT_S)) == [("he comes at 12", False), ("he has left", True)]
+    refused, answer = other.communicate(timeout=WAIT_S)[0].splitlines()
+    assert "the image (image/png): its data is not base64" in refused and answer == "thanks"
+    turn = run.wait(WAIT_S)
+    assert results(turn) == [("he comes at 12", False), ("he has left", True)]
+    picture = Image.from_bytes(b"here", "image/png")
+    assert [block.blocks for block in turn.output if isinstance(block, ToolResult)] == [(), (picture,)]
+    with pytest.raises(InvalidInputError, match="item 1 is a int"):
+        run.provide(first.call_id, [picture, 1])
     assert [step.name for step in run.steps() if step.kind == "tool"] == [], "no tool of the session's was called"
     audit(manager, "chat")
 

@@ -139,10 +139,10 @@ class OpenAIRunner:
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         """Return the model's answer: `Thinking` blocks, at most one `Text`, then a `ToolUse` for each tool call.
 
-        Pictures and files of earlier turns that the provider does not accept are replaced by a text. Text and thoughts
-        are emitted as they arrive; usage and stop reason are reported at the end. A cancel closes the connection at
-        once. A typed answer (see `RunContext.output_type`) is a `Text`, whichever way it was requested; it is not
-        checked here.
+        Pictures and files of earlier turns, and of tools, that the provider does not accept are replaced by a text.
+        Text and thoughts are emitted as they arrive; usage and stop reason are reported at the end. A cancel closes the
+        connection at once. A typed answer (see `RunContext.output_type`) is a `Text`, whichever way it was requested;
+        it is not checked here.
 
         Raises:
             OutputError: the model refused to give a typed answer, or the answer was cut off.

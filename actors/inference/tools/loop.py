@@ -17,8 +17,23 @@ from turnwise.actors.inference.timeline import Timeline
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.registry import ToolOutcome, ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
-from turnwise.errors import ContextOverflowError, OutputError, ToolAbortError
-from turnwise.memory.conversation.blocks import AnyBlock, Block, ToolResult, ToolUse, answer_text
+from turnwise.errors import (
+    ContextOverflowError,
+    OutputError,
+    RequestRefusedError,
+    ToolAbortError,
+    UnsupportedBlockError,
+)
+from turnwise.memory.conversation.blocks import (
+    AnyBlock,
+    Block,
+    Content,
+    Document,
+    Image,
+    ToolResult,
+    ToolUse,
+    answer_text,
+)
 from turnwise.memory.conversation.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, is_sent_back, sent_back
 from turnwise.memory.conversation.tool_calls import CallState, Wants
@@ -78,6 +93,8 @@ class ToolLoop:
         self._hooks = tuple(hooks)
         self._close = close
         self._secrets = tuple(secrets)
+        self._refused = frozenset[Content]()
+        """The images and documents of tool results that the provider refused."""
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         """Return the model's last answer; everything before it has been recorded.
@@ -115,13 +132,32 @@ class ToolLoop:
         """Return the model's answer, and the turn that it answers, shortened if the provider refused it as too long."""
         for _ in range(MOST_SHRINKS):
             try:
-                return turn, await self._runner.run(turn, context)
+                return turn, await self._answer(turn, context)
             except ContextOverflowError as error:
                 try:
                     turn = await context.make_room(too_long=True)
                 except ContextOverflowError:  # without a strategy, the provider's message is the better one
                     raise error from None
-        return turn, await self._runner.run(turn, context)
+        return turn, await self._answer(turn, context)
+
+    async def _answer(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        """Return the model's answer.
+
+        If the provider refuses the conversation, it is asked again without the attachments of the newest tool results,
+        then without those of all. What it refused is left out of this runner's later requests.
+        """
+        left_out, suspects = self._refused, iter(_suspects(turn.blocks, self._refused))
+        while True:
+            try:
+                answer = await self._runner.run(_without(turn, left_out), context)
+            except (RequestRefusedError, UnsupportedBlockError):
+                more = next(suspects, None)
+                if more is None:
+                    raise
+                left_out |= more
+            else:
+                self._refused = left_out
+                return answer
 
     def check_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
         """Return why the named tool cannot be called with these arguments; None if it can."""
@@ -244,8 +280,7 @@ class _Calls:
             outcome = await self._tools.call(use, self._context_of(use))
         except ToolAbortError as error:
             raise ToolAbortError(error.name, error.call_id, redacted(error.why, self._secrets)) from None
-        text = redacted(outcome.result.text, self._secrets)
-        return replace(outcome, result=outcome.result.model_copy(update={"text": text}))
+        return replace(outcome, result=_redacted(outcome.result, self._secrets))
 
     def _add_result(self, use: ToolUse, outcome: ToolOutcome) -> None:
         state = self._context.calls.get(use.call_id)
@@ -287,6 +322,23 @@ class _Calls:
         )
 
 
+def _redacted(result: ToolResult, secrets: Sequence[str]) -> ToolResult:
+    """Return the result without the secrets in its texts, names and URLs."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(clean, value))
+        return redacted(value, secrets) if isinstance(value, str) else value
+
+    def cleaned(block: Content) -> Content:
+        return block.model_copy(
+            update={name: clean(value) for name, value in block if name in ("text", "chunks", "name", "url")}
+        )
+
+    blocks = tuple(map(cleaned, result.blocks))
+    return result.model_copy(update={"text": clean(result.text), "blocks": blocks})
+
+
 def _errors(output: OutputType, answer: Sequence[AnyBlock]) -> str | None:
     """Return why the answer is not of the requested type; None if it is, or if the caller checks it."""
     return output.errors(answer_text(answer)) if output.retries is not None else None
@@ -322,6 +374,27 @@ def _with_own_ids(answer: Sequence[AnyBlock], output: Iterable[Block]) -> list[A
             block = block if call_id == block.call_id else block.model_copy(update={"call_id": call_id})  # noqa: PLW2901
         own.append(block)
     return own
+
+
+def _suspects(blocks: Sequence[Block], known: frozenset[Content]) -> list[frozenset[Content]]:
+    """Return the attachments of results that no model has answered, then those of other results; without `known`."""
+    answered = max((at for at, block in enumerate(blocks) if block.role == "assistant"), default=-1)
+    newest, others = (
+        frozenset(each for block in some if isinstance(block, ToolResult) for each in block.attachments)
+        for some in (blocks[answered + 1 :], blocks[: answered + 1])
+    )
+    return [each for each in (newest - known, others - newest - known) if each]
+
+
+def _without(turn: Turn, refused: frozenset[Content]) -> Turn:
+    """Return the turn with a text in place of each refused attachment of a tool result."""
+
+    def why(block: Image | Document) -> str | None:
+        return "the provider refused it" if block in refused else None
+
+    if not refused:
+        return turn
+    return turn.showing([block.replacing(why) if isinstance(block, ToolResult) else block for block in turn.blocks])
 
 
 def _with(turn: Turn, answer: Sequence[AnyBlock]) -> Turn:

@@ -24,7 +24,8 @@ from turnwise.actors.inference.attempt import leave_behind, storable
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
 from turnwise.errors import ConfigError, ToolAbortError, ToolError
-from turnwise.memory.conversation.blocks import ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import Content, ToolResult, ToolUse
+from turnwise.memory.conversation.tool_results import result_of, within
 
 MAX_BACKOFF_S = 30.0
 
@@ -48,6 +49,7 @@ class _Answer:
     is_error: bool = False
     final: bool = False
     is_json: bool = False
+    blocks: tuple[Content, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -68,6 +70,7 @@ class ToolRegistry:
             after retries, "abort" fails the run.
         max_steps: how often a run may call the model.
         max_result_chars: longer results are cut, with a note in the text.
+        max_result_bytes: images and documents of a result that take more, as base64, are left out, with a note.
 
     Raises:
         ConfigError: a setting is out of range, two tools have the same name, or `allow` or `deny` has an unknown name.
@@ -83,6 +86,7 @@ class ToolRegistry:
     on_error: Literal["continue", "abort", "retry"]
     max_steps: int
     max_result_chars: int
+    max_result_bytes: int
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class ToolRegistry:
         on_error: Literal["continue", "abort", "retry"] = "continue",
         max_steps: int = 20,
         max_result_chars: int = 100_000,
+        max_result_bytes: int = 4_000_000,
     ) -> None:
         values = {
             "tools": tools,
@@ -108,6 +113,7 @@ class ToolRegistry:
             "on_error": on_error,
             "max_steps": max_steps,
             "max_result_chars": max_result_chars,
+            "max_result_bytes": max_result_bytes,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -130,7 +136,7 @@ class ToolRegistry:
         for setting in ("retries", "backoff_s"):
             if getattr(self, setting) < 0:
                 raise ConfigError(setting, getattr(self, setting), "must be 0 or more")
-        for setting in ("max_parallel", "max_steps", "max_result_chars"):
+        for setting in ("max_parallel", "max_steps", "max_result_chars", "max_result_bytes"):
             if getattr(self, setting) < 1:
                 raise ConfigError(setting, getattr(self, setting), "must be 1 or more")
         if self.timeout_s is not None and self.timeout_s <= 0:
@@ -227,11 +233,14 @@ class ToolRegistry:
         return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - it spreads retries, and is not for security
 
     def _result(self, use: ToolUse, answer: _Answer) -> ToolResult:
-        text, limit = answer.text, self.max_result_chars
-        is_json = answer.is_json and len(text) <= limit
-        if len(text) > limit:
-            text = f"{text[:limit]}\n[cut: these are the first {limit} of {len(text)} characters]"
-        return ToolResult(call_id=use.call_id, text=storable(text), is_error=answer.is_error, is_json=is_json)
+        result = ToolResult(
+            call_id=use.call_id,
+            text=storable(answer.text),
+            is_error=answer.is_error,
+            is_json=answer.is_json,
+            blocks=answer.blocks,
+        )
+        return within(result, self.max_result_chars, self.max_result_bytes)
 
 
 # One attempt
@@ -256,7 +265,7 @@ async def _carry_out(tool: Tool, use: ToolUse, context: ToolContext) -> _Answer:
                 value = await value
         if value is None or isinstance(value, str):
             return _Answer("done" if value is None else str.__str__(value))
-        answer: _Answer = await _on_thread(_to_json, value)
+        answer: _Answer = await _on_thread(_answer_of, value)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - SystemExit too: a tool ends its call, not the process
@@ -361,8 +370,15 @@ def _failure(error: BaseException) -> _Answer:
     return _Answer(f"{type(error).__name__}: {message}" if message else type(error).__name__, is_error=True)
 
 
-def _to_json(value: Any) -> _Answer:
-    """Return the value as compact JSON; a value that cannot be serialised is a final error."""
+def _answer_of(value: Any) -> _Answer:
+    """Return blocks as they are, and another value as compact JSON; what cannot be stored is a final error."""
+    try:
+        if result := result_of("", value):
+            return _Answer(
+                result.text, is_error=result.is_error, final=True, is_json=result.is_json, blocks=result.blocks
+            )
+    except ValueError as error:
+        return _Answer(f"the tool returned what no result may have: {error}", is_error=True, final=True)
     try:
         try:
             return _Answer(pydantic_core.to_json(value, inf_nan_mode="strings").decode(), is_json=True)

@@ -199,7 +199,8 @@ def tool(
     another actor only sets `ray.get_runtime_context().is_canceled()`. A pickled tool does not keep an actor alive: keep
     the actor's handle, or make the actor detached.
 
-    The model gets a text result as it is, "done" for None, and compact JSON for any other value. An exception becomes
+    The model gets a text result as it is, "done" for None, `Text`, `Image` and `Document` blocks, or a list with some,
+    in the way of its API, what `ToolResult.of` made, and compact JSON for any other value. An exception becomes
     an error result: the text of a `ToolError`, without a retry; the type and message of any other exception.
 
     Args:

@@ -120,7 +120,7 @@ def _stated(item: MemoryItem, most: int) -> Iterator[SourcedStatement]:
     results: list[tuple[str, frozenset[str], frozenset[str]]] = []
     for at, block in enumerate(item.blocks):
         if isinstance(block, ToolResult) and not block.is_error:
-            told = block.text[:_RESULT_CHARS]
+            told = block.plain[:_RESULT_CHARS]
             results.append((names.get(block.call_id, "a tool"), frozenset(words(told)), subjects(told)))
         elif isinstance(block, Text) and results and (text := "\n".join(own_words(block.text))[:most]):
             source = replace(item.source, spans=_span_at(item.source.spans, at, len(item.blocks)))

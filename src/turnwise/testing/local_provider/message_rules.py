@@ -27,6 +27,8 @@ RESPONSES_ID_LENGTH = 64
 MAX_CHECKPOINTS = 4
 
 _DATA_URI = re.compile(r"data:([^;,]+);base64,(.+)", re.DOTALL)
+_ASKED = ("input_text", "input_image", "input_file")
+"""The parts of messages of the user, and of outputs of tools, in the Responses API."""
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
@@ -224,11 +226,11 @@ def _chat_answered(
 def check_responses(input_items: Sequence[Mapping[str, Any]]) -> None:
     """Raise if the Responses API would refuse this input, with `store` off. O(its items); changes nothing.
 
-    Refused are: no items; an item of no known type; a message without content, or with parts of the other side; a call
-    without an id of at most 64 characters, a usable name or JSON arguments; a second call of an id; a call without an
-    output, which may come anywhere after it; an output without a call before it, or a second one; a reasoning item
-    without its id, summary or encrypted content, of an id that was there already, or not followed by a message of the
-    assistant or a call, other reasoning items aside.
+    Refused are: no items; an item of no known type; a message without content, or with parts of the other side; an
+    output with parts that no user may send; a call without an id of at most 64 characters, a usable name or JSON
+    arguments; a second call of an id; a call without an output, which may come anywhere after it; an output without a
+    call before it, or a second one; a reasoning item without its id, summary or encrypted content, of an id that was
+    there already, or not followed by a message of the assistant or a call, other reasoning items aside.
 
     Raises:
         WireError: names the item by its index, and by its id if it has one.
@@ -260,7 +262,7 @@ def check_responses(input_items: Sequence[Mapping[str, Any]]) -> None:
             call_id = at.text(item.get("call_id"), "the call_id")
             at.require(call_id in calls, f"no call {call_id!r} comes before this output", call_id)
             at.require(call_id not in answered, f"call {call_id!r} has an output already", call_id)
-            at.require(isinstance(item.get("output"), str | list), f"the output of {call_id!r} is missing", call_id)
+            _check_responses_output(at, call_id, item.get("output"))
             answered.add(call_id)
         else:
             at.refuse(f"type {kind!r} is none of message, reasoning, function_call and function_call_output")
@@ -269,6 +271,12 @@ def check_responses(input_items: Sequence[Mapping[str, Any]]) -> None:
     for call_id, index in calls.items():
         if call_id not in answered:
             raise WireError(index, f"call {call_id!r} has no output", call_id, where="input")
+
+
+def _check_responses_output(at: _Place, call_id: str, output: object) -> None:
+    at.require(isinstance(output, str | list), f"the output of {call_id!r} is missing", call_id)
+    if output != "":
+        _check_responses_parts(at, output, f"output of {call_id!r}", _ASKED)
 
 
 def _check_reasoning(at: _Place, item: Mapping[str, Any], known: set[str]) -> str:
@@ -289,8 +297,12 @@ def _check_reasoning(at: _Place, item: Mapping[str, Any], known: set[str]) -> st
 def _check_responses_message(at: _Place, item: Mapping[str, Any]) -> None:
     role = item.get("role")
     at.require(role in ("user", "system", "developer", "assistant"), f"role {role!r} is unknown")
-    taken = ("output_text", "refusal") if role == "assistant" else ("input_text", "input_image", "input_file")
-    for number, part in enumerate(_parts(at, item.get("content"), f"{role} message")):
+    taken = ("output_text", "refusal") if role == "assistant" else _ASKED
+    _check_responses_parts(at, item.get("content"), f"{role} message", taken)
+
+
+def _check_responses_parts(at: _Place, content: object, of: str, taken: Sequence[str]) -> None:
+    for number, part in enumerate(_parts(at, content, of)):
         kind, what = part["type"], f"content[{number}]"
         at.require(kind in taken, f"{what} of type {kind!r} is none of {', '.join(taken)}")
         if kind in ("input_text", "output_text"):
@@ -317,8 +329,9 @@ def check_anthropic(messages: Sequence[Mapping[str, Any]], thinking: bool) -> No
     Refused are: no messages; a first or last one that is not the user's; a message without content, blank text; blocks
     of the other side; a tool use without a usable id, name and input, or of an id that the request has already; a tool
     use whose result is not at the head of the next message, before any other block; a result of no use right before it,
-    a second one, a failed one without content; thinking without a signature; thinking that ends a message, or does not
-    begin one that uses tools; more than four cache checkpoints, or one on thinking or on an empty block.
+    a second one, a failed one without content or with other content than text; thinking without a signature; thinking
+    that ends a message, or does not begin one that uses tools; more than four cache checkpoints, or one on thinking or
+    on an empty block.
 
     Args:
         thinking: whether the request asks for it. Then a message whose tool results end the conversation must begin
@@ -438,9 +451,14 @@ def _check_anthropic_result(at: _Place, block: Mapping[str, Any]) -> None:
     at.require(isinstance(block.get("is_error", False), bool), f"is_error of {use_id!r} is no truth value", use_id)
     at.require(content or not block.get("is_error"), f"the failed result of {use_id!r} has no content", use_id)
     at.require(content is None or isinstance(content, str | list), f"the result of {use_id!r} is unreadable", use_id)
-    for part in content if isinstance(content, list) else ():
-        blank = part.get("type") == "text" and not str(part.get("text") or "").strip()
-        at.require(not blank, f"the result of {use_id!r} has a blank text", use_id)
+    for number, part in enumerate(_parts(at, content, f"result of {use_id!r}") if isinstance(content, list) else ()):
+        kind, what = part["type"], f"content[{number}] of the result of {use_id!r}"
+        at.require(kind in ("text", "image", "document"), f"{what} is of type {kind!r}", use_id)
+        at.require(kind == "text" or not block.get("is_error"), f"{what}: a failed result has text only", use_id)
+        if kind == "text":
+            at.require(str(part.get("text") or "").strip(), f"the result of {use_id!r} has a blank text", use_id)
+        else:
+            _check_source(at, what, kind, part.get("source"))
 
 
 def _check_source(at: _Place, what: str, kind: str, source: object) -> None:
@@ -458,5 +476,9 @@ def _check_source(at: _Place, what: str, kind: str, source: object) -> None:
         case "text" if kind == "document":
             at.require(source.get("media_type") == "text/plain", f"{what}: plain text is of type text/plain")
             at.text(source.get("data"), f"the data of {what}")
+        case "content" if kind == "document":
+            for number, part in enumerate(_parts(at, source.get("content"), f"content of {what}")):
+                is_text = part["type"] == "text" and at.text(part.get("text"), f"{what}: content[{number}]").strip()
+                at.require(is_text, f"{what}: content[{number}] is no text, or blank")
         case other:
             at.refuse(f"{what} has no source of type base64, url{' or text' * (kind == 'document')}: {other!r}")

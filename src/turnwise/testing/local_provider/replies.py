@@ -34,10 +34,11 @@ def default_reply(messages: Sequence[Message]) -> str:
 
 
 def tool_script(steps: Sequence[Step], *, reasoning: str | None = None) -> Callable[[list[Message]], Message]:
-    """Return a reply that makes the steps in order, and restarts after each message of the user.
+    """Return a reply that makes the steps in order, and restarts after each prompt of the user.
 
-    The step depends only on the conversation: on the number of the assistant's messages since the user's last one. The
-    last step is repeated, so a script that ends in calls never ends. Call ids are unique.
+    The step depends only on the conversation: on the number of the assistant's messages since the last prompt. A
+    message of the user that only shows pictures and files of tool results is no prompt. The last step is repeated, so a
+    script that ends in calls never ends. Call ids are unique.
 
     Args:
         steps: at least one.
@@ -45,13 +46,21 @@ def tool_script(steps: Sequence[Step], *, reasoning: str | None = None) -> Calla
     """
 
     def reply(messages: list[Message]) -> Message:
-        roles = [message["role"] for message in messages]
+        roles = [message["role"] for at, message in enumerate(messages) if not _shows_results(messages, at)]
         since = roles[::-1].index("user") if "user" in roles else len(roles)
         step = steps[min(roles[len(roles) - since :].count("assistant"), len(steps) - 1)]
         said: Message = {"content": step} if isinstance(step, str) else {"tool_calls": [_call(*call) for call in step]}
         return {"reasoning_content": reasoning, **said} if reasoning else said
 
     return reply
+
+
+def _shows_results(messages: Sequence[Message], at: int) -> bool:
+    """Return whether the message at this position has only pictures and files of the tool results before it."""
+    if [message["role"] for message in messages[max(at - 1, 0) : at + 1]] != ["tool", "user"]:
+        return False
+    content = messages[at]["content"]
+    return isinstance(content, list) and content[-1].get("type") != "text"
 
 
 def attentive_reply(messages: Sequence[Message]) -> str:

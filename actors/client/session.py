@@ -251,6 +251,8 @@ class Session(_Session):
         """Store prompts for the next run; return that run's turn, with all prompts that wait for the run.
 
         The history has the prompts in the order in which `append` calls return. An active run does not see them.
+        Prompts may be an earlier conversation: `Text`, `Thinking`, `ToolUse` and `ToolResult` blocks too. A result
+        follows its call, and a run starts only if each call has one.
 
         Raises:
             EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
@@ -506,6 +508,8 @@ class AsyncSession(_Session):
         """Store prompts for the next run; return that run's turn, with all prompts that wait for the run.
 
         The history has the prompts in the order in which `append` calls return. An active run does not see them.
+        Prompts may be an earlier conversation: `Text`, `Thinking`, `ToolUse` and `ToolResult` blocks too. A result
+        follows its call, and a run starts only if each call has one.
 
         Raises:
             EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.

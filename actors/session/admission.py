@@ -29,6 +29,7 @@ from turnwise.errors import (
     EncryptionError,
     IdempotencyConflictError,
     InvalidInputError,
+    InvalidPromptError,
     NoActiveRunError,
     NotFoundError,
     QueueFullError,
@@ -38,15 +39,15 @@ from turnwise.errors import (
     TurnIdTakenError,
     shown,
 )
-from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse
 from turnwise.memory.conversation.events import PromptAppended, RunQueued, SessionEnded
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
-from turnwise.memory.conversation.prompts import Prompt, accept, takes_all
+from turnwise.memory.conversation.prompts import Prompt, accept, check_calls, takes_all
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import cut, join, size
+from turnwise.memory.conversation.spans import Spans, cut, join, size
 
 IfBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
 
@@ -147,6 +148,15 @@ class RunAdmission:
             self._check_not_ended()
             span, session = self._journal.extend(len(blocks))
             turn = self._state.run_queue.next_turn(session.next_index, self._journal.clock())
+            if any(isinstance(block, ToolUse | ToolResult) for block in blocks):
+                try:
+                    self._check_calls(turn.prompt, blocks, is_whole=False)
+                except InvalidPromptError:
+                    # Before refusing, look in the store: this may be the second delivery of an append.
+                    event = await self._journal.store.event_of_key(self._state.session_id, key)
+                    if event is None or event.turn_index is None:
+                        raise
+                    return event.turn_index
             turn = replace(turn, prompt=join(turn.prompt, (span,)), appended=join(turn.appended, (span,)))
             added = {"span": (span.start, span.stop), "blocks": tuple(blocks)}
             events: list[NewEvent] = [(PromptAppended, {"turn_index": turn.index, "key": key, **added})]
@@ -225,6 +235,12 @@ class RunAdmission:
         ends = [run.ended("cancelled", f"{if_busy} by run {record.run_id}", now) for run in gone]
         span, session = self._journal.extend(len(blocks))
         turn = with_earlier_prompts(run_queue.next_turn(session.next_index, now), kept_prompts(gone, discard=rollback))
+        try:
+            self._check_calls(turn.prompt, blocks, is_whole=True)
+        except InvalidPromptError:
+            if found := await self._find_run(request, stored=True):
+                return found
+            raise
         turn = replace(
             turn, run_id=record.run_id, turn_id=request.turn_id, status="queued", prompt=join(turn.prompt, (span,))
         )
@@ -358,6 +374,10 @@ class RunAdmission:
         builder = self._engines.current.builder
         refuses = builder.refuses if isinstance(builder, Selective) else takes_all
         return accept(self._state.session_id, prompts, self._engines.config.max_prompt_bytes, refuses)
+
+    def _check_calls(self, before: Spans, blocks: Sequence[Block], *, is_whole: bool) -> None:
+        """Check the tool calls and results among a turn's prompts: those stored before, and these blocks."""
+        check_calls(self._state.session_id, (*self._journal.blocks.cache.read(before), *blocks), is_whole=is_whole)
 
     def _check_not_ended(self) -> None:
         if self._journal.session.status == "ended":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from turnwise.errors import EmptyTurnError, InvalidPromptError
+from turnwise.errors import EmptyTurnError, InvalidPromptError, shown
 from turnwise.memory.conversation.blocks import (
     KINDS,
     Block,
@@ -12,7 +12,6 @@ from turnwise.memory.conversation.blocks import (
     Image,
     Recalled,
     Summary,
-    Thinking,
     ToolResult,
     ToolUse,
     Unknown,
@@ -64,13 +63,13 @@ def accept(
     Raises:
         EmptyTurnError: a prompt is blank.
         InvalidPromptError: a prompt is not valid text, takes more than `max_bytes` when encoded, is a picture or a file
-            that no provider accepts or that the engine refuses, or is of a kind that only a run may add: a tool call, a
-            tool result, a summary or recalled memory.
+            that no provider accepts or that the engine refuses, or is of a kind that only a run may add: a summary or
+            recalled memory. Tool calls and their results are checked by `check_calls`.
     """
     blocks: list[Block] = []
     encoded: list[str] = []
     for at, prompt in enumerate(plain_prompts(session_id, prompts)):
-        if isinstance(prompt, Summary | Recalled | Thinking | ToolUse | ToolResult):
+        if isinstance(prompt, Summary | Recalled):
             raise InvalidPromptError(session_id, f"a {prompt.kind} block comes from a run, not from a caller")
         try:
             block = User(text=prompt) if isinstance(prompt, str) else prompt
@@ -87,3 +86,26 @@ def accept(
         blocks.append(block)
         encoded.append(body)
     return blocks, encoded
+
+
+def check_calls(session_id: str, prompts: Sequence[Block], *, is_whole: bool) -> None:
+    """Check that each tool result among a run's prompts follows its call; if they are whole, that each call has one.
+
+    Raises:
+        InvalidPromptError: names the call.
+    """
+    waiting: dict[str, bool] = {}
+    for block in prompts:
+        if isinstance(block, ToolUse):
+            if waiting.get(block.call_id) or not (block.call_id and block.name):
+                why = "comes twice" if block.call_id and block.name else "needs an id and a name"
+                raise InvalidPromptError(session_id, f"the tool call {shown(block.call_id)} {why}")
+            waiting[block.call_id] = True
+        elif isinstance(block, ToolResult):
+            if not waiting.get(block.call_id):
+                why = "has its result already" if block.call_id in waiting else "does not come before its result"
+                raise InvalidPromptError(session_id, f"the tool call {shown(block.call_id)} {why}")
+            waiting[block.call_id] = False
+    if is_whole and (open_calls := [call_id for call_id, waits in waiting.items() if waits]):
+        why = f"the tool call {shown(open_calls[0])} has no result: append a ToolResult before the run"
+        raise InvalidPromptError(session_id, why)

@@ -11,6 +11,7 @@ from turnwise.memory.conversation.blocks import (
     Citations,
     Document,
     Image,
+    Recalled,
     Summary,
     System,
     Text,
@@ -21,7 +22,7 @@ from turnwise.memory.conversation.blocks import (
     User,
     encode,
 )
-from turnwise.memory.conversation.prompts import Prompt, accept, plain_prompts
+from turnwise.memory.conversation.prompts import Prompt, accept, check_calls, plain_prompts
 
 
 @pytest.mark.parametrize("depth", [101, 150, 250, 400])
@@ -68,17 +69,44 @@ def test_a_blank_prompt_is_refused_at_every_position(blank: Prompt) -> None:
     "block",
     [
         Summary(text="They met.", of=(("1", 0, 9),)),
-        Thinking(text="a"),
-        ToolUse(call_id="1", name="look"),
-        ToolResult(call_id="1", text="seen"),
+        Recalled(text="a"),
     ],
 )
 def test_blocks_that_only_a_run_may_add_are_refused(block: Block) -> None:
-    """Case 19: a caller cannot leave a call without its result, or a result without its call."""
+    """Case 19."""
     with pytest.raises(
         InvalidPromptError, match=f"^session 's' refuses the prompt: a {block.kind} block comes from a run"
     ):
         accept("s", ["a", block], 1000)
+
+
+CALL, RESULT = ToolUse(call_id="1", name="look"), ToolResult(call_id="1", text="seen")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "why"),
+    [
+        ([CALL], "call '1' has no result: append"),
+        ([RESULT], "call '1' does not come before its result"),
+        ([RESULT, CALL], "call '1' does not come before its result"),
+        ([CALL, CALL], "call '1' comes twice"),
+        ([CALL, RESULT, RESULT], "call '1' has its result already"),
+        ([CALL, RESULT, CALL], "call '1' has no result"),
+        ([ToolUse(call_id="", name="look")], "call '' needs an id and a name"),
+        ([ToolUse(call_id="1", name="")], "call '1' needs an id and a name"),
+    ],
+)
+def test_a_call_among_prompts_needs_its_result(blocks: list[Block], why: str) -> None:
+    """Case 19: a caller cannot leave a call without its result, or a result without its call."""
+    with pytest.raises(InvalidPromptError, match=f"^session 's' refuses the prompt: the tool {why}"):
+        check_calls("s", blocks, is_whole=True)
+
+
+def test_an_earlier_conversation_is_a_prompt_and_may_come_in_pieces() -> None:
+    check_calls(
+        "s", [User(text="look"), Thinking(text="a"), CALL, RESULT, Text(text="b"), User(text="c")], is_whole=True
+    )
+    check_calls("s", [CALL], is_whole=False)
 
 
 @pytest.mark.parametrize(

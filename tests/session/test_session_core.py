@@ -32,7 +32,7 @@ from turnwise.errors import (
     TurnNotFoundError,
 )
 from turnwise.memory.conversation import blocks
-from turnwise.memory.conversation.blocks import AnyBlock, Text
+from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import RunCompleted, RunStarted, TextDelta
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
@@ -325,6 +325,27 @@ async def test_an_ended_session_refuses_runs_and_can_be_read_forked_and_deleted(
     await core.delete()
     with pytest.raises(SessionNotFoundError):
         await core.reads.latest()
+
+
+async def test_an_earlier_conversation_may_be_appended_in_pieces_but_no_call_without_its_result() -> None:
+    core, store = await new_core()
+    use, result = ToolUse(call_id="c", name="look"), ToolResult(call_id="c", text="seen")
+    await core.append(["look", use], key="use")
+    with pytest.raises(InvalidPromptError, match="the tool call 'c' has no result: append a ToolResult before the run"):
+        await core.start(["well?"], run_id="early")
+    with pytest.raises(InvalidPromptError, match="the tool call 'd' does not come before its result"):
+        await core.append([ToolResult(call_id="d", text="?")], key="other")
+    index = await core.append([result, Text(text="I saw it.")], key="result")
+    assert await core.append([result, Text(text="I saw it.")], key="result") == index  # as Ray may deliver it again
+    outcome = await turn_of(core, "well?")
+    assert outcome.turn and [block.kind for block in outcome.turn.asked] == [
+        "user",
+        "tool_use",
+        "tool_result",
+        "text",
+        "user",
+    ]
+    await check_session(store, SESSION)
 
 
 async def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:

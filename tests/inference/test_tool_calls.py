@@ -400,7 +400,7 @@ def test_cancelling_a_call_signals_its_thread_and_does_not_wait() -> None:
             assert done and calling.cancelled()
             await until(told_so.is_set)
             release.set()
-            await until(lambda: not any(each.name == "turnwise-tool" for each in threading.enumerate()))
+            await until(lambda: not any(each.name == "turnwise-call" for each in threading.enumerate()))
             await asyncio.sleep(0)  # its late result has come by now
 
     asyncio.run(main())

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.ray
 
 BLOCKS = blocks_of(README)
 
+_AWAITS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+
 
 def those(kind: str) -> list[object]:
     return [pytest.param(block, id=f"line-{block.line}") for block in BLOCKS if block.kind == kind]
@@ -63,6 +65,17 @@ def test_every_code_block_is_tested_or_plain_text() -> None:
     assert "python" in {block.kind for block in BLOCKS}
 
 
+def test_the_python_blocks_import_only_what_is_installed_with_turnwise() -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    installed = {"turnwise", *sys.stdlib_module_names, *(re.split(r"[^\w-]", each)[0] for each in needed)}
+    for block in BLOCKS:
+        if block.kind.startswith("python"):
+            nodes = list(ast.walk(compile(block.text, str(README), "exec", ast.PyCF_ONLY_AST | _AWAITS)))
+            imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+            imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+            assert {name.partition(".")[0] for name in imported} <= installed, f"line {block.line}"
+
+
 @pytest.mark.parametrize("block", those("python"))
 def test_a_python_block_runs_by_itself(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
     """In a process of its own."""
@@ -82,7 +95,7 @@ def test_a_python_block_runs_by_itself(block: Block, environment: dict[str, str]
 
 @pytest.mark.parametrize("block", those("python no-run"))
 def test_a_python_block_that_is_not_run_compiles(block: Block) -> None:
-    compile(block.at_its_lines, str(README), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    compile(block.at_its_lines, str(README), "exec", flags=_AWAITS, dont_inherit=True)
 
 
 @pytest.mark.parametrize("block", those("console"))

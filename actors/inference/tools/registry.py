@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
 import json
@@ -11,16 +10,15 @@ import logging
 import random
 import re
 import signal as signals
-import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pydantic_core
 
 from turnwise.actors.inference.attempt import leave_behind, storable
+from turnwise.actors.inference.threads import on_thread, spawn
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
 from turnwise.errors import ConfigError, ToolAbortError, ToolError
@@ -260,50 +258,17 @@ async def _carry_out(tool: Tool, use: ToolUse, context: ToolContext) -> _Answer:
         elif tool.is_async:
             value = await function(**arguments)
         else:
-            value = await _on_thread(function, **arguments)
+            value = await on_thread(function, **arguments)
             if inspect.isawaitable(value):
                 value = await value
         if value is None or isinstance(value, str):
             return _Answer("done" if value is None else str.__str__(value))
-        answer: _Answer = await _on_thread(_answer_of, value)
+        answer: _Answer = await on_thread(_answer_of, value)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - SystemExit too: a tool ends its call, not the process
         return _failure(error)
     return answer
-
-
-async def _on_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run a function in a new daemon thread, with this task's context variables, and return its result.
-
-    `asyncio.to_thread` is not used, since stuck tools would exhaust its few threads and block the exit.
-    """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-
-    def deliver(value: Any, error: BaseException | None) -> None:
-        if not ended.done():
-            ended.set_result((value, error))
-
-    def work() -> None:
-        value, error = None, None
-        try:
-            value = context.run(function, *args, **kwargs)
-        except BaseException as raised:  # noqa: BLE001 - raised again by the coroutine
-            error = raised
-        with suppress(RuntimeError):  # the loop is closed, so nobody waits
-            loop.call_soon_threadsafe(deliver, value, error)
-
-    context = contextvars.copy_context()
-    _spawn(work)
-    value, error = await ended
-    if error is not None:
-        raise error
-    return value
-
-
-def _spawn(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="turnwise-tool", daemon=True).start()
 
 
 async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal) -> Any:
@@ -320,10 +285,10 @@ async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal
 
     def submit() -> Any:
         ref = function.remote(**arguments)
-        signal.listen(cancel := lambda: _spawn(lambda: ray.cancel(ref)))
+        signal.listen(cancel := lambda: spawn(lambda: ray.cancel(ref)))
         return ref, cancel
 
-    ref, cancel = await _on_thread(submit)  # the first call of a function exports it, which blocks
+    ref, cancel = await on_thread(submit)  # the first call of a function exports it, which blocks
     try:
         value = await ref
     except RayError as error:

@@ -3,6 +3,7 @@
 `import turnwise` does not import it. The names that most tests need are here; import the others from their modules:
 
 - `local_provider`: `LocalProvider`, a server that speaks OpenAI's APIs without a model, and faults of such servers;
+- `scripted_engine`: `ScriptedEngine`, an engine that gives the answers of a list, without a server;
 - `loop`: `VirtualLoop`, an event loop with virtual time; `process`: a simulated process that can be killed at any step;
 - `schedules`: `explore` and `spread` run a scenario under many seeds; a failure names its seed;
 - `faults`: `FaultPlan` says which faults to inject; `Faults` injects and counts them;

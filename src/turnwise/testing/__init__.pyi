@@ -15,4 +15,9 @@ from turnwise.testing.local_provider.replies import (
 from turnwise.testing.local_provider.server import LocalProvider as LocalProvider
 from turnwise.testing.loop import VirtualLoop as VirtualLoop
 from turnwise.testing.schedules import explore as explore, spread as spread
+from turnwise.testing.scripted_engine import (
+    Pause as Pause,
+    ScriptedAnswer as ScriptedAnswer,
+    ScriptedEngine as ScriptedEngine,
+)
 from turnwise.testing.world import World as World

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
-from turnwise.memory.conversation.blocks import Text, ToolUse, User, encode
+from scale import share
+from turnwise.errors import InvalidRequestError
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import (
+    Block,
+    CacheCheckpoint,
+    Image,
+    Summary,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+    encode,
+)
 from turnwise.memory.conversation.events import RunCompleted, RunStarted
+from turnwise.memory.conversation.spans import Span, Spans, cut, join, size as span_size, union
+from turnwise.memory.conversation.turns import Turn, TurnRecord, TurnStatus
+from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.testing.acknowledged import digest
+from turnwise.testing.audit import (
+    _begins_with,
+    _continues_newest,
+    _digests,
+    _places,
+    _steps,
+    _turns_hold,
+    audit,
+    check_request,
+)
 from turnwise.testing.faults import FaultPlan, Faults
 from turnwise.testing.schedules import explore, play
 from turnwise.testing.world import World
@@ -109,6 +141,36 @@ def _see_an_event_twice(world: World) -> None:
     world.told.followed("session", "two", [1, 2, 2, *row(world).events])
 
 
+def _lose_an_end(world: World) -> None:
+    events = row(world).events
+    del events[max(events)]
+
+
+def _tell_another_input(world: World) -> None:
+    events = row(world).events
+    one, two = (event for event in events.values() if isinstance(event, RunStarted))
+    places = [("", at, at + 1) for _, start, stop in (*one.prompt, ("", 2, 3)) for at in range(start, stop)]
+    events[two.seq] = two.model_copy(update={"input": (*reversed(places), *two.prompt)})
+
+
+def _tell_another_first_answer(world: World) -> None:
+    events = row(world).events
+    one, two = (event for event in events.values() if isinstance(event, RunCompleted))
+    events[one.seq] = one.model_copy(update={"span": two.span})
+
+
+def _tell_another_answer(world: World) -> None:
+    events = row(world).events
+    one, two = (event for event in events.values() if isinstance(event, RunCompleted))
+    events[two.seq] = two.model_copy(update={"span": one.span})
+
+
+def _tell_another_prompt(world: World) -> None:
+    events = row(world).events
+    one, two = (event for event in events.values() if isinstance(event, RunStarted))
+    events[two.seq] = two.model_copy(update={"prompt": one.prompt})
+
+
 def _forget_the_session(world: World) -> None:
     world.told.forked("a fork that there is not")
 
@@ -128,6 +190,11 @@ BREAKS: list[tuple[Callable[[World], None], str]] = [
     (_start_two_at_once, "one run at a time"),
     (_miss_an_event, "followers miss nothing"),
     (_see_an_event_twice, "followers see each event once"),
+    (_lose_an_end, "one terminal event, the last"),
+    (_tell_another_answer, "the events tell each turn"),
+    (_tell_another_first_answer, "the events tell each turn"),
+    (_tell_another_input, "the events tell each turn"),
+    (_tell_another_prompt, "the events tell each turn"),
     (_forget_the_session, "acknowledged session"),
 ]
 
@@ -156,6 +223,130 @@ def test_prompts_of_cancelled_runs_may_be_missing_only_with_discards() -> None:
             await world.wait(run_id)
         (await world.audit(discards=True)).check()
         assert {each.law for each in (await world.audit()).violations} == {"acknowledged prompt once"}
+
+    play(life(), "a life", 0)
+
+
+SAID: tuple[Block, ...] = (
+    *(User(text=text) for text in ("one", "two", " ")),
+    *(Text(text=text) for text in ("yes", "")),
+    *(ToolUse(call_id=call_id, name="look") for call_id in "12"),
+    *(ToolResult(call_id=call_id, text="seen") for call_id in "12"),
+    Thinking(text="hm", signature="s"),
+    System(text="be brief"),
+    Summary(text="long ago"),
+    Image(url="https://example.org/a.png"),
+    CacheCheckpoint(),
+)
+ANSWERS = st.sampled_from([(Text(text="yes"),), (ToolUse(call_id="1", name="look"), ToolResult(call_id="1", text="8"))])
+PLAIN = st.builds(lambda prompt, answer: [User(text=prompt), *answer], st.sampled_from(["one", "two"]), ANSWERS)
+ADDED = st.one_of(PLAIN, PLAIN, st.lists(st.sampled_from(SAID), max_size=4))
+"""What a turn adds: mostly valid, so that what follows is not refused for what came before."""
+
+STATUSES: list[TurnStatus] = ["completed", "completed", "completed", "completed", "completed", "queued"]
+
+
+@st.composite
+def turns_of(draw: st.DrawFn) -> list[Turn]:
+    """Return turns of which each mostly begins with the places of the one before it."""
+    cache, turns, older = BlockCache(), list[Turn](), Spans()
+    size = 0
+    for index in range(draw(st.integers(1, 6))):
+        blocks = draw(ADDED)
+        cache.add("log", size, [another := User(text="another"), *blocks, another])
+        how = draw(st.sampled_from(["the same places"] * 5 + ["copies", "another first", "one more", "none"]))
+        if how == "another first":
+            older = join([Span("log", size, size + 1)], cut(older, 1)[1])
+        elif how == "copies":
+            cache.add(f"copy {index}", 0, cache.read(older))
+            older = (Span(f"copy {index}", 0, span_size(older)),)
+        elif how != "the same places":
+            older = (*older, Span("log", size, size + 1)) if how == "one more" else ()
+        own = Span("log", size + 1, size + 1 + len(blocks))
+        size = own.stop + 1
+        middle = draw(st.integers(own.start, own.stop))
+        prompt, output = join([Span("log", own.start, middle)]), join([Span("log", middle, own.stop)])
+        status = draw(st.sampled_from(STATUSES))
+        shown = join(older, prompt) if status == "completed" else ()
+        record = TurnRecord(index=index, run_id=str(index), status=status, prompt=prompt, input=shown, output=output)
+        turns.append(Turn("s", record, cache))
+        older = record.spans if status == "completed" else older
+    return turns
+
+
+def is_valid(turn: Turn) -> bool:
+    try:
+        check_request([*turn.blocks, User(text="next")])
+    except InvalidRequestError:
+        return False
+    return True
+
+
+def prompts_of(turns: list[Turn]) -> Counter[str]:
+    """Return how many places each prompt has."""
+    spans = [span for turn in turns for span in (*turn.record.spans, *turn.record.prompt)]
+    blocks = turns[0].cache.read(union(spans))
+    return Counter(block.text for block in blocks if isinstance(block, User))
+
+
+@settings(max_examples=share(800, 4))
+@given(turns_of(), st.booleans())
+def test_each_turn_is_judged_as_if_it_were_read_whole(turns: list[Turn], compacts: bool) -> None:
+    ended = [turn for turn in turns if turn.status == "completed"]
+    wrong = {f"after turn {turn.index}" for turn in ended if not is_valid(turn)}
+    if compacts and ended and ended[0].blocks != ended[0].new_blocks:
+        wrong.add(f"turn {ended[0].index} does not")
+    for before, turn in pairwise(ended):
+        continues = _continues_newest(turn, before.blocks) if compacts else _begins_with(turn.blocks, before.blocks)
+        wrong |= set() if continues else {f"turn {turn.index} does not"}
+    steps = list(_steps(turns))
+    assert {what.partition(":")[0] for _, what in _turns_hold(steps, compacts=compacts)} == wrong
+    assert _digests(steps) == {turn.run_id: digest(turn.blocks) for turn in turns}
+    assert {text: len(places) for text, places in _places(steps).items()} == prompts_of(turns)
+
+
+def test_a_compacted_session_begins_with_its_prompt_but_a_fork_may_not() -> None:
+    cache = BlockCache()
+    cache.add("log", 0, [User(text="earlier"), User(text="one"), Text(text="yes")])
+    shown, prompt, output = (Span("log", 0, 2),), (Span("log", 1, 2),), (Span("log", 2, 3),)
+    record = TurnRecord(index=0, status="completed", input=shown, prompt=prompt, output=output)
+    steps = [*_steps([Turn("s", record, cache)])]
+    assert [law for law, _ in _turns_hold(steps, compacts=True)] == ["continues the turn before"]
+    assert not [*_turns_hold(steps, compacts=False)]
+    assert not [*_turns_hold(_steps([Turn("s", replace(record, parent="other#7"), cache)]), compacts=True)]
+
+
+def test_two_events_with_one_number_are_found() -> None:
+    async def life() -> None:
+        world = await lived()
+        history = InMemoryHistory()
+        started = next(event for event in row(world).events.values() if isinstance(event, RunStarted))
+        await history.append("session", [started.model_copy(update={"run_id": "another"})])
+        found = await audit(world.store.inner, ["session"], history=history)
+        assert "numbers only grow" in {each.law for each in found.violations}
+
+    play(life(), "a life", 0)
+
+
+def test_a_long_conversation_is_read_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the laws read of it grows with its turns, not with their square."""
+    reads = Counter[str]()
+    read = BlockCache.read
+
+    def counted(cache: BlockCache, spans: Spans) -> tuple[Block, ...]:
+        found = read(cache, spans)
+        reads["blocks"] += len(found)
+        return found
+
+    async def life() -> None:
+        world = World(Faults())
+        await world.create()
+        for number in range(60):
+            await world.wait(await world.start(f"prompt {number}"))
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockCache, "read", counted)
+            (await world.audit()).check()
+        assert reads["blocks"] < 60 * 2 * 12, "of 60 turns of two blocks; 7,000 if each was read whole"
 
     play(life(), "a life", 0)
 

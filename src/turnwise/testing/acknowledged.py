@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -130,9 +130,32 @@ class Acknowledged:
         append_line(self.path, asdict(note), fsync=self._fsync)
 
 
-def digest(blocks: Sequence[Block]) -> str:
+class Digest:
+    """A hash of blocks that are added one after another; `str` returns it."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, blocks: Iterable[Block]) -> None:
+        """Hash more blocks. O(these blocks)."""
+        for block in blocks:
+            self._hash.update(encode(block).encode() + b"\n")
+
+    def copy(self) -> Digest:
+        """Return a digest of the same blocks, to which others can be added. O(1)."""
+        copied = Digest()
+        copied._hash = self._hash.copy()
+        return copied
+
+    def __str__(self) -> str:
+        return self._hash.hexdigest()[:16]
+
+
+def digest(blocks: Iterable[Block]) -> str:
     """Return a hash of the blocks."""
-    return hashlib.sha256("\n".join(map(encode, blocks)).encode()).hexdigest()[:16]
+    hashed = Digest()
+    hashed.add(blocks)
+    return str(hashed)
 
 
 def prompts_of(blocks: Sequence[Block]) -> list[str]:

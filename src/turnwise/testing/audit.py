@@ -14,13 +14,13 @@ from turnwise.memory.conversation.blocks import Block, Document, Image, Summary,
 from turnwise.memory.conversation.events import AnyEvent, Event, RunEnded, RunStarted, without_blocks
 from turnwise.memory.conversation.rebuild import Rebuilt
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.spans import Spans, union
+from turnwise.memory.conversation.spans import Seen, Spans, cut, size, union
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.stores.base import SessionStore
-from turnwise.testing.acknowledged import Acknowledged, Note, digest
+from turnwise.testing.acknowledged import Acknowledged, Digest, Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +88,16 @@ async def audit(
             violations.append(Violation(session_id, "can be read", str(error)))
             continue
         told = notes.get(session_id, [])
+        steps = list(_steps(session.turns))
         found = [
             *_events_hold(session, settled=settled),
-            *_turns_hold(session, compacts=compacts),
-            *_events_tell(session),
-            *_notes_hold(session, told, discards=discards),
+            *_turns_hold(steps, compacts=compacts),
+            *_events_tell(session.events, steps),
+            *_notes_hold(session, steps, told, discards=discards),
         ]
         violations += [Violation(session_id, law, what) for law, what in found]
         counts += Counter(sessions=1, turns=len(session.turns), runs=len(session.runs), events=len(session.events))
-        counts += Counter(requests=sum(turn.status not in ("pending", "queued") for turn in session.turns))
+        counts += Counter(requests=sum(turn.status not in WAITING for turn in session.turns))
         counts += Counter(f"acknowledged {note.what}" for note in told)
     return Audit(counts=counts, violations=tuple(violations))
 
@@ -156,6 +157,9 @@ async def _read_events(store: SessionStore, session_id: str, history: Any) -> tu
     return [found[seq] for seq in sorted(found)], doubles
 
 
+WAITING = ("pending", "queued")
+"""The statuses of turns that no model was given."""
+
 Finding = tuple[str, str]
 """A law, and how it is violated."""
 
@@ -182,32 +186,88 @@ def _events_hold(session: StoredSession, *, settled: bool) -> Iterator[Finding]:
             yield "no run without outcome", f"run {run.run_id!r} is {run.state}"
 
 
-def _turns_hold(session: StoredSession, *, compacts: bool) -> Iterator[Finding]:
-    before: tuple[Block, ...] = ()
-    for turn in session.turns:
-        if turn.status in ("pending", "queued"):
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A turn beside the one before it."""
+
+    turn: Turn
+    before: Turn | None
+    continues: bool
+    """Whether it begins with the places of the turn before. A place holds one block, so those need no comparison."""
+    new: Spans
+    """Its places after those of the turn before; all if it does not continue these."""
+
+    @property
+    def added(self) -> tuple[Block, ...]:
+        """The blocks at its new places."""
+        return self.turn.cache.read(self.new)
+
+
+def _steps(turns: Iterable[Turn]) -> Iterator[_Step]:
+    """Yield each turn; no turn continues one that waits."""
+    before, older = None, Spans()
+    for turn in turns:
+        spans = turn.record.spans
+        if turn.status in WAITING:
+            yield _Step(turn, None, False, spans)
             continue
-        is_continued = _continues_newest(turn, before) if compacts else _continues(turn.blocks, before)
-        if not is_continued:
+        same = max(len(older) - 1, 0)  # spans that both have, as joined ones only grow at their end
+        first, rest = cut(spans[same:], size(older[same:]))
+        continues = before is not None and spans[:same] == older[:same] and first == older[same:]
+        yield _Step(turn, before, continues, rest if continues else spans)
+        before, older = turn, spans
+
+
+def _turns_hold(steps: Iterable[_Step], *, compacts: bool) -> Iterator[Finding]:
+    is_valid = False
+    for step in steps:
+        turn = step.turn
+        if turn.status in WAITING:
+            continue
+        if not _continues(step, compacts=compacts):
             yield "continues the turn before", f"turn {turn.index} does not"
         try:
-            check_request([*turn.blocks, User(text="next")])
+            if not is_valid or not _is_valid(step.added):
+                check_request([*turn.blocks, User(text="next")])
+            is_valid = True
         except InvalidRequestError as error:
+            is_valid = False
             yield "next request valid", f"after turn {turn.index}: {error}"
-        before = turn.blocks
 
 
-def _events_tell(session: StoredSession) -> Iterator[Finding]:
+def _is_valid(added: Sequence[Block]) -> bool:
+    """Return whether `added` are valid by themselves, and so after each valid conversation.
+
+    For they begin with the user then, and no call of a valid conversation waits for a result.
+    """
+    try:
+        check_request([*added, User(text="next")])
+    except InvalidRequestError:
+        return False
+    return True
+
+
+def _events_tell(events: Iterable[Event], steps: Iterable[_Step]) -> Iterator[Finding]:
     """Check that the events alone tell each turn as it was when its run ended."""
-    turns = {turn.run_id: turn for turn in session.turns if not turn.record.is_open}
+    ended = {step.turn.run_id: step for step in steps if not step.turn.record.is_open}
     rebuilt = Rebuilt()
-    for event in session.events:
+    before, older = None, list[Block]()
+    for event in events:
         try:
             rebuilt.add(event)
         except TranscriptError:  # the session was reverted, or begun by an older version
             return
-        if event.terminal and event.run_id in turns and rebuilt.blocks != list(turns[event.run_id].blocks):
+        step = ended.get(event.run_id)
+        if not event.terminal or step is None:
+            continue
+        told = rebuilt.blocks
+        if step.continues and step.before is before and told[: len(older)] == older:  # mostly the same objects
+            is_told = told[len(older) :] == list(step.added)
+        else:
+            is_told = told == list(step.turn.blocks)
+        if not is_told:
             yield "the events tell each turn", f"event {event.seq} tells another turn {event.turn_index}"
+        before, older = (step.turn, told) if is_told else (None, [])
 
 
 def check_request(blocks: Sequence[Block]) -> None:
@@ -220,7 +280,17 @@ def check_request(blocks: Sequence[Block]) -> None:
         check(messages_of(rules.spare(blocks)), rules)
 
 
-def _continues(blocks: Sequence[Block], before: Sequence[Block]) -> bool:
+def _continues(step: _Step, *, compacts: bool) -> bool:
+    turn, before = step.turn, step.before
+    if before is None:
+        is_of_fork = turn.parent is not None  # whose first turn continues one of another session
+        return not compacts or is_of_fork or _continues_newest(turn, ())
+    if step.continues and (not compacts or size(step.new) == len(turn.new_blocks)):
+        return True
+    return _continues_newest(turn, before.blocks) if compacts else _begins_with(turn.blocks, before.blocks)
+
+
+def _begins_with(blocks: Sequence[Block], before: Sequence[Block]) -> bool:
     """Return whether `blocks` begins with `before`, except for summaries of refused pictures and files."""
     pairs = zip(blocks, before, strict=False)
     return len(blocks) >= len(before) and all(
@@ -240,10 +310,13 @@ def _continues_newest(turn: Turn, before: tuple[Block, ...]) -> bool:
     return not carried or older[-len(carried) :] == carried
 
 
-def _notes_hold(session: StoredSession, notes: Sequence[Note], *, discards: bool) -> Iterator[Finding]:
+def _notes_hold(
+    session: StoredSession, steps: Sequence[_Step], notes: Sequence[Note], *, discards: bool
+) -> Iterator[Finding]:
     runs = {run.run_id: run for run in session.runs}
-    turns = {turn.run_id: turn for turn in session.turns if turn.run_id}
-    places = _places(session.turns)
+    digests = _digests(steps) if any(note.digest for note in notes) else {}
+    seqs = _seqs(session.events) if any(note.what == "followed" for note in notes) else {}
+    places = _places(steps)
     present: list[tuple[Note, int]] = []
     for note in notes:
         run = runs.get(note.run_id or "")
@@ -256,42 +329,59 @@ def _notes_hold(session: StoredSession, notes: Sequence[Note], *, discards: bool
             elif found or not (discards and run and run.state == "cancelled"):
                 yield "acknowledged prompt once", f"{note.prompt!r} of run {note.run_id!r} is stored {len(found)} times"
         elif note.what == "end" and run:
-            turn = turns.get(run.run_id)
             if run.state != note.state:
                 yield "acknowledged end", f"run {run.run_id!r} was acknowledged as {note.state}, but is {run.state}"
-            if (None if turn is None or note.digest is None else digest(turn.blocks)) != note.digest:
+            if note.digest and digests.get(run.run_id) != note.digest:
                 yield (
                     "acknowledged turn",
                     f"the turn of run {run.run_id!r} is missing, or differs from the acknowledged one",
                 )
         elif note.what == "followed":
-            yield from _followed(session, note)
+            yield from _followed(note, seqs.get(note.run_id, []))
     yield from _in_order(present)
 
 
-def _places(turns: Sequence[Turn]) -> dict[str, list[int]]:
-    """Return the positions of each prompt in reading order; a block that several turns share counts once."""
-    found: dict[str, list[int]] = {}
-    seen: set[tuple[str, int]] = set()
-    for turn in turns:
-        spans = (*turn.record.spans, *turn.record.prompt)
-        for at, block in zip(_positions(spans), turn.cache.read(spans), strict=True):
-            if isinstance(block, User) and at not in seen:
-                seen.add(at)
-                found.setdefault(block.text, []).append(len(seen))
+def _digests(steps: Iterable[_Step]) -> dict[str, str]:
+    """Return the digests of the turns by run. Each block is hashed once."""
+    found: dict[str, str] = {}
+    before = Digest()
+    for step in steps:
+        hashed = before.copy() if step.continues else Digest()
+        hashed.add(step.added)
+        if step.turn.run_id:
+            found[step.turn.run_id] = str(hashed)
+        if step.turn.status not in WAITING:
+            before = hashed
     return found
 
 
-def _positions(spans: Spans) -> Iterator[tuple[str, int]]:
-    return ((span.log, at) for span in spans for at in range(span.start, span.stop))
+def _seqs(events: Sequence[Event]) -> dict[str | None, list[int]]:
+    """Return the numbers of the events by run."""
+    found: dict[str | None, list[int]] = {}
+    for event in events:
+        found.setdefault(event.run_id, []).append(event.seq)
+    return found
 
 
-def _followed(session: StoredSession, note: Note) -> Iterator[Finding]:
+def _places(steps: Iterable[_Step]) -> dict[str, list[int]]:
+    """Return the positions of each prompt in reading order; a block that several turns share counts once."""
+    found: dict[str, list[int]] = {}
+    seen, count = Seen(), 0
+    for step in steps:
+        new = [part for span in (*step.new, *step.turn.record.prompt) for part in seen.take(span)]
+        for block in step.turn.cache.read(new):
+            if isinstance(block, User):
+                count += 1
+                found.setdefault(block.text, []).append(count)
+    return found
+
+
+def _followed(note: Note, seqs: Sequence[int]) -> Iterator[Finding]:
+    """Check what a follower saw of a run whose events have the numbers `seqs`."""
     seen = set(note.seqs)
     if list(note.seqs) != sorted(seen):
         yield "followers see each event once", f"a follower of run {note.run_id!r} saw {note.seqs}"
-    missed = [event.seq for event in session.events if event.run_id == note.run_id and event.seq not in seen]
-    if missed:
+    if missed := [seq for seq in seqs if seq not in seen]:
         yield "followers miss nothing", f"a follower of run {note.run_id!r} did not see {missed}"
 
 

@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 class RunCallbacks(Protocol):
     """The session's side of an attempt: publishes, prices and records what its engine produces."""
 
-    def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
-        """Publish a live event of the run."""
+    def publish_live(
+        self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
+    ) -> None:
+        """Publish a live event of the run; `quietly`, with the event after it."""
 
     def check_budget(self, run: ActiveRun) -> None:
         """See `StepContext.begin_call`."""
@@ -94,8 +96,10 @@ class Attempt:
         self._unpublished: list[str] = []
         self._parts = 0
         """How many parts of its answer the engine has begun to stream in the current model call."""
-        self._part: str | None = None
-        """The kind of the part that the next delta may continue."""
+        self._part: type[TextDelta | ThinkingDelta] | None = None
+        """The kind of deltas of the part that the next one may continue."""
+        self._is_shown = False
+        """Whether a delta of this part was published."""
         self._timer: asyncio.TimerHandle | None = None
         self._call = run.spent
         """The run's usage at the start of the last model call."""
@@ -143,7 +147,7 @@ class Attempt:
     def close(self) -> None:
         """Publish the remaining deltas, and close the context."""
         if not self.closed:
-            self._flush()
+            self._end_part()
             self.closed = True
 
     def output(self, ending: Ending) -> list[Block]:
@@ -202,7 +206,7 @@ class Attempt:
             part = part.text
         if isinstance(part, str):
             if part:
-                self._continue("text")
+                self._continue(TextDelta)
                 text = storable(part)  # may be half of a surrogate pair
                 self.ledger.append_text(text)
                 self._unpublished.append(text)
@@ -210,23 +214,37 @@ class Attempt:
                     self._tick()
             return
         _check_storable(part)
-        self._flush()
         if isinstance(part, Thinking):
             self.ledger.append_thinking(part.text, part.signature, part.redacted)
-            self._continue("thinking")
+            self._continue(ThinkingDelta)
+            is_last = bool(part.signature or part.redacted)  # the next piece begins another thought
             if part.text:
-                self._callbacks.publish_live(self.run, ThinkingDelta, {"text": part.text, "index": self._parts - 1})
-            if part.signature or part.redacted:
-                self._part = None  # the next piece begins another thought
+                self._publish(part.text, final=is_last)
+            if is_last:
+                self._end_part()
         else:
             self.ledger.append(part)
             self._continue(None)
 
-    def _continue(self, kind: str | None) -> None:
+    def _continue(self, kind: type[TextDelta | ThinkingDelta] | None) -> None:
         """Count a part that begins: of another kind than the one before it, or of a kind that never continues."""
         if kind is None or kind != self._part:
+            self._end_part()
             self._parts += 1
         self._part = kind
+
+    def _end_part(self) -> None:
+        """Publish the last delta of the part. If that was published, an empty one says so, without waking readers."""
+        self._flush(final=True)
+        if self._is_shown:
+            self._publish("", final=True, quietly=True)
+        self._part = None
+
+    def _publish(self, text: str, *, final: bool, quietly: bool = False) -> None:
+        if self._part:
+            values = {"text": text, "index": self._parts - 1, "final": final}
+            self._callbacks.publish_live(self.run, self._part, values, quietly=quietly)
+            self._is_shown = not final
 
     @property
     def _timeline(self) -> Timeline:
@@ -283,7 +301,8 @@ class Attempt:
         self._call, self._announces = spent, True
         self.run.unbilled += Usage(calls=1)
         self.stop_reason = None
-        self._parts, self._part = 0, None
+        self._end_part()
+        self._parts = 0
         self.ledger.void()
         self.publish(ModelCallStarted, call=spent.calls)
 
@@ -301,7 +320,7 @@ class Attempt:
     ) -> Turn:
         if self.closed:
             raise _ended()
-        self._flush()
+        self._end_part()
         return await self._callbacks.record(self, blocks, events, calls or {})
 
     async def make_room(self, *, too_long: bool = False) -> Turn:
@@ -318,13 +337,13 @@ class Attempt:
             self._flush()
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
 
-    def _flush(self) -> None:
+    def _flush(self, *, final: bool = False) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._unpublished:
             text, self._unpublished = "".join(self._unpublished), []
-            self._callbacks.publish_live(self.run, TextDelta, {"text": text, "index": self._parts - 1})
+            self._publish(text, final=final)
 
 
 _LEFT_BEHIND: set[asyncio.Future[Any]] = set()

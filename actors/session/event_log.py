@@ -25,11 +25,16 @@ class EventLog:
         """All events from this number on are in memory."""
         self._held: list[Event] = []
         self._waiting: list[Callable[[int], Event | None]] = []
+        self._quiet: list[Callable[[int], Event | None]] = []
+        """Makes the live events that are published with the next event."""
+        self._numbered: list[Event] = []
+        """Those that were numbered when the numbers after them were reserved."""
         self._reserved = False
         self._news: asyncio.Future[None] | None = None
 
     def reserve(self, count: int) -> int:
         """Reserve the next `count` numbers for events that are about to be stored; return the first number."""
+        self._numbered += self._made()
         self._reserved = True
         first = self.last_seq + 1
         self.last_seq += count
@@ -38,14 +43,14 @@ class EventLog:
     def catch_up(self, events: Sequence[Event], upto: int) -> None:
         """Publish events that were found in the store, and number later ones above `upto`; live events still wait."""
         self._reserved = True
-        self._held.extend(events)
+        self._hold(events)
         self.last_seq = self.published = max(self.last_seq, upto)
         self._wake()
 
     def publish(self, events: Sequence[Event] = ()) -> None:
         """Publish the events that were stored with the reserved numbers, then the live events that waited."""
         self._reserved = False
-        self._held.extend(events)
+        self._hold(events)
         self.published = self.last_seq
         waiting, self._waiting = self._waiting, []
         for make in waiting:
@@ -56,19 +61,39 @@ class EventLog:
         """Publish nothing more, since another process may assign the next numbers; wake the callers of `news`."""
         self._reserved = True
         self._waiting.clear()
+        self._quiet.clear()
         self._wake()
 
-    def publish_live(self, make: Callable[[int], Event | None]) -> None:
+    def publish_live(self, make: Callable[[int], Event | None], *, quietly: bool = False) -> None:
         """Call `make` with the next number and publish the event that it returns, if any.
 
         While numbers are reserved for a commit, this happens once that commit is published. Does not wait.
+
+        Args:
+            quietly: publish it with the next event, before that one, so that it wakes no reader by itself.
         """
         if self._reserved:
             self._waiting.append(make)
-        elif event := make(self.last_seq + 1):
-            self.last_seq = self.published = event.seq
-            self._held.append(event)
+            return
+        self._quiet.append(make)
+        if not quietly and (events := self._made()):
+            self._held.extend(events)
+            self.published = self.last_seq
             self._wake()
+
+    def _made(self) -> list[Event]:
+        """Make the events of `_quiet`, and number them."""
+        events: list[Event] = []
+        quiet, self._quiet = self._quiet, []
+        for make in quiet:
+            if event := make(self.last_seq + 1):
+                self.last_seq = event.seq
+                events.append(event)
+        return events
+
+    def _hold(self, events: Sequence[Event]) -> None:
+        self._held += [*self._numbered, *events]
+        self._numbered = []
 
     def trim(self, before: int) -> None:
         """Drop the events with a number below `before` from memory."""

@@ -271,9 +271,11 @@ class RunDriver:
 
     # Callbacks of an attempt: see RunCallbacks
 
-    def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
+    def publish_live(
+        self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
+    ) -> None:
         """See `RunCallbacks`."""
-        self._state.publish_live(run, kind, values)
+        self._state.publish_live(run, kind, values, quietly=quietly)
 
     def price(self, usage: Usage, model: str | None) -> Usage:
         """See `RunCallbacks`."""

@@ -149,12 +149,14 @@ class SessionState:
         first = next_run.record.first_seq
         self.journal.log.trim(min(first, before[0].first_seq if before else first))
 
-    def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
-        """Publish a live event of the run."""
+    def publish_live(
+        self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
+    ) -> None:
+        """Publish a live event of the run; see `EventLog.publish_live`."""
         whose = {"session_id": self.session_id, **about(run.record), "at": self.journal.clock()}
 
         def make(seq: int) -> Event | None:
             # While this event waited for a commit, an activation may have found that the run ended elsewhere.
             return None if run.done.done() else kind(seq=seq, **whose, **values)
 
-        self.journal.log.publish_live(make)
+        self.journal.log.publish_live(make, quietly=quietly)

@@ -98,6 +98,9 @@ class TextDelta(Event):
     text: str
     index: int = 0
     """The part of the answer that it continues, counted from 0 in each model call, in the order of the stream."""
+    final: bool = False
+    """Whether it is the part's last one. Its text may be empty: a part mostly ends after its text was published. Then
+    it comes together with the event after it. A part has none if the process was lost."""
 
 
 Phase = Literal[
@@ -127,6 +130,9 @@ class ThinkingDelta(Event):
     text: str
     index: int = 0
     """The part of the answer that it continues, counted from 0 in each model call, in the order of the stream."""
+    final: bool = False
+    """Whether it is the part's last one. Its text may be empty: a part mostly ends after its text was published. Then
+    it comes together with the event after it. A part has none if the process was lost."""
 
 
 class Appending(Adding):

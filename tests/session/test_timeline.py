@@ -265,5 +265,5 @@ async def test_streamed_parts_have_indexes_and_results_have_payloads() -> None:
     assert [(result.call_id, result.data) for result in results] == [("x", {"answer": (1,)}), ("y", {"tea": 3})]
     events, _, _ = await core.reads.events(run_id="run")
     deltas = [(event.index, event.text) for event in events if isinstance(event, TextDelta | ThinkingDelta)]
-    assert deltas[:3] == [(0, "a"), (0, "b"), (1, "c")] and deltas[-1] == (3, "g")
+    assert deltas[:3] == [(0, "a"), (0, "b"), (1, "c")] and deltas[-2:] == [(3, "g"), (3, "")]
     assert "".join(text for index, text in deltas if index == 2) == "def"

@@ -47,7 +47,7 @@ from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.prompts import Prompt, accept, check_calls, takes_all
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Spans, cut, join, size
+from turnwise.memory.conversation.spans import Spans, join
 
 IfBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
 
@@ -231,6 +231,8 @@ class RunAdmission:
         blocks, if_busy = request.blocks, request.if_busy
         run_queue, now = self._state.run_queue, record.created_at
         busy, preempts, rollback = self._state.active, if_busy in ("interrupt", "rollback"), if_busy == "rollback"
+        prompts = (*self._journal.blocks.cache.read(run_queue.next_turn(0, now).prompt), *blocks)
+        asked = None if busy else await self._retrieval.ask_early(request.run_resources, record.memory, prompts)
         gone = list(run_queue.queue) if busy and preempts else []
         ends = [run.ended("cancelled", f"{if_busy} by run {record.run_id}", now) for run in gone]
         span, session = self._journal.extend(len(blocks))
@@ -249,10 +251,8 @@ class RunAdmission:
         added = {"span": (span.start, span.stop), "blocks": tuple(blocks)} if blocks else {}
         event: NewEvent = RunQueued, {**about(record), **added}
         if busy is None:
+            run.asked = asked
             run.record, run.turn = self._driver.begin(record, turn, self._state.head)
-            waiting = cut(turn.prompt, size(turn.prompt) - len(blocks))[0]
-            prompts = (*self._journal.blocks.cache.read(waiting), *blocks)
-            self._retrieval.ask_early(run, prompts)
             event = start_event(run.record, run.turn, self._state.head, session, prompts)
         if request.turn_id is not None:
             event[1].update({"turn_id": request.turn_id, "key": turn_key(request.turn_id)})

@@ -19,6 +19,7 @@ from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.state import SessionState
 from turnwise.memory.conversation.blocks import Block, Document, Recalled, System, User
 from turnwise.memory.conversation.events import LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
+from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import (
     MemoryItem,
     Profiled,
@@ -136,10 +137,18 @@ class MemoryRetrieval:
             self._state.publish_live(run, MemoryFailed, {"memory": "working memory", "why": reason(error)})
             return ""
 
-    def ask_early(self, run: ActiveRun, prompt: Sequence[Block]) -> None:
-        """Start the search for a prompt while that prompt is being stored."""
-        if run.run_resources.memories and run.run_resources.config.memory.recall and run.record.memory != "off":
-            run.asked = self._tasks.spawn_logged(self._ask_all(run.run_resources, prompt), "searching its memories")
+    async def ask_early(
+        self, resources: RunResources, use: MemoryUse, prompt: Sequence[Block]
+    ) -> asyncio.Task[Any] | None:
+        """Send a prompt to the memories, which search while it is being stored; return None if the run recalls nothing.
+
+        On return the requests have left, so that the memories need not wait until the caller has computed its commit.
+        """
+        if not (resources.memories and resources.config.memory.recall) or use == "off":
+            return None
+        asked = self._tasks.spawn_logged(self._ask_all(resources, prompt), "searching its memories")
+        await asyncio.sleep(0)
+        return asked
 
     def _before(self) -> Sequence[Block]:
         """Return the previous turn's prompt; empty if its blocks are not in memory."""

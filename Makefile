@@ -35,6 +35,10 @@ help: ## list the targets
 .PHONY: venv
 venv: $(READY) ## make or refresh .venv
 
+.PHONY: serve
+serve: $(READY) ## serve sessions over HTTP, with a simulated model where OPENAI_API_KEY is not set: make serve ARGS="--port 8001"
+	$(BIN)/python -m turnwise.cli serve --demo --packed 2 $(ARGS)
+
 .PHONY: demo
 demo: $(READY) ## run the quickstart, against a local stand-in provider where OPENAI_API_KEY is not set
 	$(BIN)/python examples/quickstart.py

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 
 import ray
 from ray.exceptions import RayError
@@ -21,8 +22,11 @@ _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 
 
-def connect() -> None:
+def connect(*, logs: bool = True) -> None:
     """Connect this process to a running Ray, or start one that ends with this process. Takes seconds.
+
+    Args:
+        logs: whether this process prints what sessions' processes print; Ray's log files have it in any case.
 
     Raises:
         ConfigError: Ray cannot be joined or started.
@@ -32,9 +36,9 @@ def connect() -> None:
             return
         with interruptible():
             if threading.current_thread() is threading.main_thread():
-                _init()
+                _init(logs)
             else:
-                _on_a_thread_that_stays(_init)
+                _on_a_thread_that_stays(partial(_init, logs))
 
 
 def this_ray() -> RayId:
@@ -67,9 +71,9 @@ def interruptible() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _init() -> None:
+def _init(logs: bool) -> None:
     try:
-        context = ray.init(logging_level=logging.WARNING)
+        context = ray.init(logging_level=logging.WARNING, log_to_driver=logs)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         address = os.environ.get("RAY_ADDRESS")
         why = f"no Ray could be joined or started ({type(error).__name__}: {error}): correct or unset the variable"

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from turnwise import __version__
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.errors import ConfigError
-from turnwise.http import problems, sessions
+from turnwise.http import health, problems, sessions
 from turnwise.http.auth import Auth
 from turnwise.http.limits import HeaderLimit
 from turnwise.http.service import ON_DISCONNECT, Service
@@ -55,6 +55,7 @@ def create_app(
     )
     app.state.service = service
     problems.install(app)
+    app.include_router(health.router)
     app.include_router(sessions.router)
     app.add_middleware(HeaderLimit, max_bytes=service.settings.max_header_bytes)
     if service.settings.cors_origins:

@@ -1,0 +1,186 @@
+"""`turnwise serve`: serve the sessions of a store over HTTP."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnwise.errors import ConfigError, TurnwiseError
+
+if TYPE_CHECKING:
+    from turnwise.http.assembly import Assembly
+    from turnwise.http.config import ServiceConfig, Source
+
+TOKEN = "TURNWISE_TOKEN"  # noqa: S105 - the name of the variable
+"""The variable from which the printed commands take the caller's token."""
+
+
+def serve(
+    store: Annotated[
+        str | None,
+        typer.Argument(
+            help="Where sessions are kept: sqlite:///file.db, postgresql://user@host/name or redis://host;"
+            " sqlite:///turnwise.db if omitted, and with --demo a temporary file."
+        ),
+    ] = None,
+    *,
+    model: Annotated[str | None, typer.Option(help="The model; OPENAI_API_KEY has its key.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="The URL of a server that speaks OpenAI's API.")] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on; 127.0.0.1 if omitted.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on; 8000 if omitted, and 0 takes any.")] = None,
+    packed: Annotated[int | None, typer.Option(help="How many processes the sessions share; 4 if omitted.")] = None,
+    workers: Annotated[int | None, typer.Option(help="How many processes answer requests; 1 if omitted.")] = None,
+    console: Annotated[bool, typer.Option("--console", help="Serve the web console at /console.")] = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Where OPENAI_API_KEY is not set, simulate a model: no key, no network.")
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings; options here come first.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="A JSON file of bearer tokens and their users.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Make all that is configured, say what would be served, and start nothing.")
+    ] = False,
+) -> None:
+    """Serve sessions over HTTP until SIGTERM: the native API, OpenAI's, and a web console."""
+    given: dict[str, Any] = {"store": store, "host": host, "port": port, "workers": workers, "tokens": tokens}
+    given |= {"packed": None if packed is None else {"hosts": packed}, "console": console or None}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    try:
+        with ExitStack() as stack:
+            if demo and not os.environ.get("OPENAI_API_KEY") and not (model or config):
+                model, base_url = "stand-in", stack.enter_context(_stand_in())
+            if demo and store is None and config is None:
+                folder = stack.enter_context(TemporaryDirectory(prefix="turnwise-"))
+                chosen["store"] = f"sqlite:///{folder}/sessions.db"
+            _serve(config, chosen, _engine(model, base_url, demo), check=check)
+    except TurnwiseError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:  # while it starts
+        raise typer.Exit(130) from None
+
+
+def _engine(model: str | None, base_url: str | None, demo: bool) -> Mapping[str, Any]:
+    if base_url and not model:
+        raise ConfigError("--base-url", base_url, "give --model, too")
+    if demo and not model:
+        model = os.environ.get("OPENAI_MODEL")
+    return {name: each for name, each in (("model", model), ("base_url", base_url)) if each}
+
+
+def _serve(file: Path | None, chosen: dict[str, Any], engine: Mapping[str, Any], *, check: bool) -> None:
+    """Read the configuration, and check or serve it."""
+    try:
+        from turnwise.http import config as configuration, server
+        from turnwise.http.assembly import assemble
+    except ModuleNotFoundError as error:
+        why = f"there is no module {error.name}: pip install 'turnwise[http]'"
+        raise ConfigError("turnwise serve", "http", why) from None
+    server.configure_logging()
+    config, source = configuration.load(file, **chosen)
+    if engine and config.engines:
+        raise ConfigError("--model", engine.get("model"), f"{file} has engines: change the model there")
+    if engine or (not config.engines and os.environ.get("OPENAI_API_KEY")):
+        chosen["engines"] = {"main": {"model": configuration.DEFAULT_MODEL, **engine}}
+        config, source = configuration.load(file, **chosen)
+    if check:
+        _report(assemble(config, source), source)
+    else:
+        server.serve(config, source, _print_commands)
+
+
+@contextmanager
+def _stand_in() -> Iterator[str]:
+    """Simulate a model as long as this lasts; yields its URL."""
+    from turnwise.testing.local_provider.server import LocalProvider
+
+    os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}  # sessions inherit it
+    with LocalProvider(token_delay_s=0.02) as provider:
+        yield provider.base_url
+
+
+def _report(made: Assembly, source: Source) -> None:
+    """Say what would be served, once the store has answered."""
+    import asyncio
+
+    from turnwise.http.server import check_store
+    from turnwise.memory.stores.urls import redact
+
+    config = made.config
+    asyncio.run(check_store(config, source))
+    auth = config.auth or (
+        f"tokens from {config.tokens or config.tokens_variable}" if config.has_auth else "nobody asked"
+    )
+    rows = {
+        "store": redact(config.store),
+        "listens on": f"{config.host}:{config.port}, {config.workers} worker{'s' * (config.workers > 1)}",
+        "users": auth,
+        "sessions": str(config.dedicated or config.packed),
+    }
+    for name, engine in made.engines.items():
+        tools = [each.name for each in getattr(getattr(engine, "registry", None), "tools", ())]
+        rows[f"engine {name}"] = ", ".join(
+            [str(getattr(engine, "model", type(engine).__name__)), *(f"tool {each}" for each in tools)]
+        )
+    for n, memory in enumerate(config.memories):
+        rows[f"memory {n}"] = memory.object or f"{memory.kind}: {redact(str(memory.store or memory.file))}"
+    rows["serves"] = " ".join([*made.app.openapi()["paths"], *(["/console"] if config.console else [])])
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        typer.echo(f"{name:<{width}}  {text}")
+    typer.echo("valid: `turnwise serve` with the same options serves this")
+
+
+def commands(made: Assembly, url: str) -> list[str]:
+    """Return commands of the shell to try a service with. With tokens, they take one from `TURNWISE_TOKEN`."""
+    has_auth = made.config.has_auth
+    model = str(getattr(next(iter(made.engines.values())), "model", "default"))
+    bearer = f' -H "Authorization: Bearer ${TOKEN}"' if has_auth else ""
+    post = f"curl -s{bearer} -H 'Content-Type: application/json' {url}"
+    if "/openai/v1/responses" not in made.app.openapi()["paths"]:
+        open_it, run_it = '{"id": "hello"}', '{"prompt": "Hello!"}'
+        return [f"{post}/v1/sessions -d '{open_it}' && {post}/v1/sessions/hello/runs -d '{run_it}'"]
+    body = f'{{"model": "{model}", "input": "Hello!"}}'
+    key = f"__import__('os').environ['{TOKEN}']" if has_auth else "'none'"
+    code = (
+        f"from openai import OpenAI; client = OpenAI(base_url='{url}/openai/v1', api_key={key});"
+        f" print(client.responses.create(model='{model}', input='Hello!').output_text)"
+    )
+    found = [
+        f"{post}/openai/v1/responses -d '{body}'",
+        f'{_python()} -c "{code}"',
+    ]
+    return found + ([f"{url}/console"] if made.config.console else [])
+
+
+def _python() -> str:
+    """Return the command of this Python, which has turnwise and openai."""
+    found = shutil.which("python")
+    if found and Path(found).resolve() == Path(sys.executable).resolve() and sys.prefix in found:
+        return "python"
+    path = Path(sys.executable)
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+
+
+def _print_commands(made: Assembly, url: str) -> None:
+    typer.echo(f"turnwise serves {_shown(made.config)} at {url}; its API: {url}/docs\n\nTry:\n")
+    for command in commands(made, url):
+        typer.echo(f"  {command}\n")
+    if made.config.has_auth:
+        typer.echo(f"{TOKEN} is the token that they send.")
+    typer.echo("Stop it with Ctrl+C or SIGTERM.")
+    sys.stdout.flush()
+
+
+def _shown(config: ServiceConfig) -> str:
+    from turnwise.memory.stores.urls import redact
+
+    return redact(config.store)

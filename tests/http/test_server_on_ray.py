@@ -1,0 +1,83 @@
+"""Real services: what they print, how they stop, and what their clients get when one of their processes is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from served import Follower, run_all, served, start
+from turnwise.testing.local_provider.server import LocalProvider
+
+pytestmark = pytest.mark.ray
+
+TEXT = " ".join(f"word{n}" for n in range(60))
+PROMPT = "Tell me a long story."
+
+
+def options(folder: Path, provider: LocalProvider) -> list[str]:
+    base = ["--model", "m", "--base-url", provider.base_url, "--port", "0", "--packed", "1"]
+    return [f"sqlite:///{folder}/chats.db", *base]
+
+
+def test_the_commands_that_a_demo_prints_work_as_printed_and_it_stops_with_its_own_ray(tmp_path: Path) -> None:
+    with served("--demo", "--port", "0", "--packed", "1") as service:
+        commands = [line.strip() for line in service.printed if line.startswith("  ")]
+        assert commands
+        assert all(run_all(commands))
+        with closing(Follower(start(service.url, "last", PROMPT)).read(service.url)) as stream:
+            assert next(stream)["kind"] == "run_started"
+        assert httpx.get(f"{service.url}/health/ready").json()["status"] == "ok"
+        assert httpx.get(f"{service.url}/health", headers={"Host": "elsewhere.example"}).status_code == 400
+        assert service.stop() == 0
+
+
+def test_sigterm_in_the_middle_of_a_stream_hands_the_client_over_to_the_next_process(
+    ray_address: str, tmp_path: Path
+) -> None:
+    with LocalProvider(token_delay_s=0.1, reply=lambda _: TEXT) as provider:
+        words = options(tmp_path, provider)
+        with served(*words, RAY_ADDRESS=ray_address) as service:
+            follower = Follower(start(service.url, "chat", PROMPT))
+            for event in follower.read(service.url):
+                if event["kind"] == "text_delta":
+                    service.process.send_signal(signal.SIGTERM)
+            assert not follower.is_done()
+            assert service.process.wait(60) == 0
+        with served(*words, RAY_ADDRESS=ray_address) as service:
+            for _ in follower.read(service.url):
+                pass
+        follower.check(TEXT)
+        assert len(provider.requests) == 1
+
+
+def test_sigkill_of_workers_in_the_middle_of_a_stream_costs_the_client_no_event(
+    ray_address: str, tmp_path: Path
+) -> None:
+    with (
+        LocalProvider(token_delay_s=0.2, reply=lambda _: TEXT) as provider,
+        served(*options(tmp_path, provider), "--workers", "2", RAY_ADDRESS=ray_address) as service,
+    ):
+        first = service.workers
+        assert len(first) == 2
+        follower = Follower(start(service.url, "chat", PROMPT))
+        killed: list[int] = []
+        for event in follower.read(service.url):
+            if event["kind"] == "text_delta" and not killed:
+                killed = first
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+        assert killed == first and not follower.is_done()
+        for _ in range(100):
+            for _ in follower.read(service.url):
+                pass
+            if follower.is_done():
+                break
+        follower.check(TEXT)
+        assert len(provider.requests) == 1
+        assert len(service.workers) == 2 and not set(first) & set(service.workers)
+        assert service.stop() == 0

@@ -1,0 +1,140 @@
+"""A `turnwise serve` in a process of its own, and a client that follows events across cuts."""
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+@dataclass
+class Served:
+    """A running service."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+    printed: list[str]
+    """What it had printed when it was ready."""
+
+    def stop(self) -> int:
+        """Send SIGTERM; return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    @property
+    def workers(self) -> list[int]:
+        """The ids of its worker processes."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="ascii")
+        return [pid for pid in map(int, children.split()) if b"spawn_main" in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""  # it has ended
+
+
+@contextmanager
+def served(*words: str, ready_s: float = 120, **env: str | None) -> Iterator[Served]:
+    """Run `turnwise serve` with these words until it is ready. It ends with the block, by SIGTERM."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_ADDRESS"))}
+    environment = {name: value for name, value in (kept | env).items() if value is not None}
+    command = [sys.executable, "-m", "turnwise.cli", "serve", *words]
+    lines: queue.Queue[str] = queue.Queue()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+        reader.start()
+        try:
+            printed: list[str] = []
+            while not printed or "Stop it with" not in printed[-1]:
+                line = lines.get(timeout=ready_s)
+                assert line, f"it ended with {process.wait(10)}: {printed}"
+                printed.append(line)
+            found = re.search(r" at (http://\S+?);", "".join(printed))
+            assert found, printed
+            yield Served(process, found[1], printed)
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            reader.join()
+
+
+def _read(stream: Any, lines: "queue.Queue[str]") -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put("")
+
+
+@dataclass
+class Follower:
+    """Reads a run's events and notes where it is, as a browser does."""
+
+    run_id: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def is_done(self) -> bool:
+        return bool(self.events) and self.events[-1]["kind"] in ("run_completed", "run_failed", "run_interrupted")
+
+    def read(self, url: str) -> Generator[dict[str, Any], None, None]:
+        """Yield events that were not there before, until the stream ends or is cut."""
+        last = {"Last-Event-ID": str(self.events[-1]["seq"])} if self.events else {}
+        try:
+            with httpx.stream(
+                "GET", f"{url}/v1/runs/{self.run_id}/events", headers={**self.headers, **last}, timeout=60
+            ) as answer:
+                assert answer.status_code == 200, answer.read()
+                for line in answer.iter_lines():
+                    if line.startswith("data: "):
+                        self.events.append(json.loads(line[6:]))
+                        yield self.events[-1]
+        except httpx.TransportError:
+            return
+
+    def check(self, text: str) -> None:
+        """See that each event came once, in order, and that the deltas are the text."""
+        seqs = [event["seq"] for event in self.events]
+        assert seqs == sorted(set(seqs))
+        kinds = [event["kind"] for event in self.events]
+        assert (kinds[0], kinds[-1], kinds.count("run_started")) == ("run_started", "run_completed", 1)
+        assert "".join(event["text"] for event in self.events if event["kind"] == "text_delta") == text
+
+
+def start(url: str, session: str, prompt: str, headers: Mapping[str, str] | None = None) -> str:
+    """Start a run in a new session; return the run's id."""
+    with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        client.post("/v1/sessions", json={"id": session}).raise_for_status()
+        answer = client.post(f"/v1/sessions/{session}/runs", json={"prompt": prompt})
+        answer.raise_for_status()
+        return str(answer.json()["id"])
+
+
+def run_all(commands: Sequence[str], **env: str) -> list[str]:
+    """Run commands in a shell, exactly as they are; return what they print."""
+    found = []
+    for command in commands:
+        ran = subprocess.run(
+            ["bash", "-ec", command],
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert ran.returncode == 0, (command, ran.stdout, ran.stderr)
+        found.append(ran.stdout)
+    return found

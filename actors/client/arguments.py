@@ -11,6 +11,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
 
+from turnwise.actors.inference.tools.tool import record_of_tools
 from turnwise.errors import InvalidIdError, InvalidInputError, shown
 from turnwise.memory.conversation.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.conversation.ids import check_id
@@ -75,6 +76,12 @@ def _text(value: str) -> str:
     if (size := len(plain.encode())) > MAX_TEXT_BYTES:
         raise ValueError(f"must take at most {MAX_TEXT_BYTES} bytes in UTF-8, not {size}")
     return plain
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be blank; omit it for none")
+    return _text(value)
 
 
 def _item_id(value: str) -> str:
@@ -184,6 +191,9 @@ State = Annotated[Status, PlainValidator(_state)]
 Look = Annotated[Verify, PlainValidator(_look)]
 Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
 Model = Annotated[str, PlainValidator(partial(check_id, "model"))]
+Instructions = Annotated[str, AfterValidator(_not_blank)]
+Tools = Annotated[Any, PlainValidator(record_of_tools)]
+"""The external tools of a run; validated to their record."""
 Params = Annotated[ModelParams, PlainValidator(partial(check_params, "params"))]
 Use = Annotated[MemoryUse | bool, PlainValidator(memory_use)]
 Type = Annotated[AnyType, PlainValidator(_type)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
@@ -12,6 +12,7 @@ from turnwise.actors.client.arguments import (
     Count,
     EngineName,
     IdempotencyKey,
+    Instructions,
     Labels,
     Limit,
     Look,
@@ -25,6 +26,7 @@ from turnwise.actors.client.arguments import (
     SessionId,
     Text,
     Title,
+    Tools,
     TurnId,
     Use,
     Which,
@@ -39,6 +41,7 @@ from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMem
 from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, StartedRun
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.inference.tools.signature import output_record
+from turnwise.actors.inference.tools.tool import Tool
 from turnwise.actors.session.admission import IfBusy
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.chat_messages import ChatMessage
@@ -79,6 +82,8 @@ class RunOptions(TypedDict, total=False):
     params: ModelParams | None
     output: type[Any] | None
     output_retries: int
+    instructions: str | None
+    tools: Sequence[Tool] | None
     on_event: EventSink | None
 
 
@@ -131,6 +136,8 @@ class _Session:
         params: Params | None = None,
         output: Any = None,
         output_retries: Retries = 2,
+        instructions: Instructions | None = None,
+        tools: Tools | None = None,
         on_event: Sink | None = None,
     ) -> Request[StartedRun]:
         settings = {
@@ -145,6 +152,8 @@ class _Session:
             "model": model,
             "params": params or {},
             "output": None if output is None else output_record(output, output_retries),
+            "instructions": instructions,
+            "tools": tools or {},
         }
         return (yield from self._client.start(self._stored_id, plain_prompts(self.id, prompts), settings))
 
@@ -290,13 +299,20 @@ class Session(_Session):
                 the run checks answers by it; `turn.parsed` also applies the class's own validators.
             output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
                 errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
+            instructions: a system prompt for this run alone. Its requests have it after the engine's or the
+                conversation's own; no history has it.
+            tools: up to 128 tools for this run alone, made by `external_tool`, beside the engine's own. A run that
+                calls them waits until their results come by `provide` of its handle, from any process. Their JSON
+                schemas check the arguments. Instructions and tools are recorded with the run and apply to all of its
+                steps, also after another process resumes it.
             on_event: a function that is called with each event of the run, deltas included, in order, beside the run:
                 in a thread, or in a task of the asynchronous family, which takes coroutine functions too. What it
                 raises is logged and changes nothing. `wait` of the returned handle waits for it.
 
         Raises:
             InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
-                object, or the engine does not support typed output. Nothing was stored.
+                object; the engine does not support typed output, or instructions and tools of runs; or it has a tool of
+                the same name. Nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError, TurnIdTakenError: nothing was stored.
             RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
@@ -547,13 +563,20 @@ class AsyncSession(_Session):
                 the run checks answers by it; `turn.parsed` also applies the class's own validators.
             output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
                 errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
+            instructions: a system prompt for this run alone. Its requests have it after the engine's or the
+                conversation's own; no history has it.
+            tools: up to 128 tools for this run alone, made by `external_tool`, beside the engine's own. A run that
+                calls them waits until their results come by `provide` of its handle, from any process. Their JSON
+                schemas check the arguments. Instructions and tools are recorded with the run and apply to all of its
+                steps, also after another process resumes it.
             on_event: a function that is called with each event of the run, deltas included, in order, beside the run:
                 in a thread, or in a task of the asynchronous family, which takes coroutine functions too. What it
                 raises is logged and changes nothing. `wait` of the returned handle waits for it.
 
         Raises:
             InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
-                object, or the engine does not support typed output. Nothing was stored.
+                object; the engine does not support typed output, or instructions and tools of runs; or it has a tool of
+                the same name. Nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError, TurnIdTakenError: nothing was stored.
             RunNotFoundError: the user has no run with the id `parent`; nothing was stored.

@@ -192,6 +192,14 @@ class Attempt:
         return self.run.record.output
 
     @property
+    def instructions(self) -> str | None:
+        return self.run.record.instructions
+
+    @property
+    def tools(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.run.record.tools
+
+    @property
     def memory(self) -> MemoryAccess | None:
         return None if self.closed else self.run.memory
 

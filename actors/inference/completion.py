@@ -58,6 +58,8 @@ class CompletionContext:
         self.model: str | None = None
         self.params: Mapping[str, Any] = {}
         self.output_type: Mapping[str, Any] | None = None
+        self.instructions: str | None = None
+        self.tools: Mapping[str, Mapping[str, Any]] = {}
         self.calls: Mapping[str, CallState] = {}
         self.memory: MemoryAccess | None = None
         self.stop_reason: str | None = None

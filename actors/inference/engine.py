@@ -61,6 +61,21 @@ class RunContext(Protocol):
         """The type of the run's answer (see `OutputType`); None for text. A `Structured` engine must apply it."""
 
     @property
+    def instructions(self) -> str | None:
+        """The system prompt of this run alone; None if it has none. An `Extensible` engine must apply it.
+
+        Requests have it after the engine's or the conversation's own system prompt.
+        """
+
+    @property
+    def tools(self) -> Mapping[str, Mapping[str, Any]]:
+        """The tools of this run alone, by name: `description` and `parameters`, a JSON schema of an object.
+
+        An `Extensible` engine must declare them to the model; the caller provides their results. `ToolLoop` makes a run
+        that calls one of them wait.
+        """
+
+    @property
     def memory(self) -> MemoryAccess | None:
         """Access to the session's memories; None if there are none, the run uses none, or the run has ended.
 
@@ -297,6 +312,41 @@ def check_taken(builder: EngineBuilder, model: str | None, params: Mapping[str, 
         if name == "model":
             raise InvalidInputError("model", shown(model), why)
         raise InvalidInputError(f"params[{shown(name)}]", shown(params.get(name)), why)
+
+
+@runtime_checkable
+class Extensible(Protocol):
+    """Optional protocol of an engine builder whose runs may have instructions and tools of their own.
+
+    Its runs apply `RunContext.instructions` and `RunContext.tools`. For an engine without this protocol, a run with
+    `instructions=` or `tools=` is refused, not started without them.
+    """
+
+    def extended(self, tools: Mapping[str, Mapping[str, Any]]) -> EngineBuilder:
+        """Return the engine as a run with these tools uses it; it is asked what it supports, and not built.
+
+        Called on the session's event loop, so it must not import clients or connect.
+
+        Raises:
+            InvalidInputError: the engine cannot have one of these tools, such as a second one of a name.
+        """
+
+
+def engine_of_run(
+    builder: EngineBuilder, instructions: str | None, tools: Mapping[str, Mapping[str, Any]]
+) -> EngineBuilder:
+    """Return the engine as a run with these instructions and tools uses it.
+
+    Raises:
+        InvalidInputError: the engine does not support instructions or tools of a run, or not these.
+    """
+    if instructions is None and not tools:
+        return builder
+    if isinstance(builder, Extensible):
+        return builder.extended(tools)
+    why = f"{type(builder).__name__} does not support instructions and tools of runs: it has no extended(), see"
+    given = ("instructions", instructions) if instructions is not None else ("tools", list(tools))
+    raise InvalidInputError(given[0], shown(given[1]), f"{why} Extensible")
 
 
 def check_answers(builder: EngineBuilder, output: Mapping[str, Any] | None, params: Mapping[str, Any]) -> None:

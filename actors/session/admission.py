@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal, Required, TypedDict, Unpack
 
 from turnwise.actors.inference.attempt import storable
-from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken
+from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken, engine_of_run
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.config import SessionConfig
@@ -74,6 +74,8 @@ class StartOptions(TypedDict, total=False):
     model: str | None
     params: Mapping[str, Any] | None
     output: Mapping[str, Any] | None
+    instructions: str | None
+    tools: Mapping[str, Mapping[str, Any]] | None
 
 
 class _StartRequest:
@@ -91,11 +93,13 @@ class _StartRequest:
         self.if_busy: IfBusy = options.get("if_busy", "reject")
         self.key = options.get("idempotency_key")
         self.fingerprint = self._fingerprint() if self.key else None
-        """A digest of prompts, model, parameters and output type. A start that repeats a key must have the
-        same digest."""
+        """A digest of prompts and of all that the model is asked with. A start that repeats a key must have the same
+        digest."""
 
     def _fingerprint(self) -> str:
         said = [self.options.get(name) for name in ("model", "params", "output")]
+        own = [self.options.get(name) for name in ("instructions", "tools")]
+        said += own if any(own) else []  # digests of older versions stay as they are
         more = [json.dumps(said, sort_keys=True)] if any(said) else []
         return hashlib.sha256("\n".join([*self.encoded, *more]).encode()).hexdigest()
 
@@ -194,14 +198,17 @@ class RunAdmission:
             model: the model that answers; the session's if omitted.
             params: model parameters, which replace the session's; see `ModelParams`.
             output: the type of the run's answer; see `OutputType`.
+            instructions: the system prompt of this run alone.
+            tools: the tools of this run alone; see `RunContext.tools`.
 
         Raises:
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError, TurnIdTakenError: nothing was stored.
-            InvalidInputError: there are more or longer labels than `SessionConfig` allows, or the engine does not
-                support a parameter, a choice of model or typed output; nothing was stored.
+            InvalidInputError: labels or instructions are larger than `SessionConfig` allows, or the engine does not
+                support a parameter, a choice of model, typed output, instructions or tools; nothing was stored.
         """
         _check_labels(options.get("labels") or {}, self._engines.config)
+        _check_instructions(options.get("instructions"), self._engines.config)
         blocks, encoded = await self._accept(prompts)
         request = _StartRequest(options, blocks, encoded, self._engines.whole)
         try:
@@ -405,7 +412,8 @@ class RunAdmission:
         if isinstance(builder, MissingEngine):
             raise builder.error(state.session_id)
         model, params = options.get("model") or session.model, merged(session.params, options.get("params") or {})
-        check_taken(builder, model, params)
+        instructions, tools = options.get("instructions"), options.get("tools") or {}
+        check_taken(engine_of_run(builder, instructions, tools), model, params)
         check_answers(builder, output, params)
         return RunRecord(
             session_id=state.session_id,
@@ -424,6 +432,8 @@ class RunAdmission:
             model=model,
             params=params,
             output=FrozenDict(output) if output else None,
+            instructions=instructions,
+            tools=FrozenDict(tools),
         )
 
     async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
@@ -450,3 +460,10 @@ def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:
         if len(text) > config.max_label_chars:
             why = f"must be at most {config.max_label_chars} characters long, not {len(text)}"
             raise InvalidInputError("labels", shown(text), why)
+
+
+def _check_instructions(instructions: str | None, config: SessionConfig) -> None:
+    """Raise InvalidInputError for instructions that are larger than a prompt may be."""
+    if instructions and (size := len(instructions.encode())) > config.max_prompt_bytes:
+        why = f"{size} bytes are over max_prompt_bytes={config.max_prompt_bytes}; shorten it or raise the limit"
+        raise InvalidInputError("instructions", shown(instructions), why)

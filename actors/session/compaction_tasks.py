@@ -133,6 +133,8 @@ class Compactor:
         self._index: TokenIndex | None = None
         self._counter: TokenCounter = config.token_counter or ByteCounter(self._frame.model)
         """Counts until `count_exactly`."""
+        self._own: dict[tuple[str, int], int] = {}
+        """What the instructions and tools of the last run took, by run and counter."""
         self._counting = asyncio.Lock()
         self.budget = TokenBudget(self._limit)
         """The limit of a request; has the overhead of each request once a window has been counted."""
@@ -146,13 +148,36 @@ class Compactor:
             self._index = TokenIndex(self._index.counter)
 
     def of_run(self, run: RunRecord) -> Compactor:
-        """Return a compactor with the limits of a run's own model and answer length; itself if the run has neither.
+        """Return a compactor for a run's requests; itself if the run has no settings of its own that change their size.
 
+        It counts the run's own instructions and tools, and has the limits of its own model and answer length.
         The limit is never higher than that of the engine's own model, for which counter and strategy were chosen.
         """
+        budget = replace(
+            self.budget, overhead=self.budget.overhead + self._overhead(run), max_tokens=self._limit_of(run)
+        )
+        if budget == self.budget:
+            return self
+        other = copy.copy(self)
+        other.budget = budget
+        return other
+
+    def _overhead(self, run: RunRecord) -> int:
+        """Return the tokens of the run's own instructions and tools; 0 if no window was counted."""
+        if self._index is None or not (run.instructions or run.tools):
+            return 0
+        counter, key = self._index.counter, (run.run_id, id(self._index.counter))
+        if key not in self._own:
+            tools = [{"name": name, **tool} for name, tool in run.tools.items()]
+            self._own.clear()
+            self._own[key] = counter.overhead(run.instructions, tools) - counter.overhead(None, ())
+        return self._own[key]
+
+    def _limit_of(self, run: RunRecord) -> int:
+        """Return the limit of the run's requests."""
         answer = run.params.get("max_output_tokens")
         if run.model is None and answer is None:
-            return self
+            return self.budget.max_tokens
         frame, config = replace(self._frame, model=run.model or self._frame.model), self.config
         try:
             if (own := window_of(frame.model)) and config.max_context_tokens:
@@ -161,10 +186,9 @@ class Compactor:
                 config = replace(config, reserve_output_tokens=answer)
             limit = token_limit(self.strategy, frame, config)
         except ConfigError:
-            return self  # the model is unknown, or its window is smaller than the answer: the provider refuses it
-        other = copy.copy(self)
-        other.budget = replace(self.budget, max_tokens=min(limit, self._limit))
-        return other
+            # The model is unknown, or its window is smaller than the answer: the provider refuses it.
+            return self.budget.max_tokens
+        return min(limit, self._limit)
 
     def with_block(self, more: Block | None) -> Compactor:
         """Return a compactor whose requests also contain `more`; itself if that is None or no window was counted."""
@@ -174,7 +198,7 @@ class Compactor:
         other.budget = replace(self.budget, overhead=self.budget.overhead + self._index.counter.count(more))
         return other
 
-    async def shrink(self, turn: TurnRecord, cache: BlockCache, more: Block | None) -> None:
+    async def shrink(self, run: RunRecord, turn: TurnRecord, cache: BlockCache, more: Block | None) -> None:
         """Lower the limit to three quarters of this turn's request, which a provider has refused as too long.
 
         The limit is lowered by a quarter each time, since servers count tokens differently, and few say how many they
@@ -185,7 +209,7 @@ class Compactor:
         """
         await self.count_exactly()
         window = await self.window(turn, cache)
-        taken = window.taken(self.with_block(more).budget)
+        taken = window.taken(self.of_run(run).with_block(more).budget)
         self._limit = max(1, min(self._limit, int(taken * SHRINKS_TO)))
         self.budget = replace(self.budget, max_tokens=self._limit)
 

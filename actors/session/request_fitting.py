@@ -75,7 +75,7 @@ class RequestFitting:
         if compactor is None:
             _log.warning(_NO_STRATEGY, self._state.session_id)
             raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
-        await compactor.shrink(run.turn, self._journal.blocks.cache, run.recalled)
+        await compactor.shrink(run.record, run.turn, self._journal.blocks.cache, run.recalled)
 
     def _shown(self, run: ActiveRun) -> Turn:
         """Return the run's turn for its engine: with the retrieved memory text."""

@@ -13,6 +13,7 @@ from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.ids import check_id, public_id
 from turnwise.memory.conversation.model_params import check_params
 from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.conversation.run_tools import are_tools
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, size, subtract, union
@@ -94,6 +95,8 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
     _check_asked(line, run)
     if run.output is not None and not OutputType.is_record(run.output):
         line.refuse("the type of an answer must be a schema and a number of retries")
+    if not are_tools(run.tools):
+        line.refuse("a tool must have a name, a description and a JSON schema of an object")
     _check_numbers(line, run, "turn_index", "first_seq", "created_at", "started_at", "ended_at", "timeout_s", "resumes")
     _check_usage(line, run.usage)
     if run.first_seq > last_seq:

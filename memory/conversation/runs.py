@@ -74,6 +74,10 @@ class RunRecord:
     """Its request parameters, those of its session included: see `ModelParams`."""
     output: FrozenDict | None = None
     """The type of its answer: a JSON `schema`, and how many `retries` the model has to fit it. None for text."""
+    instructions: str | None = None
+    """The system prompt of this run alone, which its requests have after the engine's or the conversation's."""
+    tools: FrozenDict = field(default_factory=FrozenDict)
+    """The tools of this run alone, whose results its caller provides, by name: `description` and `parameters`."""
 
     @property
     def is_open(self) -> bool:

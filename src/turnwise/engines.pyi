@@ -1,6 +1,7 @@
 from turnwise.actors.inference.echo import EchoEngine as EchoEngine
 from turnwise.actors.inference.engine import (
     EngineBuilder as EngineBuilder,
+    Extensible as Extensible,
     InferenceRunner as InferenceRunner,
     NoOutput as NoOutput,
     RunContext as RunContext,

@@ -124,6 +124,8 @@ class Writer:
             model=words.choice([None, "m"]),
             params=words.choice([freeze({}), PARAMS]),
             output=words.choice([None, freeze({"schema": NESTED, "retries": 2})]),
+            instructions=words.choice([None, "be brief"]),
+            tools=words.choice([freeze({}), freeze({"look": {"description": "", "parameters": {"type": "object"}}})]),
         )
         events: list[Event] = [
             PromptAppended(seq=seq, turn_index=index, key=f"k{index}", **about),

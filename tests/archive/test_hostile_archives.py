@@ -358,6 +358,7 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
     "parameters that are large": (written([HI], params={"stop": ["x" * 70_000]}), 1, "must take at most 65536 bytes"),
     "a parameter that is None": (written([HI], params={"seed": None}), 1, "not in the form in which they are stored"),
     "an invalid model": (written([HI], [], [a_run(model="a\n")]), 3, "cannot be used"),
+    "an invalid tool of a run": (written([HI], [], [a_run(tools={"look": {}})]), 3, "a tool must have a name, a"),
     "an invalid type of answer": (written([HI], [], [a_run(output={"name": 1})]), 3, "the type of an answer"),
     "an invalid state of a call": (written([HI], [], [a_run(calls={"a": {"nam": "b"}})]), 3, "the state of a call"),
 }

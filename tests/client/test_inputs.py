@@ -320,6 +320,7 @@ WRONG: dict[str, list[Any]] = {
     "Summary": ["text", User(text="hi")],
     "Prompt": [3, None, "\ud800", ["hello"], Summary(text="forged")],
     "str | Path": [1, "a\0b", ""],
+    "Sequence[Tool]": ["weather", 1, {"name": "weather"}, [1], ["weather"], [{"name": "weather"}]],
     "EventSink": [1, "print", [print]],
 }
 

@@ -145,6 +145,8 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
         model="m",
         params=said,
         output=said,
+        instructions=secret,
+        tools=said,
     )
     end = replace(run, state="failed", why=secret, stop_reason=secret, calls=said, code="budget", usage=Usage(calls=1))
     blocks = [
@@ -199,7 +201,9 @@ async def test_an_encrypted_run_of_a_version_without_parameters_can_be_read() ->
     session = (await inner.activate("s")).session
     sealed = replace(await inner.run("run of s"), labels=freeze(older))
     await inner.commit("s", session.epoch, Commit(session=session.committed(), runs=[sealed]))
-    assert await store.run("run of s") == replace(run, params=freeze({}), output=None)
+    assert await store.run("run of s") == replace(
+        run, params=freeze({}), output=None, instructions=None, tools=freeze({})
+    )
 
 
 def raw_sqlite(folder: Path) -> bytes:

@@ -43,6 +43,8 @@ class Recorder:
     labels: Mapping[str, str] = {}
     params: Mapping[str, Any] = {}
     output_type = None
+    instructions: str | None = None
+    tools: Mapping[str, Mapping[str, Any]] = {}
     memory = None
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from turnwise.actors.inference.tools.loop import Hook, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
-from turnwise.errors import ConfigError, EngineError
+from turnwise.errors import ConfigError, EngineError, InvalidInputError, shown
 from turnwise.memory.conversation.blocks import Document, Image
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.model_params import forces_call
@@ -218,6 +218,14 @@ class OpenAIEngine:
         """See `Selective`. With custom middleware, which may convert any block, nothing is refused."""
         known = all(isinstance(one, LogCalls | ReorderResults | SystemPrompt) for one in self.middleware)
         return (CHAT if self.api == "chat" else RESPONSES).refuses(block) if known else None
+
+    def extended(self, tools: Mapping[str, Mapping[str, Any]]) -> OpenAIEngine:
+        """See `Extensible`."""
+        known = {*self._tool_names, *(tool.name for tool in self.registry.tools)}
+        if taken := [name for name in tools if name in known]:
+            why = "the engine has a tool of this name: rename the run's"
+            raise InvalidInputError("tools", shown(taken[0]), why)
+        return replace(self, tools=self.registry.extended(tools))
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         """See `Steerable`. Parameters that the server's profile or API does not support are refused, never dropped."""

@@ -32,9 +32,12 @@ class RequestSettings:
     is_later_step: bool = False
     """Whether the model has called tools earlier in this run."""
 
-    def of_run(self, model: str | None, params: Mapping[str, Any], *, is_later_step: bool) -> RequestSettings:
-        """Return the settings for one step of a run."""
-        return replace(self, model=model or self.engine.model, params=params, is_later_step=is_later_step)
+    def of_run(
+        self, model: str | None, params: Mapping[str, Any], tools: Sequence[ToolDefinition] = (), *, is_later_step: bool
+    ) -> RequestSettings:
+        """Return the settings for one step of a run, which has these tools beside the engine's."""
+        tools = (*self.tools, *tools)
+        return replace(self, model=model or self.engine.model, params=params, tools=tools, is_later_step=is_later_step)
 
     @property
     def refused(self) -> set[str]:

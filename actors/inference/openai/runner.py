@@ -13,6 +13,7 @@ from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.stream import AnswerStream
 from turnwise.actors.inference.openai.structured_output import Form
 from turnwise.actors.inference.redaction import redacted
+from turnwise.actors.inference.tools.tool import tools_of_run
 from turnwise.errors import ContextOverflowError, EngineError, OutputError, RequestRefusedError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.output_type import OutputType, as_said
@@ -155,7 +156,8 @@ class OpenAIRunner:
 
     def _for_run(self, blocks: Sequence[Block], context: RunContext) -> OpenAIRunner:
         is_later_step = _ends_in_results(blocks)
-        settings = self._api.settings.of_run(context.model, context.params, is_later_step=is_later_step)
+        tools = [tool.definition for tool in tools_of_run(context.tools)]
+        settings = self._api.settings.of_run(context.model, context.params, tools, is_later_step=is_later_step)
         return OpenAIRunner(self._settings, self._client, self._api.of_run(settings))
 
     async def ask(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
@@ -163,6 +165,9 @@ class OpenAIRunner:
         conversation = as_said(self._api.rules.spare(turn.blocks, keep=turn.asked))
         if self._settings.system is not None:
             conversation.append(System(text=self._settings.system))
+        if context.instructions:
+            own = system_of(conversation)
+            conversation.append(System(text=f"{own}\n\n{context.instructions}" if own else context.instructions))
         output = OutputType.read(context.output_type or self._settings.output_type)
         stream, form = await self._open(conversation, output)
         answer = self._api.answer(form)

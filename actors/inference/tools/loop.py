@@ -106,12 +106,13 @@ class ToolLoop:
             Suspend: a tool call waits for a decision.
         """
         output = OutputType.read(context.output_type or self._output_type)
+        tools = self._tools.extended(context.tools)
         uses = Ledger(turn.output).uses_without_result()
         if uses:
-            await _Calls(self._tools, turn, context, self._secrets).finish(uses)
+            await _Calls(tools, turn, context, self._secrets).finish(uses)
             turn = await context.make_room()
         while True:
-            context.begin_call(limit=self._tools.max_steps)
+            context.begin_call(limit=tools.max_steps)
             await self._call_hooks("before_inference", turn, context)
             turn, answer = await self._ask(turn, context)
             answer = _with_own_ids(answer, turn.output)
@@ -122,7 +123,7 @@ class ToolLoop:
                     return answer
                 turn = await _send_back(turn, answer, errors, output, context)
                 continue
-            calls = _Calls(self._tools, turn, context, self._secrets, answer=answer, events=[context.end_call()])
+            calls = _Calls(tools, turn, context, self._secrets, answer=answer, events=[context.end_call()])
             await self._call_hooks("after_inference", _with(turn, answer), context)
             turn = await calls.finish(uses)
             await self._call_hooks("after_tools", turn, context)

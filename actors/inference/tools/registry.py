@@ -11,7 +11,7 @@ import random
 import re
 import signal as signals
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ import pydantic_core
 from turnwise.actors.inference.attempt import leave_behind, storable
 from turnwise.actors.inference.threads import on_thread, spawn
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
-from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
+from turnwise.actors.inference.tools.tool import Tool, ToolDefinition, tools_of_run
 from turnwise.errors import ConfigError, ToolAbortError, ToolError
 from turnwise.memory.conversation.blocks import Content, ToolResult, ToolUse
 from turnwise.memory.conversation.tool_results import result_of, within
@@ -139,6 +139,18 @@ class ToolRegistry:
                 raise ConfigError(setting, getattr(self, setting), "must be 1 or more")
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise ConfigError("timeout_s", self.timeout_s, "must be more than 0 seconds, or None")
+
+    def extended(self, tools: Mapping[str, Mapping[str, Any]]) -> ToolRegistry:
+        """Return a registry that also has the tools of a run (see `RunContext.tools`), which it allows.
+
+        Raises:
+            ConfigError: a tool here has the same name.
+        """
+        if not tools:
+            return self
+        settings = {name: getattr(self, name) for name in self.__slots__ if name not in ("tools", "allow")}
+        allow = None if self.allow is None else (*self.allow, *tools)
+        return ToolRegistry(*self.tools, *tools_of_run(tools), allow=allow, **settings)
 
     def definitions(self) -> tuple[ToolDefinition, ...]:
         """Return the allowed tools as they are declared to the model, in order."""

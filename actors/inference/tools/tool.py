@@ -6,8 +6,7 @@ import functools
 import importlib
 import inspect
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
@@ -27,8 +26,9 @@ from turnwise.actors.inference.tools.signature import (
     schema_of,
     without_partial,
 )
-from turnwise.errors import ConfigError
-from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.errors import ConfigError, InvalidInputError, shown
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
+from turnwise.memory.conversation.run_tools import MAX_TOOLS, MAX_TOOLS_BYTES, is_tool_name
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]
 """Returns, given a call's arguments, whether a person must approve the call. Must not block."""
@@ -70,7 +70,7 @@ class Tool:
     """Whether a call may be repeated if the process was lost while it ran."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", self.name):
+        if not is_tool_name(self.name):
             raise ConfigError("name", self.name, "a tool's name has 1 to 64 letters, digits, _ and -: pass name=...")
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise ConfigError("timeout_s", self.timeout_s, f"tool {self.name!r}: must be more than 0 seconds")
@@ -267,6 +267,39 @@ def external_tool(name: str, description: str, parameters: Mapping[str, Any] | t
     model = parameters if isinstance(parameters, type) else None
     schema = schema_of(parameters, {}) if isinstance(parameters, type) else known_schema(name, parameters)
     return Tool(name=name, description=inspect.cleandoc(description), parameters=schema, model=model)
+
+
+def record_of_tools(tools: Any) -> FrozenDict:
+    """Return the external tools of a run as they are stored with it: description and schema, by name.
+
+    Raises:
+        InvalidInputError: it is no sequence of external tools, two have the same name, or they are too many or too
+            large.
+    """
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise InvalidInputError("tools", shown(tools), "must be a list of tools, made by external_tool()")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidInputError("tools", shown(tools), f"must be at most {MAX_TOOLS} tools, not {len(tools)}")
+    found: dict[str, Any] = {}
+    for at, each in enumerate(tools):
+        field = f"tools[{at}]"
+        if not isinstance(each, Tool):
+            raise InvalidInputError(field, shown(each), "must be a tool that external_tool() made")
+        if not each.is_external:
+            why = "it has a function, which only the engine's own tools have: pass it to the engine, as tools=[...]"
+            raise InvalidInputError(field, shown(each.name), why)
+        if each.name in found:
+            raise InvalidInputError(field, shown(each.name), "two tools have this name: rename one")
+        found[each.name] = {"description": each.description, "parameters": each.parameters}
+    return FrozenDict(freeze(plain_json("tools", found, MAX_TOOLS_BYTES)))
+
+
+def tools_of_run(tools: Mapping[str, Mapping[str, Any]]) -> list[Tool]:
+    """Return the tools that `record_of_tools` wrote. Their schema checks arguments, not a pydantic model."""
+    return [
+        Tool(name=name, description=each["description"], parameters=freeze(each["parameters"]))
+        for name, each in tools.items()
+    ]
 
 
 def _find(module: str, qualname: str) -> Any:

@@ -101,11 +101,13 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "idempotency_key": "k'\"\\%", "fingerprint": "f" * 64}
     texts |= {"parent": "p'\"\\%", "engine": "e'\"\\%"}
     asked: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
+    asked |= {"instructions": TEXT, "tools": NESTED}
     runs = {
         "r'%\"\\ü": a_run("r'%\"\\ü", 2, "failed", **times, **texts, **spent, **asked, first_seq=2**40, memory="read"),
         "plain": a_run("plain", 3, model="m", params=NESTED[TEXT][0], output=freeze({"name": TEXT, "schema": {}})),
+        "equipped": a_run("equipped", 4, instructions=TEXT, tools=NESTED[TEXT][0]),
         "empty": a_run(
-            "empty", 4, why="", started_at=0.0, ended_at=0.0, timeout_s=0.0, usage=Usage(), stop_reason="", memory="off"
+            "empty", 5, why="", started_at=0.0, ended_at=0.0, timeout_s=0.0, usage=Usage(), stop_reason="", memory="off"
         ),
     }
     for run in runs.values():

@@ -107,22 +107,31 @@ async def open_turn(texts: Unsealing, session_id: str, turn: TurnRecord) -> Turn
 
 def seal_run(key: UserKey, session_id: str, run: RunRecord) -> RunRecord:
     """Return the encrypted run. It has two encrypted parts, because commits change only one of them."""
+    asked = [run.labels, run.fingerprint, run.params, run.output]
+    if run.instructions or run.tools:  # other runs are stored as older versions store them
+        asked += [run.instructions, run.tools]
     return replace(
         run,
-        labels=_seal(key, _labels_place(session_id, run), [run.labels, run.fingerprint, run.params, run.output]),
+        labels=_seal(key, _labels_place(session_id, run), asked),
         fingerprint=None,
         params=FrozenDict(),
         output=None,
+        instructions=None,
+        tools=FrozenDict(),
         calls=_seal(key, _run_place(session_id, run), [run.calls, run.why, run.stop_reason]),
         why=None,
         stop_reason=None,
     )
 
 
+_NOTHING: tuple[Any, ...] = (None, None, {}, None, None, {})
+"""The first encrypted part of a run that has nothing in it."""
+
+
 async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
-    # Runs of older versions, which had no parameters, have two values.
-    labels, fingerprint, *asked = await _open(texts, _labels_place(run.session_id, run), run.labels)
-    params, output = asked or ({}, None)
+    # Runs of older versions, which had no parameters, have two values; runs without instructions and tools have four.
+    found: list[Any] = await _open(texts, _labels_place(run.session_id, run), run.labels)
+    labels, fingerprint, params, output, instructions, tools = [*found, *_NOTHING[len(found) :]]
     calls, why, stop_reason = await _open(texts, _run_place(run.session_id, run), run.calls)
     return replace(
         run,
@@ -130,6 +139,8 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
         fingerprint=fingerprint,
         params=freeze(params),
         output=freeze(output),
+        instructions=instructions,
+        tools=freeze(tools),
         calls=freeze(calls),
         why=why,
         stop_reason=stop_reason,

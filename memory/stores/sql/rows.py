@@ -180,7 +180,7 @@ def read_turn(row: Any, session_id: str) -> TurnRecord:
     return decoded(f"turn {session_id}#{row.idx}", decode)
 
 
-_RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name != "session_id"]
+_RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name not in ("session_id", "instructions", "tools")]
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
@@ -189,10 +189,18 @@ def run_row(key: int, run: RunRecord) -> dict[str, Any]:
         **{name: getattr(run, name) for name in _RUN_FIELDS},
         "labels": to_json(run.labels or None),
         "memory": _unless_on(run.memory),
-        "params": to_json(run.params or None),
+        "params": to_json({**run.params, **_beside_params(run)} or None),
         "output": to_json(run.output),
         **_run_texts(run),
     }
+
+
+_BESIDE_PARAMS = {"instructions": "turnwise.instructions", "tools": "turnwise.tools"}
+"""The fields of a run that are stored in the column of its parameters, and their names there."""
+
+
+def _beside_params(run: RunRecord) -> dict[str, Any]:
+    return {name: value for field, name in _BESIDE_PARAMS.items() if (value := getattr(run, field))}
 
 
 def _run_texts(run: RunRecord) -> dict[str, str | None]:
@@ -211,10 +219,14 @@ def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
 
 
 def read_run(row: Any, session_id: str) -> RunRecord:
-    return decoded(
-        f"run {row.run_id}",
-        lambda: record_of(RunRecord, _values(row, _RUN_FIELDS, _RUN_TEXTS), session_id=session_id),
-    )
+    def decode() -> RunRecord:
+        values = _values(row, _RUN_FIELDS, _RUN_TEXTS)
+        params = values.get("params")
+        if isinstance(params, dict):
+            values |= {field: params.pop(name) for field, name in _BESIDE_PARAMS.items() if name in params}
+        return record_of(RunRecord, values, session_id=session_id)
+
+    return decoded(f"run {row.run_id}", decode)
 
 
 def event_row(key: int, event: Event, *, blocks: bool = False) -> dict[str, Any]:

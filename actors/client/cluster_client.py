@@ -320,7 +320,8 @@ class ClusterClient:
             left_s = search.begin_call(until)
             if verb in READS and self._place is not None and not self.lookup.is_live(session_id):
                 found = yield from self._read(session_id, verb, args)
-                if found is not None:
+                # A run may have started meanwhile, whose deltas the store does not have.
+                if found is not None and not (verb == "events" and self.lookup.is_live(session_id)):
                     return found[0]
             try:
                 packed: bytes = yield Call(self.actor(session_id), request, left_s, self.lookup.have_many)
@@ -414,13 +415,16 @@ class ClusterClient:
 
         return self._ended((yield from _poll(timeout_s, ask, bool)), cache)
 
-    def follow(self, session_id: str, after: int, limit: int, run_id: str) -> Request[tuple[list[AnyEvent], int, bool]]:
-        """Wait for events of a run; see `SessionReads.events`."""
+    def follow(
+        self, session_id: str, after: int, limit: int, run_id: str | None, timeout_s: float | None = None
+    ) -> Request[tuple[list[AnyEvent], int, bool]]:
+        """Wait for events of a run, or of the whole session, up to `timeout_s` seconds; see `SessionReads.events`."""
 
         def ask(left_s: float | None) -> Request[tuple[list[AnyEvent], int, bool]]:
-            return self.ask(session_id, "events", after, limit, run_id, SLICE_S)
+            slice_s = SLICE_S if left_s is None else min(left_s, SLICE_S)
+            return self.ask(session_id, "events", after, limit, run_id, slice_s)
 
-        return (yield from _poll(None, ask, lambda page: page[2] or page[1] > after))
+        return (yield from _poll(timeout_s, ask, lambda page: page[2] or page[1] > after))
 
     def wait_for_memory(self, session_id: str, timeout_s: float | None) -> Request[bool]:
         """Wait until this client's memories have received a session's turns; return False after `timeout_s`."""

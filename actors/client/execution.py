@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import InstanceOf
 
-from turnwise.actors.client.arguments import MAX_JSON_BYTES, Number, Patience, Text, checked, json_object
+from turnwise.actors.client.arguments import MAX_JSON_BYTES, Limit, Number, Patience, Text, checked, json_object
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import EventSink, TaskSink, ThreadSink
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
@@ -60,6 +60,15 @@ PAGE = 1000
 """How many events one call fetches at most."""
 
 
+class EventPage(list[AnyEvent]):
+    """A list of events."""
+
+    def __init__(self, events: Iterable[AnyEvent] = (), next: int | None = None) -> None:
+        super().__init__(events)
+        self.next = next
+        """Pass it as `after` to get the next page; None when there is none."""
+
+
 class _Handle:
     """Common base of both handle classes: the ids of a run and the requests about it."""
 
@@ -77,7 +86,7 @@ class _Handle:
         on_event: EventSink | None = None,
     ) -> None:
         self._client = client
-        self._output = output
+        self._output = dict if isinstance(output, Mapping) else output
         """The class of the run's answer; it is not pickled with the handle."""
         self._outcome = outcome
         """How the run ended, if it had ended when its start was acknowledged."""
@@ -179,6 +188,11 @@ class _Handle:
             events += page
             after, more = later, later > after
         return events
+
+    @checked
+    def _event_page(self, after: Number, limit: Limit, wait_s: Patience) -> Request[EventPage]:
+        events, later, done = yield from self._client.follow(self._stored_id, after, limit, self.run_id, wait_s)
+        return EventPage(events, None if done else later)
 
     @checked
     def _page(
@@ -338,6 +352,20 @@ class ExecutionHandle(_Handle):
         while not done:
             events, after, done = carry_out(self._page(after, phases, derived), self._client.portal)
             yield from events
+
+    def event_page(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:
+        """Return up to `limit` of the run's events with a number above `after`, as `events` yields them.
+
+        The result is a list whose `next` is the `after` of the next page; None if the run has no more events. A page
+        may be empty and have a `next`: then there are no more events yet, or those that were read are of other runs.
+
+        Args:
+            wait_s: wait up to so many seconds for the first event.
+
+        Raises:
+            OverloadedError: too many other callers have been waiting for all of `wait_s`.
+        """
+        return carry_out(self._event_page(after, limit, wait_s), self._client.portal)
 
     def partials(self) -> Iterator[dict[str, Any]]:
         """Yield the model's answer object each time it has grown; the last one is complete. For runs with `output=`.
@@ -504,6 +532,20 @@ class AsyncExecutionHandle(_Handle):
             events, after, done = await carry_out_async(self._page(after, phases, derived))
             for event in events:
                 yield event
+
+    async def event_page(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:
+        """Return up to `limit` of the run's events with a number above `after`, as `events` yields them.
+
+        The result is a list whose `next` is the `after` of the next page; None if the run has no more events. A page
+        may be empty and have a `next`: then there are no more events yet, or those that were read are of other runs.
+
+        Args:
+            wait_s: wait up to so many seconds for the first event.
+
+        Raises:
+            OverloadedError: too many other callers have been waiting for all of `wait_s`.
+        """
+        return await carry_out_async(self._event_page(after, limit, wait_s))
 
     async def partials(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the model's answer object each time it has grown; the last one is complete. For runs with `output=`.

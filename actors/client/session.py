@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
@@ -20,6 +20,7 @@ from turnwise.actors.client.arguments import (
     Number,
     Params,
     ParentRun,
+    Patience,
     Retries,
     RunId,
     Seconds,
@@ -35,7 +36,7 @@ from turnwise.actors.client.arguments import (
 )
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import EventSink, Sink
-from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
+from turnwise.actors.client.execution import AsyncExecutionHandle, EventPage, ExecutionHandle
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, StartedRun
@@ -45,7 +46,6 @@ from turnwise.actors.inference.tools.tool import Tool
 from turnwise.actors.session.admission import IfBusy
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.chat_messages import ChatMessage
-from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import is_own_id, new_id, own_id, public_id
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import ModelParams
@@ -57,15 +57,6 @@ from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.compaction import Compaction
-
-
-class EventPage(list[AnyEvent]):
-    """A list of events."""
-
-    def __init__(self, events: Iterable[AnyEvent] = (), next: int | None = None) -> None:
-        super().__init__(events)
-        self.next = next
-        """Pass it as `after` to get the next page; None when there is none."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -80,7 +71,7 @@ class RunOptions(TypedDict, total=False):
     memory: MemoryUse | bool | None
     model: str | None
     params: ModelParams | None
-    output: type[Any] | None
+    output: type[Any] | Mapping[str, Any] | None
     output_retries: int
     instructions: str | None
     tools: Sequence[Tool] | None
@@ -188,8 +179,8 @@ class _Session:
         return Page(tuple(reversed(found) if newest_first else found), cursor)
 
     @checked
-    def _events(self, after: Number, limit: Limit) -> Request[EventPage]:
-        events, _, _ = yield from self._ask("events", after, limit + 1, None, 0.0)
+    def _events(self, after: Number, limit: Limit, wait_s: Patience) -> Request[EventPage]:
+        events, _, _ = yield from self._client.follow(self._stored_id, after, limit + 1, None, wait_s)
         return EventPage(events[:limit], events[limit - 1].seq if len(events) > limit else None)
 
     @checked
@@ -296,7 +287,8 @@ class Session(_Session):
             output: a pydantic model, or another type for which pydantic makes the schema of an object, such as a
                 dataclass or a TypedDict. The model answers with such an object, after any tool calls, and
                 `turn.parsed` is an instance. The JSON schema is recorded with the run, and every process that resumes
-                the run checks answers by it; `turn.parsed` also applies the class's own validators.
+                the run checks answers by it; `turn.parsed` also applies the class's own validators. Or the JSON schema
+                of an object, of at most 64 KB; then `turn.parsed` is a dict.
             output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
                 errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
             instructions: a system prompt for this run alone. Its requests have it after the engine's or the
@@ -357,12 +349,20 @@ class Session(_Session):
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
         return carry_out(self._runs(after, limit), self._client.portal)
 
-    def events(self, after: int = 0, limit: int = 1000) -> EventPage:
-        """Return up to `limit` events with a number above `after`, by number, without waiting for any.
+    def events(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:
+        """Return up to `limit` events of all runs with a number above `after`, by number.
 
-        The result is a list whose `next` is the `after` of the next page; None if there were no more events.
+        The result is a list whose `next` is the `after` of the next page; None if there were no more events. To follow
+        a session across its runs, live, repeat the call with `wait_s` and the number of the last event. Deltas are
+        among the events until the run after the next one starts.
+
+        Args:
+            wait_s: wait up to so many seconds for the first event; without it, for none.
+
+        Raises:
+            OverloadedError: too many other callers have been waiting for all of `wait_s`.
         """
-        return carry_out(self._events(after, limit), self._client.portal)
+        return carry_out(self._events(after, limit, wait_s), self._client.portal)
 
     def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
         """Add an event of your own to the session, which belongs to no run; return its number. Durable on return.
@@ -560,7 +560,8 @@ class AsyncSession(_Session):
             output: a pydantic model, or another type for which pydantic makes the schema of an object, such as a
                 dataclass or a TypedDict. The model answers with such an object, after any tool calls, and
                 `turn.parsed` is an instance. The JSON schema is recorded with the run, and every process that resumes
-                the run checks answers by it; `turn.parsed` also applies the class's own validators.
+                the run checks answers by it; `turn.parsed` also applies the class's own validators. Or the JSON schema
+                of an object, of at most 64 KB; then `turn.parsed` is a dict.
             output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
                 errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
             instructions: a system prompt for this run alone. Its requests have it after the engine's or the
@@ -623,12 +624,20 @@ class AsyncSession(_Session):
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
         return await carry_out_async(self._runs(after, limit))
 
-    async def events(self, after: int = 0, limit: int = 1000) -> EventPage:
-        """Return up to `limit` events with a number above `after`, by number, without waiting for any.
+    async def events(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:
+        """Return up to `limit` events of all runs with a number above `after`, by number.
 
-        The result is a list whose `next` is the `after` of the next page; None if there were no more events.
+        The result is a list whose `next` is the `after` of the next page; None if there were no more events. To follow
+        a session across its runs, live, repeat the call with `wait_s` and the number of the last event. Deltas are
+        among the events until the run after the next one starts.
+
+        Args:
+            wait_s: wait up to so many seconds for the first event; without it, for none.
+
+        Raises:
+            OverloadedError: too many other callers have been waiting for all of `wait_s`.
         """
-        return await carry_out_async(self._events(after, limit))
+        return await carry_out_async(self._events(after, limit, wait_s))
 
     async def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
         """Add an event of your own to the session, which belongs to no run; return its number. Durable on return.

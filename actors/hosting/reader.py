@@ -73,7 +73,13 @@ class Reader:
     async def events(
         self, after: int, limit: int, run_id: str | None, timeout_s: float
     ) -> tuple[list[Event], int, bool]:
-        return await self._source().events(after, limit, run_id=run_id, timeout_s=timeout_s)
+        source = self._source()
+        found = await source.events(after, limit, run_id=run_id, timeout_s=timeout_s)
+        activated = self._source()
+        if isinstance(source, StoredSession) and not isinstance(activated, StoredSession):
+            # A run may have started meanwhile, whose deltas the store does not have.
+            found = await activated.events(after, limit, run_id=run_id, timeout_s=timeout_s)
+        return found
 
     async def info(self) -> SessionInfo:
         reads = self._reads

@@ -458,6 +458,32 @@ def test_events_have_no_gap_and_no_duplicate_however_often_a_reader_comes_back(m
     assert replayed[-1] == whole[-1], "the stored end has the text too"
 
 
+def test_a_session_is_followed_live_across_its_runs_by_pages(make_manager: MakeManager) -> None:
+    chat = make_manager().open("chat")
+    found: list[Any] = []
+
+    def follow() -> None:
+        while sum(event.terminal for event in found) < 2:
+            found.extend(chat.events(found[-1].seq if found else 0, limit=5, wait_s=30.0))
+
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(follow)
+        runs = [chat.run("slow 9", if_busy="enqueue") for _ in range(2)]
+        following.result(60)
+    assert [event.seq for event in found] == sorted({event.seq for event in found})
+    for run in runs:
+        assert [event for event in found if event.run_id == run.run_id and event.kind != "run_queued"] == [
+            event for event in run.events() if event.kind != "run_queued"
+        ]
+        pages, after = [], 0
+        while after is not None:
+            pages.append(run.event_page(after, limit=4))
+            after = pages[-1].next
+        assert [event for page in pages for event in page] == list(run.events())
+    assert sum(event.kind == "text_delta" for event in found) > len(runs), "live"
+    assert chat.events(found[-1].seq, wait_s=0.1) == [] == chat.events(found[-1].seq)
+
+
 def test_a_later_managers_engine_is_taken_over_between_runs(make_manager: MakeManager) -> None:
     old = make_manager(engine=ScriptedEngine("old "))
     chat = old.open("chat", user_id="sarah")

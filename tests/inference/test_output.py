@@ -682,7 +682,13 @@ class Vast(BaseModel):
 
 @pytest.mark.parametrize(
     "given",
-    [int, "x", 5, None, list[City], City | None, City(name="a", people=1), SCHEMA, Unspeakable, Vast, object, len],
+    [
+        *(int, "x", 5, None, list[City], City | None, City(name="a", people=1), Unspeakable, Vast, object, len),
+        *({"type": "string"}, {"type": "object", "properties": 5}, {"type": "object", "title": "x" * 1_000_000}),
+        {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/schema.json"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": r"(a+)\1"}}},
+        {"type": "object", "patternProperties": {"(a+)+$": {}}},
+    ],
     ids=lambda given: repr(given)[:20],
 )
 def test_an_invalid_output_type_is_refused(given: Any) -> None:
@@ -708,6 +714,16 @@ def test_a_type_with_an_object_schema_is_accepted(model: Any, text: str) -> None
     kept = OutputType.read(record)
     assert kept and kept.record == record and kept.errors(text) is None
     assert read_answer(model, text)
+
+
+def test_a_json_schema_is_stored_as_that_of_a_class() -> None:
+    tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}}}
+    given = {**tree, "required": ["children"], "$defs": {"Tree": tree}}
+    assert output_record(given, 2)["schema"] == freeze(given)
+    assert output_record(SCHEMA, 2) == output_record(City, 2)
+    kept = OutputType.read(output_record(given, 2))
+    assert kept and kept.errors('{"children": [{"children": []}]}') is None
+    assert kept.errors('{"children": [{"children": 5}]}') == "children.0.children: 5 is not of type 'array'"
 
 
 def test_a_class_may_accept_less_than_its_schema() -> None:

@@ -87,7 +87,8 @@ def test_both_families_return_instances_and_partial_objects_and_refuse_invalid_t
             chat.run("And as a village?", output=Small).wait(WAIT_S).parsed  # noqa: B018 - it is made when it is read
         with pytest.raises(InvalidInputError, match="output"):
             chat.run("And now?", output=int)
-        assert len(chat.runs()) == 2
+        assert chat.run("And now?", output=Place.model_json_schema()).wait(WAIT_S).parsed == last
+        assert len(chat.runs()) == 3
 
     async def story() -> None:
         with QuirkServer(says(MINUS), says(PARIS)) as server:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from turnwise.actors.inference.tools.context import ToolContext
@@ -151,22 +151,21 @@ def schema_of(model: type[BaseModel], descriptions: Mapping[str, str]) -> Frozen
 
 
 def output_record(output: Any, retries: int) -> FrozenDict:
-    """Return the type of a run's answer as it is stored with the run: the JSON schema that pydantic makes of a class.
+    """Return the type of a run's answer as it is stored with the run: a JSON schema, or that of a class.
 
     Raises:
-        InvalidInputError: the class has no JSON schema, or its schema is not one of an object.
+        InvalidInputError: the class has no JSON schema, or the schema is invalid or not one of an object.
     """
     is_type = isinstance(output, type) or get_origin(output) is not None
-    if not is_type or not isinstance(output, Hashable):
-        why = "must be a class, such as a pydantic model; pass a JSON schema as params={'response_format': ...}"
-        raise InvalidInputError("output", shown(output), why)
+    if not isinstance(output, Mapping) and not (is_type and isinstance(output, Hashable)):
+        raise InvalidInputError("output", shown(output), "must be a class, such as a pydantic model, or a JSON schema")
     try:
-        schema = _schema_of_type(output)
+        schema = _callers_schema(output) if isinstance(output, Mapping) else _schema_of_type(output)
     except InvalidInputError:
         raise
     except Exception as error:
         message = str(error).partition("\n")[0]
-        why = f"it has no JSON schema ({type(error).__name__}: {message})"
+        why = f"it has no valid JSON schema ({type(error).__name__}: {message})"
         raise InvalidInputError("output", shown(output), why) from error
     if schema.get("type") != "object":
         raise InvalidInputError(
@@ -177,14 +176,40 @@ def output_record(output: Any, retries: int) -> FrozenDict:
 
 @functools.lru_cache(maxsize=128)
 def _schema_of_type(output: Any) -> FrozenDict:
-    from jsonschema import Draft202012Validator, FormatChecker  # type: ignore[import-untyped]
-
     schema = TypeAdapter(output).json_schema(schema_generator=_Schema)
     if name := schema.get("$ref", "").removeprefix("#/$defs/"):  # a recursive model
         schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
+    return _stored_schema(schema)
+
+
+def _callers_schema(schema: Mapping[str, Any]) -> FrozenDict:
+    """Return a caller's schema. Raises ValueError if answers cannot be checked by it without the network, or fast."""
+    stored = _stored_schema(schema)
+    left: list[Any] = [stored]
+    while left:
+        value = left.pop()
+        if isinstance(value, tuple):
+            left += value
+        if not isinstance(value, Mapping):
+            continue
+        left += value.values()
+        for name in ("$ref", "$dynamicRef"):
+            if isinstance(given := value.get(name), str) and not given.startswith("#"):
+                raise ValueError(f"{name} {shown(given)} is not in the schema itself: refer to '#/$defs/...'")
+        if isinstance(pattern := value.get("pattern"), str):
+            TypeAdapter(Annotated[str, Field(pattern=pattern)])  # a regular expression without backtracking
+        if isinstance(value.get("patternProperties"), Mapping):
+            raise ValueError("patternProperties is not supported: name the properties, or use additionalProperties")
+    return stored
+
+
+def _stored_schema(schema: Mapping[str, Any]) -> FrozenDict:
+    from jsonschema import Draft202012Validator, FormatChecker  # type: ignore[import-untyped]
+
+    plain = plain_json("output", schema, MAX_OUTPUT_BYTES)
     # Without formats, since pydantic accepts patterns that Python's `re` does not.
-    Draft202012Validator.check_schema(schema, format_checker=FormatChecker(formats=()))
-    return FrozenDict(freeze(plain_json("output", schema, MAX_OUTPUT_BYTES)))
+    Draft202012Validator.check_schema(plain, format_checker=FormatChecker(formats=()))
+    return FrozenDict(freeze(plain))
 
 
 def known_schema(name: str, schema: Mapping[str, Any]) -> FrozenDict:

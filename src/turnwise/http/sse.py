@@ -1,4 +1,4 @@
-"""Server-sent events: a stream that has heartbeats, notices that its client has left, and ends when the server stops.
+"""Server-sent events, and long polls: what a client waits for, until it leaves or the server stops.
 
 An event's id is its number, so a browser that reconnects sends the last one as `Last-Event-ID`, and the stream goes on
 right behind it: no event is missing, and none comes twice.
@@ -7,16 +7,21 @@ right behind it: no event is missing, and none comes twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
-from typing import Any
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextlib import aclosing, suppress
+from typing import Annotated, Any, TypeVar
 
+from fastapi import Query
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
-from turnwise.errors import InvalidInputError, shown
+from turnwise.errors import InvalidInputError, TurnwiseError, shown
+from turnwise.http.problems import problem_of
 from turnwise.http.service import Caller
+from turnwise.memory.conversation.events import AnyEvent
 
 RETRY_MS = 1000
 """When a client that lost its stream is to come back."""
@@ -25,12 +30,29 @@ HEARTBEAT = b": still here\n\n"
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
+STOP_S = 1.0
+"""How long a stream that ends since the server stops waits for a client that does not read."""
+
+MEDIA_TYPE = "text/event-stream"
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
+
 
 def encode(data: str, *, event: str | None = None, id: int | str | None = None) -> bytes:
     """Return one server-sent event; `data` is JSON or another text without line breaks."""
     lines = [] if id is None else [f"id: {id}"]
     lines += [] if event is None else [f"event: {event}"]
     return "\n".join([*lines, f"data: {data}", "", ""]).encode()
+
+
+def encode_events(events: Iterable[AnyEvent]) -> bytes:
+    """Return events of sessions as server-sent events: named by their kinds, with their numbers as ids."""
+    return b"".join(encode(each.model_dump_json(exclude_none=True), event=each.kind, id=each.seq) for each in events)
+
+
+_MOST_DIGITS = len(str(2**63))
 
 
 def last_event_id(request: Request, after: int = 0) -> int:
@@ -42,17 +64,29 @@ def last_event_id(request: Request, after: int = 0) -> int:
     given = request.headers.get("last-event-id", "").strip()
     if not given:
         return after
-    if not (given.isascii() and given.isdigit() and len(given) <= len(str(1 << 63))):
+    if not (given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS):
         raise InvalidInputError("Last-Event-ID", shown(given), "it must be the id of an event of this stream")
     return int(given)
 
 
-class EventStream(StreamingResponse):
+def wants_stream(
+    request: Request,
+    stream: Annotated[
+        bool | None,
+        Query(description="Whether to answer with server-sent events; by default if `Accept` is text/event-stream."),
+    ] = None,
+) -> bool:
+    """Return whether a request is to be answered with server-sent events. A dependency of routes."""
+    return MEDIA_TYPE in request.headers.get("accept", "") if stream is None else stream
+
+
+class EventStream(Response):
     """A response of server-sent events.
 
     Sends a heartbeat when nothing has come for a while. When the server stops, it ends without the rest: the client
     comes back with `Last-Event-ID`. When the client leaves first, `left` is called, once; not if the stream had ended
-    or the server stopped. A slow reader is waited for; the stream holds no more than one chunk for it.
+    or the server stopped. An error of turnwise ends the stream with an event `problem`. A slow reader is waited for;
+    the stream holds no more than one chunk for it, and nobody else waits.
 
     Args:
         caller: whose stream it is; counted from its first byte to its last.
@@ -67,49 +101,111 @@ class EventStream(StreamingResponse):
         *,
         left: Callable[[], Any] | None = None,
         status_code: int = 200,
+        headers: dict[str, str] | None = None,
     ) -> None:
         self._caller = caller
         self._chunks = chunks
         self._left = left
-        self._is_whole = False
-        headers = {**HEADERS}
-        super().__init__(self._sent(), status_code, headers, "text/event-stream")
+        self._is_sending = False
+        self._sent = 0
+        """How many chunks were sent."""
+        self.status_code = status_code
+        self.media_type = f"{MEDIA_TYPE}; charset=utf-8"
+        self.background = None
+        self.init_headers({**HEADERS, **(headers or {})})
+        with suppress(KeyError):
+            del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._caller.service.stream(self._caller.user_id):
+        async with self._caller.service.stream(self._caller.user_id), aclosing(self._chunks):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(_body(f"retry: {RETRY_MS}\n\n".encode()))
+            sending = asyncio.ensure_future(self._send_chunks(send))
+            gone = asyncio.ensure_future(_gone(receive))
             try:
-                await super().__call__(scope, receive, send)
+                await self._watch(sending, gone, send)
             finally:
-                if self._left and not self._is_whole:
-                    self._left()
+                gone.cancel()
+                sending.cancel()
+                await asyncio.wait({sending, gone})
+            if not sending.cancelled() and (error := sending.exception()):
+                raise error
 
-    async def _sent(self) -> AsyncIterator[bytes]:
-        yield f"retry: {RETRY_MS}\n\n".encode()
+    async def _watch(self, sending: asyncio.Future[None], gone: asyncio.Future[None], send: Send) -> None:
+        """Send heartbeats until all was sent, the client left, or the server stops."""
         service = self._caller.service
-        stop: asyncio.Future[Any] = asyncio.ensure_future(service.stopping.wait())
-        step: asyncio.Future[Any] | None = None
+        stop = asyncio.ensure_future(service.stopping.wait())
         try:
-            async with aclosing(self._chunks) as chunks:
-                while True:
-                    step = step or asyncio.ensure_future(anext(chunks))
-                    done, _ = await asyncio.wait(
-                        {step, stop}, timeout=service.settings.heartbeat_s, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if step in done:
-                        try:
-                            chunk = step.result()
-                        except StopAsyncIteration:
-                            self._is_whole = True
-                            return
-                        step = None
-                        yield chunk
-                    elif stop in done:
-                        self._is_whole = True
-                        return
-                    else:
-                        yield HEARTBEAT
+            while not sending.done():
+                sent = self._sent
+                done, _ = await asyncio.wait(
+                    {sending, gone, stop},
+                    timeout=service.settings.heartbeat_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if gone in done and not sending.done():
+                    if self._left and not service.stopping.is_set():
+                        self._left()
+                    return
+                if stop in done and not sending.done():
+                    sending.cancel()
+                    await asyncio.wait({sending})
+                    break
+                if not done and sent == self._sent and not self._is_sending:
+                    await send(_body(HEARTBEAT))
+            if sending.cancelled() or not sending.exception():
+                end = asyncio.ensure_future(send({"type": "http.response.body", "body": b"", "more_body": False}))
+                await asyncio.wait({end, gone}, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
+                if not end.done():
+                    end.cancel()  # it reads nothing: its connection is closed
         finally:
             stop.cancel()
-            if step:
-                step.cancel()
-                await asyncio.wait({step})
+
+    async def _send_chunks(self, send: Send) -> None:
+        try:
+            async for chunk in self._chunks:
+                await self._send_chunk(send, chunk)
+        except TurnwiseError as error:
+            _log.info("a stream of events ended: %s", type(error).__name__)
+            await self._send_chunk(send, encode(json.dumps(problem_of(error)), event="problem"))
+
+    async def _send_chunk(self, send: Send, chunk: bytes) -> None:
+        self._is_sending = True
+        await send(_body(chunk))
+        self._is_sending = False
+        self._sent += 1
+
+
+async def wait_for(
+    request: Request, caller: Caller, work: Coroutine[Any, Any, Result], *, left: Callable[[], Any] | None
+) -> Result | None:
+    """Wait for something for a client; None if the server stops first. Counted as a stream of the caller.
+
+    Args:
+        left: what to do when the client leaves, such as cancelling its run.
+    """
+    async with caller.service.stream(caller.user_id):
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(_gone(request.receive))
+        stop = asyncio.ensure_future(caller.service.stopping.wait())
+        try:
+            await asyncio.wait({task, gone, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if gone.done() and not stop.done() and left:
+                left()
+            return None
+        finally:
+            for each in (task, gone, stop):
+                each.cancel()
+            await asyncio.wait({task, gone, stop})
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _body(chunk: bytes) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}

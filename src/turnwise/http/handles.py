@@ -1,0 +1,95 @@
+"""`Handles`: the sessions and runs that requests have used, so that a request costs what the Python method costs."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.session import AsyncSession
+from turnwise.errors import RunNotFoundError, SessionNotFoundError
+
+Held = TypeVar("Held")
+Result = TypeVar("Result")
+
+MOST = 20_000
+"""How many sessions, and how many runs, are held at most."""
+
+_Key = tuple[str | None, str]
+
+
+class Handles:
+    """Holds the handles of sessions and runs by user and id, those used last.
+
+    A session's owner never changes, and a handle of a deleted session finds no other one, so a held handle is as good
+    as one that was looked up now. If its session is not found, it is looked up again, once.
+    """
+
+    def __init__(self, manager: AsyncSessionManager) -> None:
+        self._manager = manager
+        self._sessions: OrderedDict[_Key, AsyncSession] = OrderedDict()
+        self._runs: OrderedDict[_Key, AsyncExecutionHandle] = OrderedDict()
+
+    def hold_session(self, user_id: str | None, session: AsyncSession) -> None:
+        """Hold a session for later requests of a user."""
+        _put(self._sessions, (user_id, session.id), session)
+
+    def hold_run(self, user_id: str | None, execution: AsyncExecutionHandle) -> None:
+        """Hold a run for later requests of a user, without its outcome."""
+        _put(self._runs, (user_id, execution.run_id), copy.copy(execution))
+
+    def drop_session(self, user_id: str | None, session_id: str) -> None:
+        """Drop a session that was deleted."""
+        self._sessions.pop((user_id, session_id), None)
+
+    async def on_session(
+        self, user_id: str | None, session_id: str, verb: Callable[[AsyncSession], Awaitable[Result]]
+    ) -> Result:
+        """Return what a method of a user's session returns.
+
+        Raises:
+            SessionNotFoundError: the user has no such session.
+        """
+        held = _get(self._sessions, (user_id, session_id))
+        if held:
+            try:
+                return await verb(held)
+            except SessionNotFoundError:
+                self.drop_session(user_id, session_id)
+        session = await self._manager.get(session_id, user_id=user_id)
+        self.hold_session(user_id, session)
+        return await verb(session)
+
+    async def on_run(
+        self, user_id: str | None, run_id: str, verb: Callable[[AsyncExecutionHandle], Awaitable[Result]]
+    ) -> Result:
+        """Return what a method of a user's run returns.
+
+        Raises:
+            RunNotFoundError: the user has no such run.
+        """
+        held = _get(self._runs, (user_id, run_id))
+        if held:
+            try:
+                return await verb(held)
+            except (SessionNotFoundError, RunNotFoundError):
+                self._runs.pop((user_id, run_id), None)
+        execution = await self._manager.execution(run_id, user_id=user_id)
+        self.hold_run(user_id, execution)
+        return await verb(execution)
+
+
+def _get(held: OrderedDict[_Key, Held], key: _Key) -> Held | None:
+    if key in held:
+        held.move_to_end(key)
+    return held.get(key)
+
+
+def _put(held: OrderedDict[_Key, Held], key: _Key, value: Held) -> None:
+    held[key] = value
+    held.move_to_end(key)
+    while len(held) > MOST:
+        held.popitem(last=False)

@@ -475,10 +475,9 @@ def test_a_session_is_followed_live_across_its_runs_by_pages(make_manager: MakeM
         assert [event for event in found if event.run_id == run.run_id and event.kind != "run_queued"] == [
             event for event in run.events() if event.kind != "run_queued"
         ]
-        pages, after = [], 0
-        while after is not None:
+        pages = [run.event_page(limit=4)]
+        while (after := pages[-1].next) is not None:
             pages.append(run.event_page(after, limit=4))
-            after = pages[-1].next
         assert [event for page in pages for event in page] == list(run.events())
     assert sum(event.kind == "text_delta" for event in found) > len(runs), "live"
     assert chat.events(found[-1].seq, wait_s=0.1) == [] == chat.events(found[-1].seq)

@@ -11,9 +11,10 @@ from starlette.middleware.cors import CORSMiddleware
 from turnwise import __version__
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.errors import ConfigError
-from turnwise.http import health, problems, sessions
+from turnwise.http import health, memories, problems, runs, sessions
 from turnwise.http.auth import Auth
 from turnwise.http.limits import HeaderLimit
+from turnwise.http.paths import SegmentPaths
 from turnwise.http.service import ON_DISCONNECT, Service
 from turnwise.http.settings import HttpSettings
 
@@ -55,8 +56,9 @@ def create_app(
     )
     app.state.service = service
     problems.install(app)
-    app.include_router(health.router)
-    app.include_router(sessions.router)
+    for router in (health.router, sessions.router, runs.router, memories.router):
+        app.include_router(router)
+    app.add_middleware(SegmentPaths)
     app.add_middleware(HeaderLimit, max_bytes=service.settings.max_header_bytes)
     if service.settings.cors_origins:
         app.add_middleware(

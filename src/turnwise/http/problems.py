@@ -6,6 +6,7 @@ A client finds the class in `error`, each of the error's fields beside it, and t
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from turnwise.errors import (
@@ -68,12 +69,10 @@ class Unauthorized(Exception):  # noqa: N818 - an answer
 
 
 class TooManyStreams(Exception):  # noqa: N818 - an answer
-    """A user has as many streams open as one may."""
+    """As many streams are open as may be."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(
-            f"{limit} streams of this user are open, and no more may be: close one, or wait until one ends"
-        )
+    def __init__(self, which: str) -> None:
+        super().__init__(f"{which} are open, and no more may be: close one, or wait until one ends")
 
 
 def status_of(error: TurnwiseError) -> int:
@@ -104,42 +103,100 @@ def problem_of(error: TurnwiseError) -> dict[str, Any]:
     return plain | problem(status, title, str(error), error=name_of(error))
 
 
-def answer(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
+_TITLES = {
+    401: "The request has no valid token.",
+    403: "What would be changed is read-only.",
+    404: "There is no such thing, or it is another user's.",
+    409: "The state of the session or the run does not allow it.",
+    422: "The request is not valid; `errors` or `field` says where.",
+    429: "A limit is reached: try again later.",
+    503: "The store or the session's process cannot be reached: try again later.",
+}
+
+
+def documented(*statuses: int, busy: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return the problems that a route answers with, for its description.
+
+    Args:
+        busy: 409 is answered while another run is active.
+    """
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        shown = {"$ref": "#/components/schemas/Problem"}
+        description = "Another run is active: `run_id`; `if_busy` has what can be done." if busy else _TITLES[status]
+        headers = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+        found[status] = {"description": description, "content": {MEDIA_TYPE: {"schema": shown}}}
+        if status in (429, 503):
+            found[status]["headers"] = headers
+    return found
+
+
+MEDIA_TYPE = "application/problem+json"
+
+SCHEMA = {
+    "title": "Problem",
+    "description": "Problem details (RFC 9457). The fields of the error are further members.",
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "description": "`urn:turnwise:` and the error, or about:blank."},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "What happened, to which ids, and what to do."},
+        "error": {"type": "string", "description": "The error, as a word for programs."},
+    },
+    "required": ["type", "title", "status", "detail"],
+    "additionalProperties": True,
+    "examples": [
+        {
+            "type": "urn:turnwise:session_not_found",
+            "title": "Session not found",
+            "status": 404,
+            "detail": "no session 'chat-1': open() creates one",
+            "error": "session_not_found",
+            "session_id": "chat-1",
+        }
+    ],
+}
+"""The schema of all problems."""
+
+
+def answer(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     """Return a problem as a response."""
     retry = {"Retry-After": RETRY_AFTER_S} if body["status"] in (429, 503) else {}
-    return JSONResponse(body, body["status"], {**retry, **(headers or {})}, "application/problem+json")
+    text = json.dumps(body, separators=(",", ":"))  # in ASCII, since what it quotes may have lone surrogates
+    return Response(text, body["status"], {**retry, **(headers or {})}, MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
     """Answer all errors of the app's native routes with problems."""
 
     @app.exception_handler(TurnwiseError)
-    async def turnwise_error(request: Request, error: TurnwiseError) -> JSONResponse:
+    async def turnwise_error(request: Request, error: TurnwiseError) -> Response:
         if status_of(error) >= 500:  # noqa: PLR2004 - the server's fault
             _log.error("%s %s: %s", request.method, request.url.path, error)
         return answer(problem_of(error))
 
     @app.exception_handler(Unauthorized)
-    async def unauthorized(request: Request, error: Unauthorized) -> JSONResponse:
+    async def unauthorized(request: Request, error: Unauthorized) -> Response:
         body = problem(401, "Unauthorized", "send a valid token: 'Authorization: Bearer <token>'", error="unauthorized")
         return answer(body, {"WWW-Authenticate": "Bearer"})
 
     @app.exception_handler(TooManyStreams)
-    async def too_many(request: Request, error: TooManyStreams) -> JSONResponse:
+    async def too_many(request: Request, error: TooManyStreams) -> Response:
         return answer(problem(429, "Too many streams", str(error), error="too_many_streams"))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
         found = [{"at": list(map(str, e["loc"])), "why": e["msg"]} for e in error.errors()]
         first = found[0] if found else {"at": [], "why": "it cannot be read"}
         detail = f"{'.'.join(first['at'])}: {first['why']}"
         return answer(problem(422, "Invalid request", detail, error="invalid_request", errors=found))
 
     @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> Response:
         return answer(problem(error.status_code, str(error.detail), str(error.detail)), error.headers)
 
     @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+    async def unexpected(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return answer(problem(500, "Internal error", "the service's log has the cause", error="internal"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -13,9 +13,12 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
+from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, shown
 from turnwise.http.auth import Auth, Identity, identify
+from turnwise.http.handles import Handles, Result
 from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.settings import HttpSettings, OnDisconnect
 
@@ -37,6 +40,7 @@ class Service:
         self.auth = auth
         self.stopping = asyncio.Event()
         """Set when the server stops: streams end then, where a client can resume them."""
+        self.handles = Handles(manager)
         self._streams: Counter[str | None] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -55,14 +59,16 @@ class Service:
 
     @asynccontextmanager
     async def stream(self, user_id: str | None) -> AsyncIterator[None]:
-        """Count an open stream of a user.
+        """Count an open stream of a user; of nobody, without authentication.
 
         Raises:
-            TooManyStreams: the user has as many open as a user may.
+            TooManyStreams: the user has as many open as a user may, or the service as many as it may.
         """
         limit = self.settings.max_streams_per_user
-        if self._streams[user_id] >= limit:
-            raise TooManyStreams(limit)
+        if user_id is not None and self._streams[user_id] >= limit:
+            raise TooManyStreams(f"{limit} streams of this user")
+        if self._streams.total() >= self.settings.max_streams:
+            raise TooManyStreams(f"{self.settings.max_streams} streams")
         self._streams[user_id] += 1
         try:
             yield
@@ -110,6 +116,22 @@ class Caller:
     def user_id(self) -> str | None:
         """The user, for the methods of the manager."""
         return self.identity.user_id if self.identity else None
+
+    async def on_session(self, session_id: str, verb: Callable[[AsyncSession], Awaitable[Result]]) -> Result:
+        """Return what a method of a session of the user returns; without authentication, of anybody's.
+
+        Raises:
+            SessionNotFoundError: there is no such session.
+        """
+        return await self.service.handles.on_session(self.user_id, session_id, verb)
+
+    async def on_run(self, run_id: str, verb: Callable[[AsyncExecutionHandle], Awaitable[Result]]) -> Result:
+        """Return what a method of a run of the user returns; without authentication, of anybody's.
+
+        Raises:
+            RunNotFoundError: there is no such run.
+        """
+        return await self.service.handles.on_run(self.user_id, run_id, verb)
 
 
 async def _caller(request: Request) -> Caller:

@@ -22,6 +22,8 @@ class HttpSettings(BaseSettings):
     """A request whose header is larger is answered with 431."""
     max_streams_per_user: int = Field(default=100, ge=1)
     """Event streams and long polls that one user may have open at a time; one more is answered with 429."""
+    max_streams: int = Field(default=10_000, ge=1)
+    """The same limit for all users together, and for those of a service without authentication."""
     heartbeat_s: float = Field(default=15.0, gt=0)
     """A stream that has been silent for so long sends a comment, so that proxies do not close it."""
     max_wait_s: float = Field(default=300.0, gt=0)

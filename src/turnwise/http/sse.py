@@ -35,6 +35,19 @@ STOP_S = 1.0
 
 MEDIA_TYPE = "text/event-stream"
 
+PAGE, SILENCE_S = 1000, 60.0
+"""How many events are read at once, and how long the next one is waited for at once."""
+
+STREAMS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "As a stream, events named by their kinds, with their numbers as ids.",
+        "content": {
+            MEDIA_TYPE: {"example": 'id: 7\nevent: text_delta\ndata: {"kind": "text_delta", "text": "Hi"}\n\n'}
+        },
+    }
+}
+"""The answer of a route that may stream, for its description."""
+
 Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
@@ -120,8 +133,8 @@ class EventStream(Response):
         async with self._caller.service.stream(self._caller.user_id), aclosing(self._chunks):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send(_body(f"retry: {RETRY_MS}\n\n".encode()))
-            sending = asyncio.ensure_future(self._send_chunks(send))
-            gone = asyncio.ensure_future(_gone(receive))
+            sending: asyncio.Future[None] = asyncio.ensure_future(self._send_chunks(send))
+            gone: asyncio.Future[None] = asyncio.ensure_future(_gone(receive))
             try:
                 await self._watch(sending, gone, send)
             finally:
@@ -134,12 +147,13 @@ class EventStream(Response):
     async def _watch(self, sending: asyncio.Future[None], gone: asyncio.Future[None], send: Send) -> None:
         """Send heartbeats until all was sent, the client left, or the server stops."""
         service = self._caller.service
-        stop = asyncio.ensure_future(service.stopping.wait())
+        stop: asyncio.Future[Any] = asyncio.ensure_future(service.stopping.wait())
+        tasks: list[asyncio.Future[Any]] = [sending, gone, stop]
         try:
             while not sending.done():
                 sent = self._sent
                 done, _ = await asyncio.wait(
-                    {sending, gone, stop},
+                    tasks,
                     timeout=service.settings.heartbeat_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
@@ -154,7 +168,9 @@ class EventStream(Response):
                 if not done and sent == self._sent and not self._is_sending:
                     await send(_body(HEARTBEAT))
             if sending.cancelled() or not sending.exception():
-                end = asyncio.ensure_future(send({"type": "http.response.body", "body": b"", "more_body": False}))
+                end: asyncio.Future[None] = asyncio.ensure_future(
+                    send({"type": "http.response.body", "body": b"", "more_body": False})
+                )
                 await asyncio.wait({end, gone}, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
                 if not end.done():
                     end.cancel()  # it reads nothing: its connection is closed
@@ -177,7 +193,7 @@ class EventStream(Response):
 
 
 async def wait_for(
-    request: Request, caller: Caller, work: Coroutine[Any, Any, Result], *, left: Callable[[], Any] | None
+    request: Request, caller: Caller, work: Coroutine[Any, Any, Result], *, left: Callable[[], Any] | None = None
 ) -> Result | None:
     """Wait for something for a client; None if the server stops first. Counted as a stream of the caller.
 
@@ -186,19 +202,20 @@ async def wait_for(
     """
     async with caller.service.stream(caller.user_id):
         task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(_gone(request.receive))
-        stop = asyncio.ensure_future(caller.service.stopping.wait())
+        gone: asyncio.Future[Any] = asyncio.ensure_future(_gone(request.receive))
+        stop: asyncio.Future[Any] = asyncio.ensure_future(caller.service.stopping.wait())
+        tasks: list[asyncio.Future[Any]] = [task, gone, stop]
         try:
-            await asyncio.wait({task, gone, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             if gone.done() and not stop.done() and left:
                 left()
             return None
         finally:
-            for each in (task, gone, stop):
+            for each in tasks:
                 each.cancel()
-            await asyncio.wait({task, gone, stop})
+            await asyncio.wait(tasks)
 
 
 async def _gone(receive: Receive) -> None:

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.ray
 TOKENS = BearerTokens({"ann's-secret-token": "ann", "bob's-secret-token": Identity("bob")})
 ANN, BOB = ({"Authorization": f"Bearer {name}'s-secret-token"} for name in ("ann", "bob"))
 
+SSE = {"Accept": "text/event-stream"}
+
 
 @asynccontextmanager
 async def service(folder: Path, **options: object) -> AsyncIterator[httpx.AsyncClient]:
@@ -40,10 +42,12 @@ async def test_a_run_is_started_followed_and_waited_for(ray_session: None, tmp_p
         run = (await client.post("/v1/sessions/chat/runs", json={"prompt": "hello"})).json()
         done = (await client.get(f"/v1/runs/{run['id']}/wait")).json()
         assert done["state"] == "completed" and "hello" in done["text"]
-        text = (await client.get(f"/v1/runs/{run['id']}/events")).text
+        text = (await client.get(f"/v1/runs/{run['id']}/events?stream=true")).text
         events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
         assert [events[0]["kind"], events[-1]["kind"]] == ["run_started", "run_completed"]
-        later = await client.get(f"/v1/runs/{run['id']}/events", headers={"Last-Event-ID": str(events[-2]["seq"])})
+        later = await client.get(
+            f"/v1/runs/{run['id']}/events", headers={**SSE, "Last-Event-ID": str(events[-2]["seq"])}
+        )
         assert later.text.count("data: ") == 1
         another = await client.post("/v1/sessions/chat/runs", json={"prompt": "hello"}, headers=BOB)
         assert another.status_code == 404 and another.json()["error"] == "session_not_found"

@@ -14,7 +14,21 @@ from turnwise.actors.cluster.wire import SessionInfo
 from turnwise.actors.session.admission import IfBusy
 from turnwise.errors import RunCancelledError, RunEndedError, RunInterruptedError
 from turnwise.http.problems import name_of
-from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, Document, Image, Role, Summary, System, User
+from turnwise.memory.conversation.blocks import (
+    AnyBlock,
+    CacheCheckpoint,
+    Citations,
+    Document,
+    Image,
+    Role,
+    Summary,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.memory_use import MemoryUse
@@ -52,7 +66,10 @@ class Shown(BaseModel):
 
 # Requests
 
-PromptBlock = Annotated[User | System | Image | Document | CacheCheckpoint, Field(discriminator="kind")]
+PromptBlock = Annotated[
+    User | System | Text | Thinking | ToolUse | ToolResult | Image | Document | Citations | CacheCheckpoint,
+    Field(discriminator="kind"),
+]
 
 Prompts = str | list[str | PromptBlock]
 
@@ -60,7 +77,8 @@ TextOrBlocks = Annotated[
     Prompts,
     Field(
         description="A text, or a list of texts and blocks: `user`, `system`, `image` and `document` (by `url`, or as "
-        "base64 `data` of a `media_type`), `cache_checkpoint`.",
+        "base64 `data` of a `media_type`), `cache_checkpoint`; and those of an earlier conversation, such as `text`, "
+        "`tool_use` and `tool_result`.",
         examples=[
             "What is on this picture?",
             ["What is on this picture?", {"kind": "image", "url": "https://example.com/cat.png"}],

@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import Json
+from pydantic_core import from_json
 
 from turnwise.actors.client.manager_requests import DEFAULT_USER
 from turnwise.actors.client.session import AsyncSession
+from turnwise.errors import InvalidInputError, shown
 from turnwise.http.models import (
     AddEvent,
     Append,
@@ -98,7 +99,7 @@ async def list_sessions(
     status: SessionStatus | None = None,
     title: Annotated[str | None, Query(description="A part of the title.")] = None,
     metadata: Annotated[
-        Json[dict[str, Any]] | None,
+        str | None,
         Query(description="A JSON object: names and values that the metadata has.", examples=['{"channel": "web"}']),
     ] = None,
     since: Annotated[float | None, Query(description="Only if the time is not before this one.")] = None,
@@ -107,9 +108,16 @@ async def list_sessions(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> SessionPage:
-    query: dict[str, Any] = {"agent": agent, "status": status, "title": title, "metadata": metadata, "since": since}
-    query |= {"until": until, "order_by": order_by, "cursor": cursor, "limit": limit}
+    query: dict[str, Any] = {"agent": agent, "status": status, "title": title, "metadata": _json_object(metadata)}
+    query |= {"since": since, "until": until, "order_by": order_by, "cursor": cursor, "limit": limit}
     return SessionPage.of(await caller.manager.list(user_id=caller.user_id, **query))
+
+
+def _json_object(metadata: str | None) -> Any:
+    try:
+        return None if metadata is None else from_json(metadata, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidInputError("metadata", shown(metadata), f"must be a JSON object: {error}") from None
 
 
 @router.get("/count", summary="Count sessions")

@@ -208,7 +208,7 @@ async def test_sessions_are_appended_to_forked_compacted_and_cleared(ray_session
 async def test_calls_are_approved_rejected_and_provided(ray_session: None, folder: Path, provider_url: str) -> None:
     async with in_process(folder, provider_url) as client:
         path = await opened(client, "agent", engine="agent")
-        labels = {"labels": {"notes": str(folder / "notes.txt")}}
+        labels: dict[str, Any] = {"labels": {"notes": str(folder / "notes.txt")}}
 
         async def waiting(steps: str) -> tuple[str, dict[str, Any]]:
             run = (await client.post(f"{path}/runs", json={"prompt": steps, **labels})).json()
@@ -242,6 +242,16 @@ async def test_calls_are_approved_rejected_and_provided(ray_session: None, folde
         assert (await client.get(f"/v1/runs/{run_id}/wait")).json()["text"] == "there"
         steps = (await client.get(f"/v1/runs/{run_id}/steps")).json()["items"]
         assert [each["kind"] for each in steps] == ["model", "model"], "the tool was called elsewhere"
+        labels["tools"] = [{"name": "locate", "parameters": {"type": "object"}}]
+        labels["instructions"] = "Be brief."
+        run_id, call = await waiting(prompt([("locate", {})], "found"))
+        assert (
+            await client.post(f"/v1/runs/{run_id}/provide", json={"call_id": call["call_id"], "result": "here"})
+        ).is_success
+        assert (await client.get(f"/v1/runs/{run_id}/wait")).json()["text"] == "found"
+        labels["tools"][0]["parameters"]["properties"] = {"a": {"$ref": "http://127.0.0.1:1/secret"}}
+        refused = await client.post(f"{path}/runs", json={"prompt": "x", **labels})
+        assert refused.status_code == 422 and "is not in the schema itself" in refused.json()["detail"]
 
 
 async def test_an_answer_has_the_schema_of_the_request(ray_session: None, folder: Path, provider_url: str) -> None:

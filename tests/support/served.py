@@ -92,7 +92,9 @@ class Follower:
 
     def read(self, url: str) -> Generator[dict[str, Any], None, None]:
         """Yield events that were not there before, until the stream ends or is cut."""
-        last = {"Last-Event-ID": str(self.events[-1]["seq"])} if self.events else {}
+        last = {"Accept": "text/event-stream"}
+        if self.events:
+            last["Last-Event-ID"] = str(self.events[-1]["seq"])
         try:
             with httpx.stream(
                 "GET", f"{url}/v1/runs/{self.run_id}/events", headers={**self.headers, **last}, timeout=60

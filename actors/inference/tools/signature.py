@@ -7,13 +7,14 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic_core import SchemaError
 
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.errors import ConfigError, InvalidInputError, shown
@@ -183,12 +184,21 @@ def _schema_of_type(output: Any) -> FrozenDict:
 
 
 def _callers_schema(schema: Mapping[str, Any]) -> FrozenDict:
-    """Return a caller's schema. Raises ValueError if answers cannot be checked by it without the network, or fast."""
     stored = _stored_schema(schema)
-    left: list[Any] = [stored]
+    check_safe(stored)
+    return stored
+
+
+def check_safe(schema: object) -> None:
+    """Check that values can be checked by a schema of an unknown caller: fast, and without the network.
+
+    Raises:
+        ValueError: it refers to other documents, or its patterns may take forever.
+    """
+    left = [schema]
     while left:
         value = left.pop()
-        if isinstance(value, tuple):
+        if isinstance(value, Sequence) and not isinstance(value, str):
             left += value
         if not isinstance(value, Mapping):
             continue
@@ -197,10 +207,12 @@ def _callers_schema(schema: Mapping[str, Any]) -> FrozenDict:
             if isinstance(given := value.get(name), str) and not given.startswith("#"):
                 raise ValueError(f"{name} {shown(given)} is not in the schema itself: refer to '#/$defs/...'")
         if isinstance(pattern := value.get("pattern"), str):
-            TypeAdapter(Annotated[str, Field(pattern=pattern)])  # a regular expression without backtracking
+            try:
+                TypeAdapter(Annotated[str, Field(pattern=pattern)])
+            except SchemaError:
+                raise ValueError(f"the pattern {shown(pattern)} is not one that is checked in linear time") from None
         if isinstance(value.get("patternProperties"), Mapping):
             raise ValueError("patternProperties is not supported: name the properties, or use additionalProperties")
-    return stored
 
 
 def _stored_schema(schema: Mapping[str, Any]) -> FrozenDict:
@@ -214,13 +226,13 @@ def _stored_schema(schema: Mapping[str, Any]) -> FrozenDict:
 
 def known_schema(name: str, schema: Mapping[str, Any]) -> FrozenDict:
     """Return a caller's JSON schema, frozen. Raises ConfigError if it is not a schema of an object."""
-    from jsonschema import SchemaError
+    from jsonschema import SchemaError as JsonSchemaError
     from jsonschema.validators import validator_for  # type: ignore[import-untyped]
 
     try:
         plain = json.loads(json.dumps(schema))
         validator_for(plain).check_schema(plain)
-    except (TypeError, ValueError, SchemaError) as error:
+    except (TypeError, ValueError, JsonSchemaError) as error:
         raise ConfigError("parameters", schema, f"tool {name!r}: it is not a JSON schema ({error})") from error
     if plain.get("type") != "object":
         raise ConfigError("parameters", schema, f"tool {name!r}: the schema's type must be 'object'")

@@ -11,8 +11,10 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager_requests import IfExists
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.wire import SessionInfo
+from turnwise.actors.inference.tools.signature import MAX_OUTPUT_BYTES, check_safe
+from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.actors.session.admission import IfBusy
-from turnwise.errors import RunCancelledError, RunEndedError, RunInterruptedError
+from turnwise.errors import InvalidInputError, RunCancelledError, RunEndedError, RunInterruptedError, shown
 from turnwise.http.problems import name_of
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
@@ -31,6 +33,7 @@ from turnwise.memory.conversation.blocks import (
 )
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.events import AnyEvent, Phase
+from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.output_type import MAX_RETRIES
 from turnwise.memory.conversation.runs import FinishClass, RunRecord, RunState
@@ -201,6 +204,34 @@ class AddEvent(Body):
     data: JsonObject | None = None
 
 
+class RunTool(Body):
+    """A tool that the client itself carries out: the run waits until the result of a call is provided."""
+
+    model_config = example(
+        name="locate",
+        description="Where the user is.",
+        parameters={"type": "object", "properties": {"precise": {"type": "boolean"}}},
+    )
+
+    name: str
+    description: str = ""
+    parameters: JsonObject
+    """The JSON schema of its arguments."""
+
+    def made(self) -> Tool:
+        """Return the tool for the manager.
+
+        Raises:
+            InvalidInputError: the schema cannot be used.
+        """
+        plain = plain_json("parameters", self.parameters, MAX_OUTPUT_BYTES)
+        try:
+            check_safe(plain)
+        except ValueError as error:
+            raise InvalidInputError(f"tools[{shown(self.name)}].parameters", shown(plain), str(error)) from None
+        return external_tool(self.name, self.description, plain)
+
+
 class RunOptions(Body):
     """What to run, and how."""
 
@@ -228,14 +259,19 @@ class RunOptions(Body):
     """The JSON schema of an object with which the model is to answer."""
     output_retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 2
     """How often an answer that does not fit is returned to the model."""
+    instructions: str | None = None
+    """A system prompt for this run alone."""
+    tools: list[RunTool] | None = None
+    """Tools for this run alone; results of their calls come by `/v1/runs/{run_id}/provide`."""
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of `Session.run`."""
-        return {name: getattr(self, name) for name in _RUN_OPTIONS}
+        tools = None if self.tools is None else [each.made() for each in self.tools]
+        return {name: getattr(self, name) for name in _RUN_OPTIONS} | {"tools": tools}
 
 
-_RUN_OPTIONS = [name for name in RunOptions.model_fields if name != "prompt"]
+_RUN_OPTIONS = [name for name in RunOptions.model_fields if name not in ("prompt", "tools")]
 
 
 class RunOnce(RunOptions):

@@ -15,7 +15,7 @@ from turnwise.actors.client.requests import Request, Result, carry_out, carry_ou
 from turnwise.actors.client.session import AsyncSession, RunOptions, Session
 from turnwise.actors.client.subscriptions import AsyncSubscription, Subscription
 from turnwise.actors.cluster.ray_runtime import interruptible
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.cluster.wire import HostInfo, SessionRef
 from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import ModelParams
@@ -319,6 +319,18 @@ class SessionManager(ManagerRequests):
                 `failed`.
         """
         return carry_out(self._sweep(archive, memory), self._client.portal)
+
+    def hosts(self) -> Sequence[HostInfo]:
+        """Return the processes that host sessions of this manager's store and namespace, on all nodes of the cluster.
+
+        Packed hosts come first, then the processes of single sessions, of which at most 1,000 are asked. One that does
+        not answer within three seconds is returned without its load. A read-only manager finds those of the Ray to
+        which this process is connected, if it is.
+
+        Raises:
+            ConfigError: this manager has `enforce_user`, but hosts have the sessions of all users.
+        """
+        return carry_out(self._hosts(), self._client.portal)
 
     def execution(self, run_id: str, *, user_id: str | None = None) -> ExecutionHandle:
         """Return the handle of a run, of any session; with `user_id`, only of that user's sessions.
@@ -625,6 +637,18 @@ class AsyncSessionManager(ManagerRequests):
                 `failed`.
         """
         return await self._carry_out(self._sweep(archive, memory))
+
+    async def hosts(self) -> Sequence[HostInfo]:
+        """Return the processes that host sessions of this manager's store and namespace, on all nodes of the cluster.
+
+        Packed hosts come first, then the processes of single sessions, of which at most 1,000 are asked. One that does
+        not answer within three seconds is returned without its load. A read-only manager finds those of the Ray to
+        which this process is connected, if it is.
+
+        Raises:
+            ConfigError: this manager has `enforce_user`, but hosts have the sessions of all users.
+        """
+        return await self._carry_out(self._hosts())
 
     async def execution(self, run_id: str, *, user_id: str | None = None) -> AsyncExecutionHandle:
         """Return the handle of a run, of any session; with `user_id`, only of that user's sessions.

@@ -7,10 +7,11 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from turnwise.actors.client.arguments import (
     AgentName,
@@ -35,12 +36,13 @@ from turnwise.actors.client.arguments import (
 from turnwise.actors.client.cluster_client import ClusterClient, HistoryArgument, StoreArgument
 from turnwise.actors.client.event_sinks import EventSink, Sink
 from turnwise.actors.client.expiry import sweep
+from turnwise.actors.client.hosts import find_hosts
 from turnwise.actors.client.requests import Consult, Request
 from turnwise.actors.client.subscriptions import EventFeed, Kinds
 from turnwise.actors.cluster.nodes import check_files
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.ray_runtime import connect, this_ray
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.cluster.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, as_engine, engine_named
 from turnwise.actors.memory.attached import Eraser
@@ -127,6 +129,7 @@ class ManagerRequests:
         self._is_encrypted = encryption is not None
         self._engine = engine
         config = config or SessionConfig()
+        self._config = config
         self._max_metadata_bytes = config.max_metadata_bytes
         self._client = ClusterClient.of(
             namespace,
@@ -160,6 +163,26 @@ class ManagerRequests:
     def enforces_user(self) -> bool:
         """Whether it was made with `enforce_user=True`."""
         return self._enforce_user
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it was made with `read_only=True`."""
+        return self._client.read_only
+
+    @property
+    def config(self) -> SessionConfig:
+        """How its sessions behave."""
+        return self._config
+
+    def across_users(self) -> Self:
+        """Return a manager of the same store, engines and memories without `enforce_user`, such as for an operator.
+
+        It shares this manager's connections: whoever closes either closes both. Name the user and the id of a session
+        to reach those that were created with `enforce_user`, as their ids are unique only per user.
+        """
+        other = copy(self)
+        other._enforce_user = False  # noqa: SLF001 - its own class
+        return other
 
     def _start(self) -> None:
         """Connect to Ray or start it, and start the processes of hosts and memories. Blocks; may be repeated."""
@@ -510,6 +533,14 @@ class ManagerRequests:
             raise ConfigError("enforce_user", True, why)
         self._check_writes("*", "sweep")
         return (yield from sweep(self._client, self._own_store(), Path(archive) if archive else None, memory))
+
+    def _hosts(self) -> Request[list[HostInfo]]:
+        if self._enforce_user:
+            why = "hosts have the sessions of all users: use a manager without enforce_user, or across_users()"
+            raise ConfigError("enforce_user", True, why)
+        self._own_store()
+        found: list[HostInfo] = yield Consult(partial(find_hosts, self._client.namespace, self._client.name))
+        return found
 
     def _close(self) -> Request[None]:
         if self._once:

@@ -127,6 +127,39 @@ class StartedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLoad:
+    """What a process of sessions has to do."""
+
+    sessions: int
+    """How many sessions are loaded."""
+    recent: tuple[str, ...]
+    """The ids of those called last, at most 100."""
+    calls: int = 0
+    """How many calls it is answering, without those that wait."""
+    waits: int = 0
+    """How many callers wait in it, for runs, events and memories."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostInfo:
+    """A process that hosts sessions, as `SessionManager.hosts` finds it."""
+
+    name: str
+    """Of its Ray actor."""
+    is_packed: bool
+    """Whether it hosts many sessions."""
+    is_replaced: bool = False
+    """Whether newer packed hosts have replaced it; it leaves when its last run has ended."""
+    pid: int | None = None
+    """The id of the process on its node; None if it did not answer in time."""
+    node_id: str | None = None
+    node: str | None = None
+    """The address of the node."""
+    load: HostLoad | None = None
+    """None if it did not answer in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
     """A session's record, its open runs, and the process that hosts it."""
 

@@ -24,6 +24,7 @@ from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry, watch
 
 if TYPE_CHECKING:
+    from turnwise.actors.cluster.wire import HostLoad
     from turnwise.actors.hosting.packed_host import PackedHost
 
 THREADS = 32
@@ -97,6 +98,10 @@ class PackedActor:
     async def resident_ids(self) -> list[str]:
         """See `PackedHost.resident_ids`."""
         return (await self._loaded()).resident_ids
+
+    async def load(self) -> HostLoad:
+        """See `PackedHost.load`."""
+        return (await self._loaded()).load
 
     async def _loaded(self) -> PackedHost:
         if self._host is None:

@@ -8,10 +8,11 @@ import pickle
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import Refused, log_of
+from turnwise.actors.cluster.wire import HostLoad, Refused, log_of
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
@@ -37,6 +38,9 @@ MAX_PAUSE_S = 30.0
 
 GATHER_S = 0.002
 """How long an answer waits for others, to be sent together, in seconds."""
+
+RECENT = 100
+"""How many sessions `PackedHost.load` names."""
 
 DRAIN_S = 0.25
 """How often a replaced host looks for sessions to give up, in seconds."""
@@ -122,6 +126,13 @@ class PackedHost:
     def resident_ids(self) -> list[str]:
         """The ids of the loaded sessions, least recently called first."""
         return list(self._residents)
+
+    @property
+    def load(self) -> HostLoad:
+        """What the host has to do at this moment."""
+        recent = [public_id(session_id) for session_id in islice(reversed(self._residents), RECENT)]
+        waits = self._waits.taken
+        return HostLoad(sessions=len(self._residents), recent=tuple(recent), calls=self._calls - waits, waits=waits)
 
     async def call(self, request: bytes) -> bytes:
         """Carry out a pickled verb, with its session and arguments; return its answer, or `Refused`, pickled."""

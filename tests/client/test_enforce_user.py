@@ -66,6 +66,7 @@ CASES = [
     Case("execution", ("no run",), RunNotFoundError, RunNotFoundError, RunNotFoundError, ConfigError),
     Case("list", (), ["of-alice"], ["of-bob"], [], ConfigError),
     Case("subscribe", (), TypeError, TypeError, TypeError, TypeError),  # see test_subscriptions.py
+    Case("hosts", (), TypeError, TypeError, TypeError, ConfigError),
     Case("run_once", (), EmptyTurnError, EmptyTurnError, EmptyTurnError, ConfigError),
     Case("runs", (), ["of-alice"], [], [], ConfigError),
     Case("count", (), 1, 1, 0, ConfigError),
@@ -134,7 +135,7 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager
                     assert str(found).replace(repr(args[0]), repr("no such id")) == str(there)
                     assert not found.__cause__, "the error of a store would tell them apart"
         asked = {name for name, _ in inspect.getmembers(type(manager), inspect.isfunction) if not name.startswith("_")}
-        assert {case.verb for case in CASES} == asked - {"close"}
+        assert {case.verb for case in CASES} == asked - {"across_users", "close"}  # which is an operator's: see below
 
     strict = make_manager(enforce_user=True)
     asyncio.run(check(strict))
@@ -347,3 +348,18 @@ async def test_a_fork_of_a_session_that_had_this_id_before_is_given_to_its_owner
     second = await talk(store, "bob")
     with pytest.raises(SessionExistsError):
         await second.fork(None, "fork")
+
+
+def test_a_manager_across_users_reaches_what_each_user_has(make_manager: Callable[..., SessionManager]) -> None:
+    strict = make_manager(enforce_user=True)
+    for user in ("alice", "bob"):
+        strict.open("chat", user_id=user).run(f"hello {user}").wait()
+    wide = strict.across_users()
+    assert strict.enforces_user and not wide.enforces_user and not wide.is_read_only
+    assert {(session.session_id, session.user_id) for session in wide.list()} == {("chat", "alice"), ("chat", "bob")}
+    for user in ("alice", "bob"):
+        session = wide.get("chat", user_id=user)
+        assert session.user_id == user and user in session.turn(0).text
+        assert session.fork(session_id="fork").id == "fork"  # ids stay unique per user
+    with pytest.raises(ConfigError, match="enforce_user"):
+        strict.list()

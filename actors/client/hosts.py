@@ -1,0 +1,65 @@
+"""`find_hosts`: the processes that host a store's sessions, and what they have to do."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from turnwise.actors.cluster.actor_names import actor_name, find_actor
+from turnwise.actors.cluster.sharding import find_layouts
+from turnwise.actors.cluster.wire import HostInfo, HostLoad
+from turnwise.memory.conversation.ids import public_id
+
+ANSWER_S = 3.0
+"""How long a process may take to answer, in seconds; all are asked at once."""
+
+MOST = 1_000
+"""How many dedicated processes are asked."""
+
+
+async def find_hosts(namespace: str, store_id: str) -> list[HostInfo]:
+    """Return the processes that host the store's sessions: packed hosts, newest first, then dedicated ones by name."""
+    if not ray.is_initialized():  # a read-only manager works without Ray
+        return []
+    found: list[HostInfo] = await asyncio.gather(*await asyncio.to_thread(_find, namespace, store_id))
+    return found
+
+
+def _find(namespace: str, store_id: str) -> list[Any]:
+    """Return a coroutine for each process, which asks it."""
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    layouts = find_layouts(namespace, store_id)
+    packed = [
+        _ask(actor, HostInfo(name=name, is_packed=True, is_replaced=layout != layouts[0]), nodes)
+        for layout in layouts
+        for name in layout.actor_names(store_id)
+        if (actor := find_actor(namespace, name)) is not None
+    ]
+    prefix = actor_name(store_id, "")
+    others = ray.util.list_named_actors(all_namespaces=True)
+    names = sorted(each["name"] for each in others if each["namespace"] == namespace)
+    own = [name for name in names if name.startswith(prefix) and not name.startswith(f"{prefix}hosts/")]
+    dedicated = [
+        _ask(actor, HostInfo(name=name, is_packed=False), nodes, public_id(name.removeprefix(prefix)))
+        for name in own[:MOST]
+        if (actor := find_actor(namespace, name)) is not None
+    ]
+    return [*packed, *dedicated]
+
+
+async def _ask(actor: Any, host: HostInfo, nodes: dict[str, str], session_id: str | None = None) -> HostInfo:
+    """Return what the process says; of a dedicated one, its session is known."""
+    asked = [actor.where.options(max_task_retries=0).remote()]
+    if session_id is None:
+        asked.append(actor.load.options(max_task_retries=0).remote())
+    try:
+        answers = asyncio.gather(*(asyncio.wrap_future(each.future()) for each in asked))
+        (node_id, pid), *loads = await asyncio.wait_for(answers, ANSWER_S)
+    except (RayError, TimeoutError):
+        return host
+    load = loads[0] if loads else HostLoad(sessions=1, recent=(str(session_id),))
+    return replace(host, node_id=node_id, pid=pid, node=nodes.get(node_id), load=load)

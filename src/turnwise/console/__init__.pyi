@@ -1,0 +1,1 @@
+from turnwise.console.app import mount as mount

@@ -1,0 +1,170 @@
+"""`Gate`: lets a request or a websocket into the console once it is known whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from turnwise.console.login import LOGIN
+from turnwise.console.viewer import SCOPE_KEY, Viewer
+from turnwise.http.problems import Unauthorized
+from turnwise.http.service import Service
+
+COOKIE = "turnwise_token"
+"""Has the token of who has logged in. No script can read it, and no other site's page makes the browser send it."""
+
+_MAX_FORM = 8 << 10
+"""How many bytes a sent login form may have."""
+
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline';"
+    " img-src 'self' data:; font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'none';"
+    " form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+Owner = Callable[[str], "Viewer | None"]
+"""Returns whose page it is that opens a websocket, by the page's id."""
+
+
+class Gate:
+    """An ASGI app around the pages: login and logout, whose request it is, and that it comes from no other site.
+
+    A websocket, or what stands for one, must belong to the same viewer as the page that opens it. Behind a proxy that
+    does the login, the service's `Auth` lets the request in without a form.
+
+    Args:
+        inner: the pages; each request has its `Viewer` in the scope.
+        ready: called before each request of theirs.
+        owner: whose a page is.
+    """
+
+    def __init__(self, service: Service, inner: ASGIApp, ready: Callable[[], Any], owner: Owner) -> None:
+        self._service = service
+        self._inner = inner
+        self._ready = ready
+        self._owner = owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return
+        root = scope.get("root_path", "").rstrip("/")
+        path = scope["path"].removeprefix(root)
+        if answer := await self._answer(scope, receive, root, path):
+            await _refuse(answer, scope, receive, send)
+            return
+        await self._ready()
+        await self._inner(scope, receive, _with_headers(send))
+
+    async def _answer(self, scope: Scope, receive: Receive, root: str, path: str) -> Response | None:
+        """Return what is answered instead of a page; None to let the request in."""
+        is_socket = scope["type"] == "websocket" or path.startswith("/_nicegui_ws/")
+        is_read = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+        if (is_socket or not is_read) and not _is_same_site(Headers(scope=scope)):
+            return PlainTextResponse("this request comes from a page of another site", 403)
+        if scope["type"] == "http" and path in ("/login", "/logout"):
+            return await self._login(Request(scope, receive), root) if path == "/login" else _logout(root, is_read)
+        try:
+            viewer = Viewer(self._service, await self._service.identify(_with_token(scope)), root)
+        except Unauthorized:
+            if is_socket or not is_read or path.startswith("/_nicegui"):
+                return PlainTextResponse("log in first", 401)
+            query = scope["query_string"].decode("latin-1")
+            asked = quote(root + path) + (f"?{query}" if query else "")
+            return RedirectResponse(f"{root}/login?{urlencode({'next': asked})}", 303)
+        scope[SCOPE_KEY] = viewer
+        if is_socket:
+            page = parse_qs(scope["query_string"].decode("latin-1")).get("client_id", [""])[0]
+            if (owner := self._owner(page)) is None or owner.identity != viewer.identity:
+                return PlainTextResponse("the page does not exist any more", 403)
+        return None
+
+    async def _login(self, request: Request, root: str) -> Response:
+        asked = request.query_params.get("next", "")
+        then = (
+            asked if asked.startswith(f"{root}/") and not asked.startswith("//") and "\\" not in asked else f"{root}/"
+        )
+        if self._service.auth is None:
+            return RedirectResponse(then, 303)
+        if request.method != "POST":
+            return _page(root, then, "")
+        form = b""
+        async for chunk in request.stream():
+            form += chunk
+            if len(form) > _MAX_FORM:
+                return PlainTextResponse("the form is too large", 413)
+        token = parse_qs(form.decode("utf-8", "replace")).get("token", [""])[0].strip()
+        try:
+            await self._service.identify(_bearing(request.scope, token))
+        except Unauthorized:
+            return _page(root, then, "This token is not valid.", 401)
+        answer = RedirectResponse(then, 303)
+        is_secure = request.url.scheme in ("https", "wss")
+        answer.set_cookie(
+            COOKIE, quote(token, safe=""), path=root or "/", httponly=True, samesite="lax", secure=is_secure
+        )
+        return answer
+
+
+def _logout(root: str, is_read: bool) -> Response:
+    if is_read:
+        return PlainTextResponse("log out by the button", 405)
+    answer = RedirectResponse(f"{root}/login", 303)
+    answer.delete_cookie(COOKIE, path=root or "/", httponly=True, samesite="lax")
+    return answer
+
+
+def _page(root: str, then: str, why: str, status: int = 200) -> Response:
+    action = escape(f"{root}/login?{urlencode({'next': then})}", quote=True)
+    headers = _HEADERS | {"Cache-Control": "no-store"}
+    return HTMLResponse(LOGIN.replace("{action}", action).replace("{why}", escape(why)), status, headers)
+
+
+def _is_same_site(headers: Headers) -> bool:
+    """Return whether a request that changes something comes from the service's own pages, or from no page."""
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def _bearing(scope: Scope, token: str) -> HTTPConnection:
+    """Return the connection as if it had been made with this token."""
+    others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+    bearer = b"Bearer " + token.encode("latin-1", "replace")
+    return HTTPConnection({**scope, "type": "http", "headers": [*others, (b"authorization", bearer)]})
+
+
+def _with_token(scope: Scope) -> HTTPConnection:
+    """Return the connection with the cookie's token as its credentials, if it has one and no others."""
+    connection = HTTPConnection({**scope, "type": "http"})
+    token = connection.cookies.get(COOKIE)
+    return connection if token is None or "authorization" in connection.headers else _bearing(scope, unquote(token))
+
+
+async def _refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})
+    else:
+        await answer(scope, receive, send)
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", ()), *own]}
+        await send(message)
+
+    return sending

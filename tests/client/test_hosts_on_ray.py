@@ -1,0 +1,42 @@
+"""`manager.hosts` finds the processes that host sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from engines import ScriptedEngine
+from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.cluster.placement import Packed
+
+pytestmark = pytest.mark.ray
+
+
+def test_packed_and_dedicated_hosts_say_what_they_have(make_manager: Callable[..., SessionManager]) -> None:
+    packed = make_manager(placement=Packed(hosts=2))
+    runs = [packed.open(f"chat-{number}").run("hello") for number in range(3)]
+    assert [run.wait().text for run in runs] == ["hello"] * 3
+    hosts = packed.hosts()
+    assert [host.name.rpartition("/")[2] for host in hosts] == ["0", "1"]
+    assert all(host.is_packed and not host.is_replaced and host.pid and host.node_id and host.node for host in hosts)
+    loads = [host.load for host in hosts if host.load]
+    assert sum(load.sessions for load in loads) == 3
+    assert sorted(name for load in loads for name in load.recent) == ["chat-0", "chat-1", "chat-2"]
+
+    dedicated = make_manager(store="memory://hosts")
+    assert dedicated.hosts() == [], "no session was used"
+    session = dedicated.open("alone")
+    session.run("hello").wait()
+    (host,) = dedicated.hosts()
+    assert not host.is_packed and host.load and host.load.recent == ("alone",)
+    info = session.info()
+    assert (host.pid, host.node_id) == (info.pid, info.node_id)
+
+    async def ask() -> None:
+        settings = {"engine": ScriptedEngine(), "namespace": packed._client.namespace}
+        async with AsyncSessionManager("memory://hosts", **settings) as manager:  # type: ignore[arg-type]
+            assert [found.name for found in await manager.hosts()] == [host.name]
+
+    asyncio.run(ask())

@@ -1,0 +1,92 @@
+"""Serves the console in a process of its own, for a browser: `Console` starts it, `main` is it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+from console_engine import Engine
+
+NAMESPACE = "console"
+"""Of the console's actors."""
+
+TOKENS = {name: f"{name}'s-secret;-token\"" for name in ("ann", "bob", "root")}
+"""Of two users and an operator."""
+
+
+class Console:
+    """A service with the console in a process of its own, on the tests' Ray. Ends with its `with` block."""
+
+    def __init__(self, folder: Path, address: str, **settings: Any) -> None:
+        self.store = str(settings.get("store", f"sqlite:///{folder}/chats.db"))
+        given = {**settings, "store": self.store}
+        command = [sys.executable, __file__, json.dumps(given)]
+        environ = os.environ | {"RAY_ADDRESS": address}
+        self.log = folder / "console.log"
+        self._log = self.log.open("w")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environ)
+        assert self.process.stdout
+        self.address = self.process.stdout.readline().strip()
+        assert self.address, self.log.read_text()
+        self.url = f"{self.address}/console"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=30)
+        self._log.close()
+
+    def tasks(self) -> list[str]:
+        """Return the names of the tasks of the console's process."""
+        with urllib.request.urlopen(f"{self.address}/tasks", timeout=10) as answer:
+            return list(json.load(answer))
+
+
+async def serve(settings: dict[str, Any]) -> None:
+    import uvicorn
+
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.cluster.placement import Packed
+    from turnwise.actors.session.budget import Budget
+    from turnwise.actors.session.config import SessionConfig
+    from turnwise.console import mount
+    from turnwise.http import BearerTokens, Identity, create_app
+    from turnwise.memory.longterm.keyword import LexicalMemory
+
+    has_users = settings.get("users", False)
+    manager = AsyncSessionManager(
+        settings["store"],
+        engine=Engine(),
+        placement=Packed(hosts=1),
+        namespace=NAMESPACE,
+        memory=[LexicalMemory(settings["memory"])] if "memory" in settings else [],
+        read_only=settings.get("read_only", False),
+        enforce_user=has_users,
+        config=SessionConfig(session_budget=Budget(tokens=50_000, calls=1_000)),
+    )
+    users = {token: Identity(name, is_operator=name == "root") for name, token in TOKENS.items()}
+    async with manager:
+        app = create_app(manager, auth=BearerTokens(users) if has_users else None)
+        mount(app, app.state.service)
+
+        @app.get("/tasks")
+        async def tasks() -> list[str]:
+            return sorted(str(task.get_coro()) for task in asyncio.all_tasks())
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="info", timeout_graceful_shutdown=3))
+        await server.serve(sockets=[listener])
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(json.loads(sys.argv[1])))

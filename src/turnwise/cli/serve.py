@@ -39,6 +39,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="The port to listen on; 8000 if omitted, and 0 takes any.")] = None,
     packed: Annotated[int | None, typer.Option(help="How many processes the sessions share; 4 if omitted.")] = None,
     workers: Annotated[int | None, typer.Option(help="How many processes answer requests; 1 if omitted.")] = None,
+    ray_serve: Annotated[
+        bool, typer.Option("--ray-serve", help="Answer requests by replicas on Ray Serve: at least --workers.")
+    ] = False,
     console: Annotated[bool, typer.Option("--console", help="Serve the web console at /console.")] = False,
     demo: Annotated[
         bool, typer.Option("--demo", help="Where OPENAI_API_KEY is not set, simulate a model: no key, no network.")
@@ -60,7 +63,7 @@ def serve(
             if demo and store is None and config is None:
                 folder = stack.enter_context(TemporaryDirectory(prefix="turnwise-"))
                 chosen["store"] = f"sqlite:///{folder}/sessions.db"
-            _serve(config, chosen, _engine(model, base_url, demo), check=check)
+            _serve(config, chosen, _engine(model, base_url, demo), ray_serve=ray_serve, check=check)
     except TurnwiseError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
@@ -76,7 +79,9 @@ def _engine(model: str | None, base_url: str | None, demo: bool) -> Mapping[str,
     return {name: each for name, each in (("model", model), ("base_url", base_url)) if each}
 
 
-def _serve(file: Path | None, chosen: dict[str, Any], engine: Mapping[str, Any], *, check: bool) -> None:
+def _serve(
+    file: Path | None, chosen: dict[str, Any], engine: Mapping[str, Any], *, ray_serve: bool, check: bool
+) -> None:
     """Read the configuration, and check or serve it."""
     try:
         from turnwise.http import config as configuration, server
@@ -93,6 +98,13 @@ def _serve(file: Path | None, chosen: dict[str, Any], engine: Mapping[str, Any],
         config, source = configuration.load(file, **chosen)
     if check:
         _report(assemble(config, source), source)
+    elif ray_serve:
+        try:
+            from turnwise.http.serve import serve_on_ray
+        except ModuleNotFoundError as error:
+            why = f"there is no module {error.name}: pip install 'ray[serve]'"
+            raise ConfigError("--ray-serve", True, why) from None
+        serve_on_ray(config, source, _print_commands)
     else:
         server.serve(config, source, _print_commands)
 

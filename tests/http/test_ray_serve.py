@@ -1,0 +1,100 @@
+"""The service on Ray Serve: two replicas, of which one is killed while it streams."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from served import Follower, served, start
+from turnwise.errors import ConfigError
+from turnwise.testing.local_provider.server import LocalProvider
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray Serve's own
+    from ray.serve import Application
+
+    from turnwise.http.serve import Replica, deployment
+
+pytestmark = pytest.mark.ray
+
+EXAMPLE = Path(__file__).parents[2] / "examples/serve_config.yaml"
+TEXT = " ".join(f"word{n}" for n in range(60))
+
+
+def replicas(ray: Any) -> set[str]:
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return {actor["name"] for actor in actors if actor["name"].startswith("SERVE_REPLICA::")}
+
+
+def test_a_replica_is_killed_while_it_streams_and_its_clients_resume_at_another(
+    ray_session: Any, ray_address: str, tmp_path: Path
+) -> None:
+    with LocalProvider(token_delay_s=0.3, reply=lambda _: TEXT) as provider:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = [f"sqlite:///{tmp_path}/chats.db", "--model", "m", "--base-url", provider.base_url]
+        words += ["--port", str(port), "--packed", "1", "--workers", "2", "--ray-serve"]
+        with served(*words, RAY_ADDRESS=ray_address) as service:
+            assert len(before := replicas(ray_session)) == 2  # noqa: RUF018
+            run = start(service.url, "chat", "Tell me a long story.")
+            followers = [Follower(run) for _ in range(6)]
+            cuts: list[int] = []
+            threads = [threading.Thread(target=follow, args=(each, service.url, cuts)) for each in followers]
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: all(len(each.events) > 3 for each in followers))
+            ray_session.kill(ray_session.get_actor(min(before), namespace="serve"))
+            for thread in threads:
+                thread.join(120)
+            for follower in followers:
+                follower.check(TEXT)
+            assert len(cuts) > 0
+            assert len(provider.requests) == 1
+            assert service.stop() == 0
+        assert not replicas(ray_session)
+
+
+def follow(follower: Follower, url: str, cuts: list[int]) -> None:
+    while not follower.is_done():
+        with suppress(AssertionError):  # 503 while Serve finds out
+            for _ in follower.read(url):
+                pass
+        if not follower.is_done():
+            cuts.append(len(follower.events))
+            time.sleep(0.2)
+
+
+def wait_until(holds: Any) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not come true within a minute")
+
+
+def test_the_example_of_a_deployment_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-for-tests")
+    monkeypatch.setenv("TURNWISE_HTTP_TOKENS", '{"a-very-secret-token": "ann"}')
+    (app,) = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["applications"]
+    assert app["import_path"] == f"{deployment.__module__}:{deployment.__name__}"
+    assert [each["name"] for each in app["deployments"]] == [Replica.name]
+    assert isinstance(deployment(app["args"]), Application)
+
+
+def test_a_deployment_without_users_must_say_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("[engines.main]\nobject = 'serve_objects:engine'\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="anonymous=False: whoever reaches Serve could do everything"):
+        deployment({"config": str(file)})
+    assert isinstance(deployment({"config": str(file), "anonymous": "true"}), Application)
+    with pytest.raises(ConfigError, match="run `turnwise console` beside"):
+        deployment({"config": str(file), "anonymous": "true", "console": "true"})

@@ -51,7 +51,7 @@ class Additions:
                     why = f"the run is {record.state}, and its last event says so: add the event to the session"
                     raise InvalidInputError("run_id", shown(run_id), why)
                 whose = about(run.record)
-            seq = self._journal.log.last_seq + 1
+            seq = self._journal.log.next_seq()
             await self._transactor.commit(self._journal.session, [(CustomEvent, {**whose, **values})])
             return seq
 

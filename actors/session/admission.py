@@ -253,7 +253,7 @@ class RunAdmission:
         turn = replace(
             turn, run_id=record.run_id, turn_id=request.turn_id, status="queued", prompt=join(turn.prompt, (span,))
         )
-        record = replace(record, turn_index=turn.index, first_seq=self._journal.log.last_seq + 1 + len(ends))
+        record = replace(record, turn_index=turn.index, first_seq=self._journal.log.next_seq() + len(ends))
         run = ActiveRun(self._state.view(), record, turn, request.run_resources)
         added = {"span": (span.start, span.stop), "blocks": tuple(blocks)} if blocks else {}
         event: NewEvent = RunQueued, {**about(record), **added}

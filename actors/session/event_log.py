@@ -28,15 +28,19 @@ class EventLog:
         self._quiet: list[Callable[[int], Event | None]] = []
         """Makes the live events that are published with the next event."""
         self._numbered: list[Event] = []
-        """Those that were numbered when the numbers after them were reserved."""
+        """Those that were numbered when the numbers after them were reserved or asked for."""
         self._reserved = False
         self._news: asyncio.Future[None] | None = None
 
+    def next_seq(self) -> int:
+        """Return the number that the next stored event will have, if nothing is published before it."""
+        self._numbered += self._made()
+        return self.last_seq + 1
+
     def reserve(self, count: int) -> int:
         """Reserve the next `count` numbers for events that are about to be stored; return the first number."""
-        self._numbered += self._made()
+        first = self.next_seq()
         self._reserved = True
-        first = self.last_seq + 1
         self.last_seq += count
         return first
 
@@ -77,7 +81,7 @@ class EventLog:
             return
         self._quiet.append(make)
         if not quietly and (events := self._made()):
-            self._held.extend(events)
+            self._hold(events)
             self.published = self.last_seq
             self._wake()
 

@@ -19,6 +19,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.event_log import EventLog
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.events import (
+    CustomEvent,
     Event,
     ModelCallStarted,
     RunEnded,
@@ -131,6 +132,27 @@ async def test_parts_end_with_their_model_call() -> None:
     kinds = [type(event) for event in events]
     assert kinds.index(ToolStarted) > kinds.index(TextDelta) + 1, "before the events of the call's end"
     assert kinds.count(ModelCallStarted) == 2
+
+
+@pytest.mark.virtual_time
+async def test_an_event_after_a_part_has_the_number_that_its_caller_is_told() -> None:
+    core = await a_core(Streaming(["a", 1.0, Thinking(redacted="x"), 60.0]))
+    await core.start(["go"], run_id="run")
+    await asyncio.sleep(2)
+    number = await core.add_event("mine", {}, key="key", run_id="run")
+    assert [event.seq for event in (await core.reads.events())[0] if isinstance(event, CustomEvent)] == [number]
+    await asyncio.sleep(60)
+
+
+@pytest.mark.virtual_time
+async def test_a_run_that_is_queued_after_a_part_begins_with_its_own_event() -> None:
+    core = await a_core(Streaming(["a", 1.0, Thinking(redacted="x"), 60.0]))
+    await core.start(["go"], run_id="run")
+    await asyncio.sleep(2)
+    await core.start(["and go"], run_id="next", if_busy="enqueue")
+    events, _, _ = await core.reads.events(run_id="next")
+    assert events[0].seq == (await core.reads.run("next")).first_seq
+    await asyncio.sleep(200)
 
 
 @pytest.mark.virtual_time

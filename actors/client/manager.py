@@ -146,6 +146,7 @@ class SessionManager(ManagerRequests):
         user_id: str | None = None,
         agent: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        engine: str | None = None,
         **options: Unpack[RunOptions],
     ) -> ExecutionHandle:
         """Start a run without a history and without memories, of which nothing is stored.
@@ -159,13 +160,14 @@ class SessionManager(ManagerRequests):
             user_id: the user whom the engine and its tools are told; see `open`.
             agent: the agent, likewise.
             metadata: a JSON object that the engine and its tools get; it is not kept either.
+            engine: the name of the engine, if the manager has several; its first if omitted.
             options: see `Session.run`.
 
         Raises:
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
             ConfigError: `enforce_user` is set and no user is given.
         """
-        made = carry_out(self._open_once(user_id, agent, metadata), self._client.portal)
+        made = carry_out(self._open_once(user_id, agent, metadata, engine), self._client.portal)
         return Session(*made).run(*prompts, **options)
 
     def get(self, session_id: str, *, user_id: str | None = None) -> Session:
@@ -464,6 +466,7 @@ class AsyncSessionManager(ManagerRequests):
         user_id: str | None = None,
         agent: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        engine: str | None = None,
         **options: Unpack[RunOptions],
     ) -> AsyncExecutionHandle:
         """Start a run without a history and without memories, of which nothing is stored.
@@ -477,13 +480,14 @@ class AsyncSessionManager(ManagerRequests):
             user_id: the user whom the engine and its tools are told; see `open`.
             agent: the agent, likewise.
             metadata: a JSON object that the engine and its tools get; it is not kept either.
+            engine: the name of the engine, if the manager has several; its first if omitted.
             options: see `Session.run`.
 
         Raises:
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
             ConfigError: `enforce_user` is set and no user is given.
         """
-        made = await self._carry_out(self._open_once(user_id, agent, metadata))
+        made = await self._carry_out(self._open_once(user_id, agent, metadata, engine))
         return await AsyncSession(*made).run(*prompts, **options)
 
     async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:

@@ -44,7 +44,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.ray_runtime import connect, this_ray
 from turnwise.actors.cluster.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, check_taken
-from turnwise.actors.inference.named_engines import MissingEngine, as_engine, engine_named
+from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named
 from turnwise.actors.memory.attached import Eraser
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
@@ -88,6 +88,9 @@ _PAGE = 100
 
 IfExists = Literal["refuse", "update", "keep"]
 """What `open` does if the session exists and has another title or other metadata than those given."""
+
+ONCE = "of run_once"
+"""What errors call a session of `run_once`."""
 
 ONCE_STORE = "memory://turnwise-once"
 """Where the runs of `run_once` are, as long as they are there."""
@@ -184,6 +187,19 @@ class ManagerRequests:
         other._enforce_user = False  # noqa: SLF001 - its own class
         return other
 
+    @property
+    def engines(self) -> Mapping[str | None, EngineBuilder]:
+        """Its engines by name; a single engine without a name has None."""
+        builder = as_engine(self._engine)
+        return dict(builder.engines.items()) if isinstance(builder, NamedEngines) else {None: builder}
+
+    def _check_engine(self, name: str | None, session_id: str) -> EngineBuilder:
+        """Return the engine of this name. Raise ConfigError, which names the session, if there is none."""
+        builder = engine_named(as_engine(self._engine), name)
+        if isinstance(builder, MissingEngine):
+            raise builder.error(session_id)
+        return builder
+
     def _start(self) -> None:
         """Connect to Ray or start it, and start the processes of hosts and memories. Blocks; may be repeated."""
         if not self._client.read_only:
@@ -248,10 +264,7 @@ class ManagerRequests:
         if is_sealed(frozen):  # such a session could not be listed
             raise InvalidInputError("metadata", shown(given), "it looks like encrypted metadata: choose other names")
         asked = merged({}, params or {})
-        builder = engine_named(as_engine(self._engine), engine)
-        if isinstance(builder, MissingEngine):
-            raise builder.error(session_id)
-        check_taken(builder, model, asked)
+        check_taken(self._check_engine(engine, session_id), model, asked)
         now = yield from self._now()
         fresh = SessionRecord(
             session_id=own_id(user_id, session_id) if self._enforce_user else session_id,
@@ -322,12 +335,13 @@ class ManagerRequests:
 
     @checked
     def _open_once(
-        self, user_id: UserId | None, agent: AgentName | None, metadata: Any
+        self, user_id: UserId | None, agent: AgentName | None, metadata: Any, engine: EngineName | None
     ) -> Request[tuple[ClusterClient, SessionRef, str, str | None]]:
         """Create a session that is kept in memory only; return what `Session` takes."""
         self._check_user(user_id)
         self._check_writes("*", "run_once")
         given = {} if metadata is None else json_object("metadata", metadata, self._max_metadata_bytes)
+        self._check_engine(engine, ONCE)
         client: ClusterClient = self._once or (yield Consult(partial(asyncio.to_thread, self._make_once)))
         self._once = client
         store = client.stores[0]
@@ -337,7 +351,7 @@ class ManagerRequests:
         now = yield Consult(store.now)
         times = {"created_at": now, "updated_at": now, "ttl_s": ONCE_TTL_S}
         owner: dict[str, Any] = {"user_id": user_id or DEFAULT_USER, "agent": agent, "metadata": freeze(given)}
-        fresh = SessionRecord(session_id=new_id(), memory="off", **owner, **times)
+        fresh = SessionRecord(session_id=new_id(), memory="off", engine=engine, **owner, **times)
         made: SessionRecord = yield Consult(partial(store.create, fresh))
         return client, SessionRef.of(made), made.user_id, agent
 

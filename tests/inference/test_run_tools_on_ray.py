@@ -17,7 +17,7 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import external_tool, tool
-from turnwise.errors import InvalidInputError
+from turnwise.errors import ConfigError, InvalidInputError
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.testing import LocalProvider, tool_script
@@ -85,6 +85,9 @@ async def test_run_once_takes_them_too_and_another_engine_refuses_them(ray_sessi
                 await asyncio.sleep(0.02)
             await run.provide(calls[0].call_id, "cold")
             assert (await run.wait(WAIT_S)).text == "done"
+            assert "hi" in (await (await manager.run_once("hi", engine="echo")).wait(WAIT_S)).text
+            with pytest.raises(ConfigError, match=r"engine='large'.*the manager has 'local', 'echo'"):
+                await manager.run_once("hi", engine="large")
             chat = await manager.open("chat", engine="echo")
             with pytest.raises(InvalidInputError, match="EchoEngine does not support instructions and tools of runs"):
                 await chat.run("hi", tools=[WEATHER])

@@ -28,5 +28,8 @@ class HttpSettings(BaseSettings):
     """A stream that has been silent for so long sends a comment, so that proxies do not close it."""
     max_wait_s: float = Field(default=300.0, gt=0)
     """How long a request may wait for a run to end; then it is answered with the run as it is."""
+    models: tuple[str, ...] = ()
+    """Models that requests of OpenAI's API may ask the first engine for, beside its own. A request that names a model
+    that is neither here nor an engine's is answered with 404, so that nobody chooses what the key pays for."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the service from a browser; none by default."""

@@ -105,6 +105,9 @@ class EventStream(Response):
         caller: whose stream it is; counted from its first byte to its last.
         chunks: what is sent; closed at the end. It must survive being cancelled between two chunks.
         left: what to do when the client leaves, such as cancelling its run.
+        retry_ms: when a client that lost its stream is to come back; None to say nothing, for clients that take this
+            for an event.
+        farewell: what is sent last if the server stops, for clients that cannot resume.
     """
 
     def __init__(
@@ -113,12 +116,16 @@ class EventStream(Response):
         chunks: AsyncGenerator[bytes, None],
         *,
         left: Callable[[], Any] | None = None,
+        retry_ms: int | None = RETRY_MS,
+        farewell: bytes = b"",
         status_code: int = 200,
         headers: dict[str, str] | None = None,
     ) -> None:
         self._caller = caller
         self._chunks = chunks
         self._left = left
+        self._retry_ms = retry_ms
+        self._farewell = farewell
         self._is_sending = False
         self._sent = 0
         """How many chunks were sent."""
@@ -132,7 +139,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._caller.service.stream(self._caller.user_id), aclosing(self._chunks):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send(_body(f"retry: {RETRY_MS}\n\n".encode()))
+            if self._retry_ms is not None:
+                await send(_body(f"retry: {self._retry_ms}\n\n".encode()))
             sending: asyncio.Future[None] = asyncio.ensure_future(self._send_chunks(send))
             gone: asyncio.Future[None] = asyncio.ensure_future(_gone(receive))
             try:
@@ -168,8 +176,9 @@ class EventStream(Response):
                 if not done and sent == self._sent and not self._is_sending:
                     await send(_body(HEARTBEAT))
             if sending.cancelled() or not sending.exception():
+                last = self._farewell if sending.cancelled() else b""
                 end: asyncio.Future[None] = asyncio.ensure_future(
-                    send({"type": "http.response.body", "body": b"", "more_body": False})
+                    send({"type": "http.response.body", "body": last, "more_body": False})
                 )
                 await asyncio.wait({end, gone}, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
                 if not end.done():

@@ -1,0 +1,151 @@
+"""Errors as OpenAI's API answers them: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from turnwise.errors import (
+    EmptyTurnError,
+    InvalidInputError,
+    InvalidPromptError,
+    InvalidRequestError,
+    TurnwiseError,
+)
+from turnwise.http.problems import RETRY_AFTER_S, TooManyStreams, Unauthorized, name_of, status_of
+
+_log = logging.getLogger(__name__)
+
+_SERVER = 500
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""OpenAI's `type` of an error by its status; `invalid_request_error` below 500, else `server_error`."""
+
+_PARAM = re.compile(r"params\['([a-z_]+)'\]")
+
+_PARAMS = {"max_output_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort", "verbosity": "text"}
+_PARAMS |= {"response_format": "text.format"}
+
+
+class OpenAIError(Exception):
+    """A refusal, in the words of OpenAI's API.
+
+    Args:
+        more: further members of the answer's `error`.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, **more: Any
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.more = more
+
+
+def invalid(param: str, message: str, code: str | None = None, **more: Any) -> OpenAIError:
+    """Return the refusal of a request because of one of its fields."""
+    return OpenAIError(400, message, param=param, code=code, **more)
+
+
+def unsupported(param: str, message: str = "this service does not support it: leave it out") -> OpenAIError:
+    """Return the refusal of a request with a field or a value that the service does not support."""
+    return OpenAIError(400, f"{param}: {message}", param=param, code="unsupported_parameter")
+
+
+def not_found(kind: str, id: str) -> OpenAIError:
+    """Return the answer for something that does not exist, or that is another user's."""
+    return OpenAIError(404, f"{kind} with id '{id}' not found.", code="not_found")
+
+
+def body_of(status: int, message: str, *, param: str | None = None, code: str | None = None, **more: Any) -> Any:
+    """Return the body of an answer with an error."""
+    kind = _KINDS.get(status, "invalid_request_error" if status < _SERVER else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code, **more}}
+
+
+def answer(status: int, message: str, **fields: Any) -> JSONResponse:
+    """Return an error as an answer."""
+    retry = {"Retry-After": RETRY_AFTER_S} if status in (429, 503) else {}
+    challenge = {"WWW-Authenticate": "Bearer"} if status == 401 else {}  # noqa: PLR2004 - no valid credentials
+    return JSONResponse(body_of(status, message, **fields), status, {**retry, **challenge})
+
+
+def answer_of(error: TurnwiseError) -> JSONResponse:
+    """Return one of turnwise's errors as an answer."""
+    status = 400 if isinstance(error, InvalidInputError | InvalidRequestError) else status_of(error)
+    param = getattr(error, "field", None) if isinstance(error, InvalidInputError) else None
+    if param and (found := _PARAM.fullmatch(param)):
+        param = _PARAMS.get(found[1], found[1])
+    if isinstance(error, EmptyTurnError | InvalidPromptError):
+        param = "input"
+    return answer(status, str(error), param=param, code=name_of(error))
+
+
+router = APIRouter(prefix="/openai/v1", include_in_schema=False)
+"""Answers what is no address of the API; the last of its routers."""
+
+
+@router.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+async def unknown(path: str, request: Request) -> Response:
+    """Say that there is no such address, or none that takes this method."""
+    return answer(404, f"Invalid URL ({request.method} {request.url.path})", code="unknown_url")
+
+
+class OpenAIRoute(APIRoute):
+    """A route that answers errors as OpenAI's API does."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of requests."""
+        handle = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:  # noqa: PLR0911 - a table of errors
+            try:
+                return await handle(request)
+            except OpenAIError as error:
+                return answer(error.status, str(error), param=error.param, code=error.code, **error.more)
+            except TurnwiseError as error:
+                if status_of(error) >= _SERVER:
+                    _log.error("%s %s: %s", request.method, request.url.path, error)
+                return answer_of(error)
+            except RequestValidationError as error:
+                return _invalid(error)
+            except Unauthorized:
+                return answer(401, "Incorrect API key provided: send a valid token.", code="invalid_api_key")
+            except TooManyStreams as error:
+                return answer(429, str(error), code="too_many_streams")
+            except HTTPException as error:
+                return answer(error.status_code, str(error.detail))
+
+        return handler
+
+
+def _invalid(error: RequestValidationError) -> JSONResponse:
+    found = error.errors()
+    first = found[0] if found else {"loc": (), "msg": "it cannot be read", "type": "invalid"}
+    param = _path(tuple(first["loc"])[1:])
+    why = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        return answer(400, f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+    if first["type"] == "missing":
+        return answer(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    if first["type"] == "json_invalid":
+        return answer(400, f"The body is not valid JSON: {why}.", code="invalid_json")
+    return answer(400, f"Invalid value for '{param}': {why}.", param=param or None, code="invalid_value")
+
+
+def _path(location: tuple[Any, ...]) -> str:
+    """Return the place of a field, such as `input[0].content`."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path

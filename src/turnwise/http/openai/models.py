@@ -1,0 +1,75 @@
+"""`/openai/v1/models`: the models that requests may name, and the engine that each stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter
+
+from turnwise.actors.inference.engine import Framed
+from turnwise.http.openai.errors import OpenAIError, OpenAIRoute
+from turnwise.http.service import Asks, Caller
+
+router = APIRouter(prefix="/openai/v1/models", tags=["OpenAI models"], route_class=OpenAIRoute)
+
+DEFAULT = "default"
+"""The name of the model of an engine that says none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a request that names a model asks for."""
+
+    engine: str | None
+    """The name of the manager's engine; None for its first."""
+    model: str | None
+    """The model of the run; None for the engine's own."""
+
+
+def models_of(caller: Caller) -> dict[str, Chosen]:
+    """Return the models that requests may name.
+
+    They are the names of the manager's engines, the engines' models, then those of `HttpSettings.models`, which the
+    first engine is asked for.
+    """
+    engines = caller.manager.engines
+    found = {name: Chosen(name, None) for name in engines if name is not None}
+    for name, engine in engines.items():
+        model = engine.frame().model if isinstance(engine, Framed) else None
+        if model or name is None:
+            found.setdefault(model or DEFAULT, Chosen(name, None))
+    for model in caller.service.settings.models:
+        found.setdefault(model, Chosen(None, model))
+    return found
+
+
+def chosen(caller: Caller, model: str) -> Chosen:
+    """Return what a request asks for that names this model.
+
+    Raises:
+        OpenAIError: there is no such model.
+    """
+    found = models_of(caller)
+    if model not in found:
+        known = ", ".join(map(repr, found))
+        message = f"The model '{model:.200}' does not exist; this service has {known}."
+        raise OpenAIError(404, message, param="model", code="model_not_found")
+    return found[model]
+
+
+@router.get("")
+async def list_models(caller: Asks) -> dict[str, Any]:
+    """List the models that requests may name."""
+    return {"object": "list", "data": [_model(model) for model in models_of(caller)]}
+
+
+@router.get("/{model:path}")
+async def retrieve_model(model: str, caller: Asks) -> dict[str, Any]:
+    """Return one of them."""
+    chosen(caller, model)
+    return _model(model)
+
+
+def _model(id: str) -> dict[str, Any]:
+    return {"id": id, "object": "model", "created": 0, "owned_by": "turnwise"}

@@ -108,12 +108,19 @@ class MemoryConfig:
     """Which turns are saved automatically: all that stay in the history, those whose run completed, or none. Saving
     runs in the background, and a turn that could not be saved is saved later."""
 
+    planner_notes: bool = False
+    """Whether each note of an engine or a tool (`context.note`) is saved with its turn, as an item of type
+    `planner_note`, which is episodic. Memories that extract facts keep notes as they are. Saving a turn then reads its
+    run's events, from memory if the run is one of the last."""
+
     def __post_init__(self) -> None:
         for name in ("max_results", "max_tokens", "timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"memory.{name}", getattr(self, name), "must be more than 0")
         if isinstance(self.profile_tokens, bool) or not isinstance(self.profile_tokens, int) or self.profile_tokens < 0:
             raise ConfigError("memory.profile_tokens", self.profile_tokens, "must be a whole number, at least 0")
+        if not isinstance(self.planner_notes, bool):
+            raise ConfigError("memory.planner_notes", self.planner_notes, "must be True or False")
         if self.save not in get_args(Saved):
             raise ConfigError("memory.save", self.save, "must be 'all', 'completed' or 'none'")
         try:

@@ -315,12 +315,16 @@ class Journal:
 
     async def events(self, after: int, limit: int) -> Sequence[Event]:
         """Return up to `limit` events with a number above `after`, from memory, and older ones from the store."""
+        return await self._with_blocks(await self.bare_events(after, limit))
+
+    async def bare_events(self, after: int, limit: int) -> Sequence[Event]:
+        """Return the events that `events` returns, without blocks if they are stored apart."""
         start = self.log.start
         if after >= start - 1:
-            return await self._with_blocks(self.log.since(after, limit))
+            return self.log.since(after, limit)
         held = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
         stored = await self._stored_events(after, limit)
-        return await self._with_blocks([*(event for event in stored if event.seq < start), *held][:limit])
+        return [*(event for event in stored if event.seq < start), *held][:limit]
 
     async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:
         return await self.blocks.read_events(events, self.session.log)

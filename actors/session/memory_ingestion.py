@@ -18,9 +18,9 @@ from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import CorruptRecordError, ExtractionError, InvalidMemoryError, LongTermMemoryError
 from turnwise.memory.background import ended, log_failure, retry
-from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, TurnNotSaved
+from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, PlannerNote, TurnNotSaved
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
+from turnwise.memory.longterm.turn_items import TurnBlocks, note_items, turn_item
 
 AT_ONCE = 16
 """The maximum number of turns that are sent to a memory in one call."""
@@ -30,6 +30,9 @@ DELAY_S = 0.05
 
 PAGE = 100
 """How many unsaved turns of an earlier process are read at once."""
+
+EVENTS = 1000
+"""How many events are read at once to find the notes of a run."""
 
 ATTEMPTS = 3
 """How many times saving a turn is tried if a memory's model returns unusable answers."""
@@ -161,10 +164,11 @@ class MemoryIngestion:
         if not page:
             return None
         runs = await self._journal.store.runs(self._state.session_id, after=after, limit=page[-1].index - after)
-        uses = {run.run_id: run.memory for run in runs}
+        run_of = {run.run_id: run for run in runs}
         for turn in page:
             if not turn.is_open and turn.index > self._progress.saved:
-                self._progress.add(turn, uses.get(turn.run_id or "", "off"))
+                run = run_of.get(turn.run_id or "")
+                self._progress.add(turn, run.memory if run else "off", run.first_seq if run else 0)
         return page[-1].index
 
     async def _report_unreadable(self, index: int, error: CorruptRecordError) -> None:
@@ -210,9 +214,9 @@ class MemoryIngestion:
                     await self._store_event((MemoryCaughtUp, {"memory": slot.name}))
 
     async def _send(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
-        read = [(turn, await self._item(turn)) for turn in turns]
+        read = [(turn, await self._items(turn)) for turn in turns]
         # A turn that was forgotten during the read is private now, so it is not to be saved.
-        items = [item for turn, item in read if item and self._progress.is_current(turn)]
+        items = [item for turn, found in read if self._progress.is_current(turn) for item in found]
         if not items:
             return
         call = self._tasks.spawn(_remember(slot, scope_of(self._journal.session, self._engines.config.memory), items))
@@ -225,10 +229,27 @@ class MemoryIngestion:
         if left := sum(item.id not in has for item in items):
             raise LongTermMemoryError(f"{left} of {len(items)} items were not saved")
 
-    async def _item(self, turn: TurnBlocks) -> MemoryItem | None:
+    async def _items(self, turn: TurnBlocks) -> list[MemoryItem]:
+        """Return what memories get of a turn: an item of its blocks and, by the settings, one for each planner note."""
         if turn.is_private:
-            return None
-        return turn_item(self._state.session_id, turn, turn.spans, await self._journal.blocks.read(turn.spans))
+            return []
+        session_id = self._state.session_id
+        item = turn_item(session_id, turn, turn.spans, await self._journal.blocks.read(turn.spans))
+        items = [item] if item else []
+        if self._engines.config.memory.planner_notes:
+            items += note_items(session_id, self._journal.session.log, turn, await self._notes(turn))
+        return items
+
+    async def _notes(self, turn: TurnBlocks) -> list[PlannerNote]:
+        """Return the planner notes of the turn's run."""
+        after, notes = turn.first_seq - 1, list[PlannerNote]()
+        while events := await self._journal.bare_events(after, EVENTS):
+            own = [event for event in events if event.run_id == turn.run_id]
+            notes += [event for event in own if isinstance(event, PlannerNote)]
+            if own and own[-1].terminal:
+                break
+            after = events[-1].seq
+        return notes
 
     async def _store_event(self, event: NewEvent) -> None:
         async def commit() -> None:

@@ -260,7 +260,7 @@ class RunDriver:
         """Remember the end of a run that is no longer active, after the commit that stored it, and wake its waiters."""
         self._state.add_ended(run, end, turn)
         if turn:
-            self._progress.add_ended(turn, end.memory)
+            self._progress.add_ended(turn, end.memory, end.first_seq)
         run.wake_waiters()
         self._engines.close_unused()
 

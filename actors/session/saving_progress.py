@@ -82,20 +82,26 @@ class SavingProgress:
         """Set whether the store has turns above the mark that are not known here."""
         self._is_behind = is_behind
 
-    def add_ended(self, turn: TurnRecord, use: MemoryUse) -> None:
+    def add_ended(self, turn: TurnRecord, use: MemoryUse, first_seq: int = 0) -> None:
         """Add a turn that has ended and is stored; a turn that is not to be saved only moves the mark."""
         if turn.index <= self._saved:
             return
         if self.writable:
-            self.add(turn, use)
+            self.add(turn, use, first_seq)
         else:
             self._is_behind = True  # so that the mark stays below the turns that are still to be saved
 
-    def add(self, turn: TurnRecord, use: MemoryUse) -> None:
-        """Add a turn above the mark; it is private if its run or the settings say that it is not saved."""
+    def add(self, turn: TurnRecord, use: MemoryUse, first_seq: int = 0) -> None:
+        """Add a turn above the mark; it is private if its run or the settings say that it is not saved.
+
+        Args:
+            use: how the turn's run uses memories.
+            first_seq: the number of its first event.
+        """
         wanted = self._engines.config.memory.save
         skip = use != "on" or turn.forgotten or (wanted == "completed" and turn.status != "completed")
-        self._unsaved[turn.index] = TurnBlocks(turn.index, join(turn.prompt, turn.output), turn.created_at, skip)
+        spans = join(turn.prompt, turn.output)
+        self._unsaved[turn.index] = TurnBlocks(turn.index, spans, turn.created_at, skip, turn.run_id, first_seq)
 
     def make_private(self, index: int) -> bool:
         """Do not save this turn in any more memories; return whether any memory still lacked it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,6 +18,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
+from turnwise.memory.conversation.events import PlannerNote
 from turnwise.memory.conversation.output_type import is_sent_back
 from turnwise.memory.conversation.spans import Span, Spans, join
 from turnwise.memory.longterm.base import MemoryItem, Source, item_id
@@ -34,6 +36,9 @@ class TurnBlocks:
     created_at: float = 0.0
     is_private: bool = False
     """If true, never sent to long-term memory."""
+    run_id: str | None = None
+    first_seq: int = 0
+    """The number of the run's first event."""
 
 
 def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Sequence[Block]) -> MemoryItem | None:
@@ -57,6 +62,21 @@ def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Se
         blocks=cast(tuple[AnyBlock, ...], blocks),
         created_at=turn.created_at if turn else 0.0,
     )
+
+
+def note_items(session_id: str, log: str, turn: TurnBlocks, notes: Iterable[PlannerNote]) -> list[MemoryItem]:
+    """Return an item for each note of the turn's run that is not blank. The same note always makes the same item."""
+    return [
+        MemoryItem(
+            id=f"{log}:note-{note.seq}~{hashlib.sha256(note.text.encode()).hexdigest()[:16]}",
+            text=note.text,
+            type=MemoryType.PLANNER_NOTE,
+            source=Source(session_id=session_id, turn_index=turn.index),
+            created_at=note.at,
+        )
+        for note in notes
+        if note.text.strip()
+    ]
 
 
 def _is_left_out(block: Block, calls: set[str]) -> bool:

@@ -30,6 +30,8 @@ class MemoryType(StrEnum):
     CONTEXT = "context"
     SESSION_SUMMARY = "session_summary"
     INTERACTION = "interaction"
+    PLANNER_NOTE = "planner_note"
+    """What an engine noted about its plan, by `context.note`: see `MemoryConfig.planner_notes`."""
     INSTRUCTIONS = "instructions"
     WORKFLOW = "workflow"
     SKILL = "skill"
@@ -53,6 +55,7 @@ AnyType: TypeAlias = (
         "context",
         "session_summary",
         "interaction",
+        "planner_note",
         "instructions",
         "workflow",
         "skill",
@@ -88,7 +91,12 @@ _CATEGORIES = {
     kind: category
     for category, kinds in {
         MemoryCategory.SEMANTIC: (MemoryType.PREFERENCES, MemoryType.FACTS, MemoryType.GOALS, MemoryType.GENERAL),
-        MemoryCategory.EPISODIC: (MemoryType.CONTEXT, MemoryType.SESSION_SUMMARY, MemoryType.INTERACTION),
+        MemoryCategory.EPISODIC: (
+            MemoryType.CONTEXT,
+            MemoryType.SESSION_SUMMARY,
+            MemoryType.INTERACTION,
+            MemoryType.PLANNER_NOTE,
+        ),
         MemoryCategory.PROCEDURAL: (MemoryType.INSTRUCTIONS, MemoryType.WORKFLOW, MemoryType.SKILL),
     }.items()
     for kind in kinds

@@ -25,7 +25,7 @@ from turnwise.memory.longterm.extraction.grounding import judge, quoted_in
 from turnwise.memory.longterm.extraction.input import input_of, may_have_facts, own_words
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
 from turnwise.memory.longterm.extraction.reconcile import decide, nearest
-from turnwise.memory.longterm.extraction.schema import Action, Candidate, Limits, Refusal, parse
+from turnwise.memory.longterm.extraction.schema import EXTRACTED, Action, Candidate, Limits, Refusal, parse
 from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.tokens.counter import ByteCounter
@@ -226,7 +226,7 @@ def test_claims_that_are_not_about_the_user_are_refused(why: str, said: str, tex
 
 
 def test_the_type_is_one_of_ten() -> None:
-    for kind in MemoryType:
+    for kind in EXTRACTED:
         assert verdict("I like figs a lot", "Likes figs a lot", type=kind) == "taken", kind
     assert verdict("I like figs a lot", "Likes figs a lot", type="secrets") == "unknown_type"
     assert verdict("Write short answers", "Write short answers", type="instructions") == "taken"
@@ -322,7 +322,7 @@ def test_names_from_other_turns_are_dropped() -> None:
 def test_the_schema_has_the_fields_of_candidates() -> None:
     properties = SCHEMA["properties"]["facts"]["items"]["properties"]
     assert set(properties) == set(SCHEMA["properties"]["facts"]["items"]["required"]) == set(Candidate.model_fields)
-    assert properties["type"]["enum"] == list(MemoryType) and properties["action"]["enum"] == list(Action)
+    assert properties["type"]["enum"] == list(EXTRACTED) and properties["action"]["enum"] == list(Action)
     assert all(f'"{name}"' in PROMPT for name in properties)
 
 

@@ -62,10 +62,11 @@ def test_items_without_blocks_obey_the_laws_of_memories(law: Law, make_facts: Ca
 
 
 class AsSaid(ExtractiveMemory):
-    """Extracts each item from a message with its text, and gives the fact the id of the item."""
+    """Extracts each item but planner notes from a message with its text, and gives the fact the id of the item."""
 
     def __init__(self, facts: FactStore) -> None:
         self.given: dict[str, MemoryItem] = {}
+        self.notes: set[tuple[str, str]] = set()
         super().__init__(Model(self.say), facts, max_facts_per_call=1000)
 
     def say(self, lines: list[dict[str, str]]) -> list[dict[str, Any]]:
@@ -74,15 +75,22 @@ class AsSaid(ExtractiveMemory):
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
         self.given.update({item.text: item for item in items})
-        return await super().remember(scope, [replace(item, blocks=(User(text=item.text),)) for item in items])
+        self.notes |= {(scope.user_id, item.id) for item in items if item.type is MemoryType.PLANNER_NOTE}
+        said = [item if item.type is MemoryType.PLANNER_NOTE else _said(item) for item in items]
+        return await super().remember(scope, said)
 
     async def recall(self, scope: Scope, query: str, **options: Any) -> list[MemoryItem]:
         names = {fact_of(item.id): item.id for item in self.given.values()}
         found = await super().recall(scope, query, **options)
-        return [replace(item, id=names[item.id], text=quoted_in(item.text) or item.text) for item in found]
+        return [replace(item, id=names.get(item.id, item.id), text=quoted_in(item.text) or item.text) for item in found]
 
     async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
-        return await super().update(scope, fact_of(id), text, **changes)
+        is_note = (scope.user_id, id) in self.notes
+        return await super().update(scope, id if is_note else fact_of(id), text, **changes)
+
+
+def _said(item: MemoryItem) -> MemoryItem:
+    return replace(item, blocks=(User(text=item.text),))
 
 
 def fact_of(id: str) -> str:

@@ -15,7 +15,7 @@ from conftest import end_actors
 
 import turnwise
 from engines import Researcher, ScriptedEngine
-from turnwise import AsyncSessionManager, Packed, SessionManager
+from turnwise import AsyncSessionManager, LexicalMemory, MemoryConfig, Packed, SessionConfig, SessionManager
 from turnwise.errors import InvalidRequestError, SessionEndedError, TurnIdTakenError
 from turnwise.memory.conversation.blocks import Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import CustomEvent, PhaseChanged, PlannerNote
@@ -154,6 +154,42 @@ def test_phases_notes_steps_and_own_events(manager: SessionManager) -> None:
     child = manager.open("child").run("slow 1", parent=turn.run_id)
     assert child.info().parent == turn.run_id
     assert [found.run_id for found in manager.runs(parent=turn.run_id)] == [child.run_id]
+
+
+def noted(folder: Path) -> dict[str, Any]:
+    """Return the settings of a manager whose memory keeps planner notes."""
+    memory = LexicalMemory(f"sqlite:///{folder}/memory.db")
+    config = SessionConfig(memory=MemoryConfig(planner_notes=True))
+    return settings(folder) | {"memory": [memory], "config": config, "namespace": f"{NAMESPACE}-noted"}
+
+
+@pytest.fixture
+def noting(ray_session: ModuleType, folder: Path) -> Iterator[SessionManager]:
+    with SessionManager(**noted(folder)) as made:
+        yield made
+    end_actors(ray_session, f"{NAMESPACE}-noted")
+
+
+async def test_planner_notes_are_a_kind_of_memory(noting: SessionManager, folder: Path) -> None:
+    """The memory store has the planner's notes beside messages and tool calls, and both families find them."""
+    chat = noting.open("noted", user_id="ann", agent="research")
+    turn = chat.run("What is the status?").wait()
+    assert chat.memory.wait(60)
+    (listed,) = chat.memory.list(type="planner_note")
+    assert (listed.text, listed.type, listed.source.turn_index) == ("search first", "planner_note", turn.index)
+    assert {item.type for item in chat.memory.list()} == {"planner_note", "interaction"}
+    assert [item.id for item in chat.memory.recall("search", types=["planner_note"])] == [listed.id]
+    assert listed.id in [item.id for item in chat.memory.recall("search first", category="episodic")]
+    assert chat.memory.recall("search", category="semantic") == []
+    async with AsyncSessionManager(**noted(folder)) as asynchronous:
+        again = await asynchronous.get("noted")
+        assert [item.id for item in await again.memory.recall("search", types=["planner_note"])] == [listed.id]
+        await (await again.run("And now?")).wait()
+        assert await again.memory.wait(60)
+        assert len((await again.memory.list(type="planner_note")).items) == 2
+        await again.memory.forget(turn.index)
+        (left,) = await again.memory.list(type="planner_note")
+        assert left.source.turn_index == turn.index + 1
 
 
 def test_an_ended_session_accepts_no_more_runs(manager: SessionManager) -> None:

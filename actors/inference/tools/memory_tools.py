@@ -43,6 +43,7 @@ _TYPES = {
     MemoryType.CONTEXT: "the circumstances of what is going on",
     MemoryType.SESSION_SUMMARY: "what a conversation was about and came to",
     MemoryType.INTERACTION: "something that happened between the user and you",
+    MemoryType.PLANNER_NOTE: "why you do what you do, as a note to yourself",
     MemoryType.INSTRUCTIONS: "a rule that the user wants you to follow from now on",
     MemoryType.WORKFLOW: "the steps in which a task is to be done",
     MemoryType.SKILL: "how to do something, as it has worked",

@@ -15,7 +15,7 @@ from turnwise.memory.longterm.extraction import evidence
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, flat, overrides_instructions, subjects
 from turnwise.memory.longterm.extraction.grammatical_person import RETRACTS, TAKES_BACK
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
-from turnwise.memory.longterm.extraction.schema import Candidate, Limits, Refusal
+from turnwise.memory.longterm.extraction.schema import EXTRACTED, Candidate, Limits, Refusal
 from turnwise.memory.longterm.search.analyzer import language_of, words
 from turnwise.memory.longterm.search.word_frequency import COMMON, log_frequency
 from turnwise.memory.longterm.types import MemoryType
@@ -140,7 +140,7 @@ def _look(candidate: Candidate, messages: ExtractionInput, most: int) -> Verdict
     return only_said or why
 
 
-_TYPES = frozenset(map(str, MemoryType))
+_TYPES = frozenset(map(str, EXTRACTED))
 
 QUOTED = 4
 """The maximum length of a quotation, as a multiple of `Limits.max_chars`."""

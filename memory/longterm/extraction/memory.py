@@ -32,7 +32,7 @@ from turnwise.memory.longterm.extraction import rerank
 from turnwise.memory.longterm.extraction.input import ExtractionInput, input_of, may_have_facts
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, SOURCED, request
 from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
-from turnwise.memory.longterm.extraction.schema import Limits, parse
+from turnwise.memory.longterm.extraction.schema import EXTRACTED, Limits, parse
 from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, checked_item
 from turnwise.memory.longterm.items.urls import facts_at
 from turnwise.memory.longterm.keyword import LexicalMemory, beside, profile_of
@@ -46,6 +46,10 @@ from turnwise.memory.stores.base import Page
 
 PROFILE = (*(kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC), MemoryType.INSTRUCTIONS)
 """The types of facts about who a user is and how they want to be answered."""
+
+
+_KNOWN = FactFilter(types=EXTRACTED)
+"""The facts with which extracted ones are compared."""
 
 
 def _types(profile: Collection[MemoryType]) -> tuple[MemoryType, ...]:
@@ -396,7 +400,7 @@ class ExtractiveMemory:
 
     async def _ask(self, scope: Scope, messages: ExtractionInput) -> ReconcileResult:
         model = self._bound_model()
-        known = await self._found.items(scope)
+        known = await self._found.items(scope, _KNOWN)
         recent = _FILLED * self._nearest
         shown = await asyncio.to_thread(nearest, messages, known, count=self._nearest, recent=recent)
         names = {f"f{number}": item for number, item in enumerate(shown, 1)}
@@ -411,7 +415,7 @@ class ExtractiveMemory:
         except Exception as error:
             self._counts["failed"] += 1
             raise ExtractionError(f"the model's answer is invalid: {error!r}"[:_WHY_CHARS]) from error
-        known = await self._found.items(scope)  # facts may have been deleted meanwhile
+        known = await self._found.items(scope, _KNOWN)  # facts may have been deleted meanwhile
         now = self._clock()
         decision = await asyncio.to_thread(decide, candidates, messages, known, names, self._limits, now=now)
         self._found.use_again(scope, decision.again)

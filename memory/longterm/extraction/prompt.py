@@ -8,9 +8,8 @@ from typing import Any
 from turnwise.memory.conversation.blocks import AnyBlock, System, User
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.input import ExtractionInput
-from turnwise.memory.longterm.extraction.schema import Action
+from turnwise.memory.longterm.extraction.schema import EXTRACTED, Action
 from turnwise.memory.longterm.quoting import quote
-from turnwise.memory.longterm.types import MemoryType
 
 PROMPT = """\
 You keep the long-term memory of an assistant: facts about the user that will still matter in later conversations.
@@ -58,7 +57,7 @@ SCHEMA: Mapping[str, Any] = {
                 "type": "object",
                 "properties": {
                     "text": {"type": "string"},
-                    "type": {"type": "string", "enum": [str(kind) for kind in MemoryType]},
+                    "type": {"type": "string", "enum": [str(kind) for kind in EXTRACTED]},
                     "topic": _NULLABLE,
                     "name": _NULLABLE,
                     "aliases": {"type": "array", "items": {"type": "string"}},

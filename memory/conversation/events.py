@@ -20,7 +20,9 @@ from turnwise.memory.conversation.usage import Usage
 class Event(BaseModel):
     """Base of all events. `kind` names the class; classes that end a run have `terminal` set."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True
+    )  # built at first use: a process uses few kinds
 
     terminal: ClassVar[bool] = False
     live: ClassVar[bool] = False

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
 from urllib.parse import urlsplit
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, Strict, field_serializer, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
 from turnwise.memory.conversation.frozen_json import MAX_DEPTH, FrozenDict, JsonObject, freeze, is_deeper
 
@@ -220,11 +220,6 @@ class ToolResult(Block):
     blocks: tuple[Content, ...] = ()
     """Images, documents and further texts, in order. See `turnwise.memory.providers` for what each API gets."""
 
-    @field_serializer("blocks", when_used="json")
-    def _with_kinds(self, blocks: tuple[Block, ...]) -> list[dict[str, Any]]:
-        fields = (block.model_dump(exclude_defaults=True, exclude={"kind"}) for block in blocks)
-        return [{"kind": block.kind, **values} for block, values in zip(blocks, fields, strict=True)]
-
     @classmethod
     def of(cls, value: Any, *blocks: Text | Image | Document, is_error: bool = False) -> Self:
         """Return a result for a tool to return, or to provide: a text or a JSON payload, with blocks beside it.
@@ -355,6 +350,9 @@ def encode(block: Block) -> str:
         raise ValueError(f"its JSON is nested more than {MAX_DEPTH} levels deep")
     if isinstance(block, Unknown):
         return pydantic_core.to_json({"kind": block.stored_kind, **block.payload}).decode()
+    if isinstance(block, ToolResult) and block.blocks:
+        body = block.model_dump_json(exclude_defaults=True, exclude={"kind", "blocks"})
+        return f'{{"kind":"{block.kind}",{body[1:-1]},"blocks":[{",".join(map(encode, block.blocks))}]}}'
     body = block.model_dump_json(exclude_defaults=True, exclude={"kind"})
     return f'{{"kind":"{block.kind}"' + (f",{body[1:]}" if body != "{}" else "}")
 

@@ -147,15 +147,16 @@ class ToolLoop:
         If the provider refuses the conversation, it is asked again without the attachments of the newest tool results,
         then without those of all. What it refused is left out of this runner's later requests.
         """
-        left_out, suspects = self._refused, iter(_suspects(turn.blocks, self._refused))
+        left_out, suspects = self._refused, list[frozenset[Content]]()
         while True:
             try:
                 answer = await self._runner.run(_without(turn, left_out), context)
             except (RequestRefusedError, UnsupportedBlockError):
-                more = next(suspects, None)
-                if more is None:
+                if left_out == self._refused:
+                    suspects = _suspects(turn.blocks, left_out)
+                if not suspects:
                     raise
-                left_out |= more
+                left_out |= suspects.pop(0)
             else:
                 self._refused = left_out
                 return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -18,6 +19,15 @@ from turnwise.http.openai import errors, models
 from turnwise.http.paths import SegmentPaths
 from turnwise.http.service import ON_DISCONNECT, Service
 from turnwise.http.settings import HttpSettings
+
+
+class _App(FastAPI):
+    """The app; its description has the schema of problems."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        document["components"]["schemas"]["Problem"] = problems.SCHEMA
+        return document
 
 
 def create_app(
@@ -48,7 +58,7 @@ def create_app(
         service.stop()
         await service.drained()
 
-    app = FastAPI(
+    app = _App(
         title="turnwise",
         version=__version__,
         summary="Durable, cancellable, resumable conversations",

@@ -1,14 +1,17 @@
-"""`HeaderLimit`: refuses requests with too large a header."""
+"""`HeaderLimit`: refuses requests with too large a header; and tells browsers to take answers for what they say."""
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise.http.problems import answer, problem
 
 
 class HeaderLimit:
-    """An ASGI middleware that answers 431 to a request whose names and values of header fields are too large."""
+    """An ASGI middleware that answers 431 to a request whose names and values of header fields are too large.
+
+    Every answer has `X-Content-Type-Options: nosniff`, so that no browser renders what users wrote as HTML.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -20,4 +23,16 @@ class HeaderLimit:
             why = f"the header has {size} bytes and may have {self._max_bytes}"
             await answer(problem(431, "Header too large", why, error="header_too_large"))(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, _marked(send) if scope["type"] == "http" else send)
+
+
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+
+
+def _marked(send: Send) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), _NO_SNIFFING]}
+        await send(message)
+
+    return sent

@@ -35,7 +35,7 @@ STOP_S = 1.0
 
 MEDIA_TYPE = "text/event-stream"
 
-PAGE, SILENCE_S = 1000, 60.0
+PAGE, SILENCE_S = 100, 60.0
 """How many events are read at once, and how long the next one is waited for at once."""
 
 STREAMS: dict[int | str, dict[str, Any]] = {

@@ -13,12 +13,13 @@ from fastapi import FastAPI
 
 from asgi_stream import streamed
 from http_service import ANN, TOKENS, WAIT_S, Frames, frames, manager_of, on_server
+from scale import share
 from turnwise.http import create_app
 
 pytestmark = pytest.mark.ray
 
-CUTS = 1000
-"""How often followers are cut off in all, in the tests without sockets."""
+CUTS = share(1000, 5)
+"""How often followers are cut off in all; `make races` does all."""
 
 SSE = {**ANN, "Accept": "text/event-stream"}
 
@@ -41,19 +42,21 @@ async def follow(
 ) -> list[dict[str, Any]]:
     """Return the events up to the one of kind `last`; with a `rng`, dropping the connection at random bytes."""
     found: list[dict[str, Any]] = []
-    while not found or found[-1]["data"].get("run_id") != last or not found[-1]["event"].startswith("run_completed"):
+
+    def is_whole() -> bool:
+        return bool(found) and found[-1]["event"] == "run_completed" and found[-1]["data"]["run_id"] == last
+
+    while not is_whole():
         headers = {**SSE, "Last-Event-ID": found[-1]["id"]} if found else SSE
-        left = rng.randrange(20, 2500) if rng else None
+        left = rng.randrange(20, 2500) if rng else 10**9
         reader = Frames()
         async with streamed(app, path, headers) as chunks:
             async for chunk in chunks:
-                part = chunk if left is None else chunk[:left]
-                found += reader.feed(part)
-                if left is not None:
-                    left -= len(part)
-                    if left <= 0:
-                        cuts[0] += 1
-                        break
+                found += reader.feed(chunk[:left])
+                left -= len(chunk)
+                cuts[0] += left <= 0
+                if left <= 0 or is_whole():
+                    break
     return found
 
 
@@ -107,13 +110,13 @@ async def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(ray_sess
         async with on_server(apps[1]) as second, on_server(apps[0]) as first:
             urls = [first]
             prompt = " ".join(str(number) for number in range(300))
-            async with httpx.AsyncClient(headers=SSE, timeout=60) as client:
+            async with httpx.AsyncClient(headers=ANN, timeout=60) as client:
                 await client.post(f"{second}/v1/sessions", json={"id": "chat", "engine": "slow"})
                 run_id = await start(client, f"{second}/v1/sessions/chat", prompt)
                 found: list[dict[str, Any]] = []
                 cuts = 0
                 while not found or found[-1]["event"] != "run_completed":
-                    last = {"Last-Event-ID": found[-1]["id"]} if found else {}
+                    last = {**SSE, "Last-Event-ID": found[-1]["id"]} if found else SSE
                     left = rng.randrange(1, 30)
                     url = f"{urls[-1]}/v1/runs/{run_id}/events"
                     async with client.stream("GET", url, headers=last) as response:
@@ -132,6 +135,6 @@ async def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(ray_sess
 
 
 async def stream_of(client: httpx.AsyncClient, url: str) -> Any:
-    async with client.stream("GET", url) as response:
+    async with client.stream("GET", url, headers=SSE) as response:
         async for frame in frames(response):
             yield frame

@@ -36,6 +36,7 @@ import sqlalchemy as sa
 import forgetting
 import packing
 import remembering
+import serving
 import window
 from harness import Samples, Table, end_process, prompt_of, retire
 from turnwise import (
@@ -94,6 +95,8 @@ class Scale:
     kills: int
     users: int
     forgets: int
+    followers: int
+    followed_tokens: int
 
 
 FULL = Scale(
@@ -120,6 +123,8 @@ FULL = Scale(
     kills=15,
     users=500,
     forgets=20,
+    followers=500,
+    followed_tokens=150,
 )
 QUICK = Scale(
     rounds=5,
@@ -145,6 +150,8 @@ QUICK = Scale(
     kills=1,
     users=10,
     forgets=2,
+    followers=20,
+    followed_tokens=10,
 )
 
 
@@ -561,6 +568,20 @@ class Bench:
         """Measure the turns of other users while users are forgotten."""
         forgetting.forgets(self.table, self.manager, self.folder, self.scale.users, self.scale.forgets)
 
+    def http(self) -> None:
+        """Measure the service over HTTP, in a process of its own."""
+        asyncio.run(
+            serving.measure(
+                self.table,
+                self.folder,
+                NAMESPACE,
+                first=self.scale.first_tokens,
+                rounds=self.scale.rounds,
+                follow=self.scale.followers,
+                tokens=self.scale.followed_tokens,
+            )
+        )
+
     def packed(self) -> None:
         """Measure the capacity and speed of packed hosts, and their recovery after a kill."""
         scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
@@ -661,6 +682,7 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "memory": Bench.memory,
     "forgetting": Bench.forgetting,
     "packed": Bench.packed,
+    "http": Bench.http,
 }
 """The measurements in order. `packed` compares with the cost of a bare actor, which `openings` measures."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine

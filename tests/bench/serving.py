@@ -38,7 +38,7 @@ REPLY = "A few words to begin with, and then a few more."
 
 def manager_of(store: str, namespace: str, provider_url: str) -> AsyncSessionManager:
     model = OpenAIEngine("stand-in", base_url=provider_url, api_key="no-key")
-    engines = {"echo": EchoEngine(), "slow": EchoEngine(TOKEN_S), "model": model}
+    engines: dict[str, Any] = {"echo": EchoEngine(), "slow": EchoEngine(TOKEN_S), "model": model}
     return AsyncSessionManager(store, engine=engines, placement=Packed(hosts=1), namespace=namespace)
 
 

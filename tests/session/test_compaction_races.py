@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agents import AgentWorld, check_request, next_request
+from agent_world import AgentWorld, check_request, next_request
 from audit import check_session, turns_of
 from scale import share
 from schedules import SESSION, pause, spread

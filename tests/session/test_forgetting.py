@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents import check_request
+from agent_world import check_request
 from schedules import SESSION
 from session_memories import Book, MemoryStage
 from test_saving import later

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agents import FLAWED, REFUSED, UNTAKEN, AgentWorld, check_request, next_request
+from agent_world import FLAWED, REFUSED, UNTAKEN, AgentWorld, check_request, next_request
 from audit import check_session, turns_of
 from scale import share
 from schedules import SESSION, spread

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agents import PROCESS, AgentWorld, check_request
+from agent_world import PROCESS, AgentWorld, check_request
 from audit import check_session
 from scale import share
 from schedules import SESSION, explore, pause

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents import check_request
+from agent_world import check_request
 from schedules import SESSION, inline
 from test_tool_loop import Scripted, use
 from turnwise.actors.cluster.memory_actor import MemoryHost

@@ -15,7 +15,7 @@ from turnwise.errors import ConfigError
 from turnwise.http import health, memories, problems, runs, sessions
 from turnwise.http.auth import Auth
 from turnwise.http.limits import HeaderLimit
-from turnwise.http.openai import errors, models
+from turnwise.http.openai import conversations, errors, models, responses
 from turnwise.http.paths import SegmentPaths
 from turnwise.http.service import ON_DISCONNECT, Service
 from turnwise.http.settings import HttpSettings
@@ -69,6 +69,8 @@ def create_app(
     problems.install(app)
     for router in (health.router, sessions.router, runs.router, memories.router, models.router):
         app.include_router(router)
+    app.include_router(responses.router)
+    app.include_router(conversations.router)
     app.include_router(errors.router)  # the last of OpenAI's: it has all of their addresses
     app.add_middleware(SegmentPaths)
     app.add_middleware(HeaderLimit, max_bytes=service.settings.max_header_bytes)

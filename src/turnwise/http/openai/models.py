@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from turnwise.actors.inference.engine import Framed
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute
 from turnwise.http.service import Asks, Caller
+from turnwise.memory.conversation.runs import RunRecord
 
 router = APIRouter(prefix="/openai/v1/models", tags=["OpenAI models"], route_class=OpenAIRoute)
 
@@ -56,6 +57,13 @@ def chosen(caller: Caller, model: str) -> Chosen:
         message = f"The model '{model:.200}' does not exist; this service has {known}."
         raise OpenAIError(404, message, param="model", code="model_not_found")
     return found[model]
+
+
+def model_of(caller: Caller, run: RunRecord) -> str:
+    """Return the name of the model of a run."""
+    engine = caller.manager.engines.get(run.engine)
+    own = engine.frame().model if isinstance(engine, Framed) else None
+    return run.model or own or run.engine or DEFAULT
 
 
 @router.get("")

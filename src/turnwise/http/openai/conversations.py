@@ -1,0 +1,197 @@
+"""`/openai/v1/conversations`: conversations and their items."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from turnwise.actors.client.session import AsyncSession
+from turnwise.errors import SessionBusyError
+from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, invalid, not_found
+from turnwise.http.openai.fields import Metadata
+from turnwise.http.openai.ids import conversation_id
+from turnwise.http.openai.inputs import read_items
+from turnwise.http.openai.items import ENCRYPTED, Item, output_items, prompt_items
+from turnwise.http.openai.pages import Asked, listed, no_such
+from turnwise.http.openai.starting import DELETED, conversation
+from turnwise.http.service import Asks
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.frozen_json import plain_json
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import cut, size
+
+router = APIRouter(prefix="/openai/v1/conversations", tags=["OpenAI conversations"], route_class=OpenAIRoute)
+
+MAX_ITEMS = 20
+"""How many items one request may add. OpenAI has the same limit."""
+
+TURNS = 20
+"""How many turns are read at once for their items."""
+
+Include = Annotated[list[str] | None, Query(alias="include[]")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CreateConversation(_Strict):
+    """What a conversation begins with."""
+
+    items: list[JsonValue] | None = None
+    metadata: Metadata | None = None
+
+
+class UpdateConversation(_Strict):
+    """The metadata that replace those of a conversation."""
+
+    metadata: Metadata | None = None
+
+
+class AddItems(_Strict):
+    """Items for a conversation."""
+
+    items: list[JsonValue]
+
+
+@router.post("")
+async def create(caller: Asks, body: CreateConversation | None = None) -> Response:
+    """Create a conversation, with items that the first response in it continues."""
+    body = body or CreateConversation()
+    blocks = _blocks(body.items or [])
+    session = await caller.manager.open(user_id=caller.user_id, metadata=body.metadata)
+    if blocks:
+        try:
+            await session.append(*blocks)
+        except BaseException:
+            await session.delete(memory=False)
+            raise
+    return JSONResponse(_shown((await session.info()).session))
+
+
+@router.get("/{id}")
+async def retrieve(id: str, caller: Asks) -> Response:
+    """Return a conversation."""
+    session = await conversation(caller, id)
+    return JSONResponse(_shown((await session.info()).session))
+
+
+@router.post("/{id}")
+async def update(id: str, body: UpdateConversation, caller: Asks) -> Response:
+    """Replace the metadata of a conversation."""
+    session = await conversation(caller, id)
+    kept = (await session.info()).session.metadata
+    hidden = {DELETED: plain_json(DELETED, kept[DELETED], 1 << 20)} if DELETED in kept else {}
+    return JSONResponse(_shown(await session.update(metadata={**hidden, **(body.metadata or {})}, merge=False)))
+
+
+@router.delete("/{id}")
+async def delete(id: str, caller: Asks) -> Response:
+    """Delete a conversation with all that was said in it. A response that waits for its client is cancelled."""
+    session = await conversation(caller, id)
+    try:
+        await session.delete()
+    except SessionBusyError as error:
+        execution = await session.execution(error.run_id)
+        if await execution.status() != "awaiting_approval":
+            why = "Another process is currently operating on this conversation. Please retry in a few seconds."
+            raise invalid("conversation", why, "conversation_locked") from None
+        await execution.cancel("its conversation was deleted")
+        await session.delete()
+    return JSONResponse({"id": id, "object": "conversation.deleted", "deleted": True})
+
+
+@router.get("/{id}/items")
+async def items(
+    id: str,
+    caller: Asks,
+    page: Asked,
+) -> Response:
+    """List the items of a conversation."""
+    session = await conversation(caller, id)
+    found: list[Item] = []
+    is_behind = page.after is None
+    async for item in _items(session, newest_first=page.order == "desc", include=page.include):
+        if not is_behind:
+            is_behind = item["id"] == page.after
+        elif len(found) == page.limit:
+            return JSONResponse(listed(found, is_more=True))
+        else:
+            found.append(item)
+    if not is_behind:
+        raise no_such(page.after or "")
+    return JSONResponse(listed(found, is_more=False))
+
+
+@router.post("/{id}/items")
+async def add_items(id: str, body: AddItems, caller: Asks, include: Include = None) -> Response:
+    """Add items to a conversation; the next response in it continues them."""
+    blocks = _blocks(body.items)
+    session = await conversation(caller, id)
+    if not blocks:
+        raise invalid("items", "there must be at least one item")
+    turn = await session.append(*blocks)
+    added = cut(turn.record.prompt, size(turn.record.prompt) - len(blocks))[1]
+    return JSONResponse(listed(prompt_items(added, turn.asked[-len(blocks) :]), is_more=False))
+
+
+@router.get("/{id}/items/{item_id}")
+async def item(id: str, item_id: str, caller: Asks, include: Include = None) -> Response:
+    """Return an item of a conversation."""
+    session = await conversation(caller, id)
+    async for found in _items(session, newest_first=True, include=include):
+        if found["id"] == item_id:
+            return JSONResponse(found)
+    raise not_found("Item", item_id)
+
+
+@router.delete("/{id}/items/{item_id}")
+async def delete_item(id: str, item_id: str, caller: Asks) -> Response:
+    """Refuse to delete an item: the responses after it were made with it."""
+    session = await conversation(caller, id)
+    async for found in _items(session, newest_first=True, include=None):
+        if found["id"] == item_id:
+            why = "responses were made with this item, so it cannot be deleted alone: delete the conversation"
+            raise invalid("item_id", why, "item_in_use")
+    raise not_found("Item", item_id)
+
+
+def _shown(session: SessionRecord) -> dict[str, Any]:
+    metadata: dict[str, Any] = plain_json("metadata", dict(session.metadata), 1 << 20)
+    metadata.pop(DELETED, None)
+    name = conversation_id(session.session_id.partition("\x1f")[0])
+    return {"id": name, "object": "conversation", "created_at": int(session.created_at), "metadata": metadata}
+
+
+def _blocks(given: list[JsonValue]) -> list[Block]:
+    if len(given) > MAX_ITEMS:
+        raise OpenAIError(
+            400, f"There may be {MAX_ITEMS} items, not {len(given)}.", param="items", code="array_above_max_length"
+        )
+    read = read_items(given, "items", answers=False)
+    if read.approvals:
+        raise invalid("items", "approvals are sent as input of a response")
+    return read.blocks
+
+
+async def _items(session: AsyncSession, *, newest_first: bool, include: list[str] | None) -> AsyncIterator[Item]:
+    """Yield the items of a session, a page of turns at a time."""
+    end, start = (await session.info()).session.next_index, 0
+    while start < end:
+        first = max(start, end - TURNS) if newest_first else start
+        count = min(TURNS, end - first)
+        turns = [turn for turn in await session.turns(first - 1, count) if turn.index < first + count]
+        runs = {run.run_id: run for run in await session.runs(first - 1, count)}
+        found: list[Item] = []
+        for turn in turns:
+            found += prompt_items(turn.record.prompt, turn.asked)
+            if run := runs.get(turn.run_id or ""):
+                every = output_items(run.run_id, turn.output, run.calls, encrypted=ENCRYPTED in (include or ()))
+                found += (item for _, item in every)
+        for each in reversed(found) if newest_first else found:
+            yield each
+        start, end = (start, first) if newest_first else (first + count, end)

@@ -1,0 +1,281 @@
+"""Reads the items that clients send: messages, reasoning, calls and their outputs, approvals."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from turnwise.http.openai.errors import invalid, unsupported
+from turnwise.http.openai.items import unpack
+from turnwise.memory.conversation.blocks import (
+    Block,
+    Document,
+    Image,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+
+MAX_ITEMS = 10_000
+"""The most items of one request."""
+
+_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A client's decision about a call of a tool of the service."""
+
+    request_id: str
+    approve: bool
+    reason: str
+
+
+@dataclass(slots=True)
+class Given:
+    """What a client has sent, in order."""
+
+    blocks: list[Block] = field(default_factory=list)
+    """Messages, and earlier calls with their outputs."""
+    outputs: dict[str, ToolResult] = field(default_factory=dict)
+    """Outputs of calls that are not among the items: answers to a response that waits for them."""
+    approvals: list[Approval] = field(default_factory=list)
+    instructions: list[str] = field(default_factory=list)
+    """The texts of system and developer messages; they are blocks too, one for all."""
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it answers a response that waits."""
+        return bool(self.outputs or self.approvals)
+
+
+def read_input(given: str | Sequence[Any]) -> Given:
+    """Return the input of a response.
+
+    Raises:
+        OpenAIError: an item is not valid or is not supported; the error names the item.
+    """
+    if isinstance(given, str):
+        return Given(blocks=[User(text=given)])
+    return read_items(given, "input")
+
+
+def read_items(items: Sequence[Any], param: str, *, answers: bool = True) -> Given:
+    """Return the items of a request.
+
+    Args:
+        param: the name of the field with the items.
+        answers: whether an output whose call is not among the items is apart; otherwise it is a block too.
+
+    Raises:
+        OpenAIError: an item is not valid or is not supported; the error names the item.
+    """
+    if len(items) > MAX_ITEMS:
+        raise invalid(param, f"there may be {MAX_ITEMS} items, not {len(items)}")
+    reader = _Reader(answers)
+    for at, item in enumerate(items):
+        try:
+            reader.read(item, f"{param}[{at}]")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            raise invalid(f"{param}[{at}]", str(first["msg"]).removeprefix("Value error, ")) from None
+    return reader.given
+
+
+class _Reader:
+    def __init__(self, answers: bool) -> None:
+        self.given = Given()
+        self._answers = answers
+        self._calls: set[str] = set()
+        """The ids of calls that are among the items."""
+
+    def read(self, item: Any, at: str) -> None:
+        if not isinstance(item, Mapping):
+            raise invalid(at, "an item must be an object")
+        kind = item.get("type", "message" if "role" in item else None)
+        match kind:
+            case "message":
+                self._message(item, at)
+            case "reasoning":
+                self._reasoning(item, at)
+            case "function_call":
+                self._call(item, at)
+            case "function_call_output":
+                self._output(item, at)
+            case "mcp_call":
+                self._server_call(item, at)
+            case "mcp_approval_response":
+                self._approval(item, at)
+            case None:
+                raise invalid(f"{at}.type", f"Missing required parameter: '{at}.type'.", "missing_required_parameter")
+            case _:
+                raise unsupported(f"{at}.type", f"items of type {kind!r:.99} are not supported")
+
+    def _message(self, item: Mapping[str, Any], at: str) -> None:
+        role, content = item.get("role"), item.get("content")
+        if role not in ("user", "assistant", "system", "developer"):
+            raise invalid(f"{at}.role", "must be 'user', 'assistant', 'system' or 'developer'")
+        parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(parts, list):
+            raise invalid(f"{at}.content", "must be a text or a list of parts")
+        blocks = [self._part(part, f"{at}.content[{number}]", role) for number, part in enumerate(parts)]
+        if not blocks:
+            raise invalid(f"{at}.content", "must not be empty")
+        if role in ("system", "developer"):
+            self._instruct([block.text for block in blocks if isinstance(block, User)])
+            return
+        if role == "assistant" and item.get("status") == "incomplete":
+            blocks[-1] = Text(text=getattr(blocks[-1], "text", ""), interrupted=True)
+        if role == "user":  # a picture belongs to the text before it
+            blocks.sort(key=lambda block: not isinstance(block, User))
+        self.given.blocks += blocks
+
+    def _instruct(self, texts: list[str]) -> None:
+        """Add instructions: those of one request are one block, since the last block replaces those before it."""
+        self.given.instructions += texts
+        others = [block for block in self.given.blocks if not isinstance(block, System)]
+        self.given.blocks = [System(text="\n\n".join(self.given.instructions)), *others]
+
+    def _part(self, part: Any, at: str, role: str) -> Block:
+        if not isinstance(part, Mapping):
+            raise invalid(at, "a part must be an object")
+        kind = part.get("type")
+        if kind in ("input_text", "output_text", "text"):
+            text = _text(part, "text", at)
+            return Text(text=text) if role == "assistant" else User(text=text)
+        if role == "assistant" and kind == "refusal":
+            return Text(text=_text(part, "refusal", at))
+        if role == "user" and kind == "input_image":
+            return _image(part, at)
+        if role == "user" and kind == "input_file":
+            return _file(part, at)
+        raise unsupported(f"{at}.type", f"parts of type {kind!r:.99} are not supported in a message of role {role!r}")
+
+    def _reasoning(self, item: Mapping[str, Any], at: str) -> None:
+        encrypted, summary = item.get("encrypted_content"), item.get("summary") or []
+        if not isinstance(summary, list) or not all(isinstance(part, Mapping) for part in summary):
+            raise invalid(f"{at}.summary", "must be a list of parts")
+        if encrypted is None:
+            texts = [_text(part, "text", f"{at}.summary[{number}]") for number, part in enumerate(summary)]
+            self.given.blocks += [Thinking(text=text) for text in texts]
+            return
+        try:
+            self.given.blocks += unpack(_text(item, "encrypted_content", at))
+        except ValueError as error:
+            raise invalid(f"{at}.encrypted_content", str(error)) from None
+
+    def _call(self, item: Mapping[str, Any], at: str) -> None:
+        call_id, name = _text(item, "call_id", at), _text(item, "name", at)
+        self._calls.add(call_id)
+        self.given.blocks.append(ToolUse(call_id=call_id, name=name, input=_arguments(item, at)))
+
+    def _output(self, item: Mapping[str, Any], at: str) -> None:
+        call_id = _text(item, "call_id", at)
+        result = ToolResult(call_id=call_id, text=_output_text(item.get("output"), f"{at}.output"))
+        if call_id in self._calls or not self._answers:
+            self.given.blocks.append(result)
+        elif self.given.outputs.setdefault(call_id, result) is not result:
+            raise invalid(at, f"There are two outputs of the call {call_id}.")
+
+    def _server_call(self, item: Mapping[str, Any], at: str) -> None:
+        """Read a call of a tool of the service that an earlier response has shown."""
+        call_id, output, error = _text(item, "id", at), item.get("output"), item.get("error")
+        use = ToolUse(call_id=call_id, name=_text(item, "name", at), input=_arguments(item, at))
+        if error is None and not isinstance(output, str):
+            raise invalid(f"{at}.output", "must be a text: a call that has not ended cannot be sent back")
+        text = output if isinstance(output, str) else json.dumps(error, ensure_ascii=False)
+        self.given.blocks += [use, ToolResult(call_id=call_id, text=text, is_error=error is not None)]
+
+    def _approval(self, item: Mapping[str, Any], at: str) -> None:
+        approve, reason = item.get("approve"), item.get("reason")
+        if not isinstance(approve, bool):
+            raise invalid(f"{at}.approve", "must be true or false")
+        if reason is not None and not isinstance(reason, str):
+            raise invalid(f"{at}.reason", "must be a text")
+        self.given.approvals.append(Approval(_text(item, "approval_request_id", at), approve, reason or ""))
+
+
+def _text(item: Mapping[str, Any], name: str, at: str) -> str:
+    value = item.get(name)
+    if value is None:
+        raise invalid(f"{at}.{name}", f"Missing required parameter: '{at}.{name}'.", "missing_required_parameter")
+    if not isinstance(value, str):
+        raise invalid(f"{at}.{name}", f"Invalid type for '{at}.{name}': expected a string.", "invalid_type")
+    return value
+
+
+def _arguments(item: Mapping[str, Any], at: str) -> FrozenDict:
+    text = _text(item, "arguments", at)
+    try:
+        arguments = json.loads(text or "{}")
+        if isinstance(arguments, dict):
+            return FrozenDict(freeze(arguments))
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise invalid(f"{at}.arguments", "must be the JSON text of an object")
+
+
+def _output_text(output: Any, at: str) -> str:
+    if isinstance(output, str):
+        return output
+    if not isinstance(output, list):
+        raise invalid(at, "must be a text or a list of parts")
+    for number, part in enumerate(output):
+        if not isinstance(part, Mapping) or part.get("type") not in ("input_text", "output_text"):
+            raise unsupported(f"{at}[{number}]", "only parts of type 'input_text' are supported in outputs")
+    return "".join(_text(part, "text", f"{at}[{number}]") for number, part in enumerate(output))
+
+
+def _image(part: Mapping[str, Any], at: str) -> Image:
+    _refuse_others(part, at)
+    url = _text(part, "image_url", at)
+    if found := _DATA_URL.fullmatch(url):
+        return Image(data=found[2], media_type=found[1])
+    return Image(url=url)
+
+
+def _file(part: Mapping[str, Any], at: str) -> Document:
+    _refuse_others(part, at)
+    name, url, data = part.get("filename"), part.get("file_url"), part.get("file_data")
+    if (url is None) == (data is None):
+        raise invalid(at, "a file needs either file_data or file_url")
+    if name is not None and not isinstance(name, str):
+        raise invalid(f"{at}.filename", "must be a text")
+    if url is not None:
+        url = _text(part, "file_url", at)
+        return Document(name=name or _name_in(url) or "file", url=url)
+    data = _text(part, "file_data", at)
+    found = _DATA_URL.fullmatch(data)
+    media_type = found[1] if found else mimetypes.guess_type(name or "")[0]
+    if media_type is None:
+        raise invalid(f"{at}.file_data", "its type is unknown: send a data URL, or a filename with an extension")
+    return Document(name=name or "file", data=found[2] if found else data, media_type=media_type)
+
+
+def _name_in(url: str) -> str:
+    try:
+        return PurePosixPath(urlsplit(url).path).name
+    except ValueError:  # brackets without an IP address in them
+        return ""
+
+
+def _refuse_others(part: Mapping[str, Any], at: str) -> None:
+    """Refuse what is not supported in pictures and files."""
+    if part.get("file_id") is not None:
+        raise unsupported(f"{at}.file_id", "this service keeps no files: send the data or a URL")
+    if part.get("detail") not in (None, "auto"):
+        raise unsupported(f"{at}.detail", "only 'auto' is supported")
+    if part.get("prompt_cache_breakpoint") is not None:
+        raise unsupported(f"{at}.prompt_cache_breakpoint")

@@ -1,0 +1,235 @@
+"""Shows blocks as items: messages, reasoning, calls and their outputs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from turnwise.http.openai.ids import output_item_id, prompt_item_id
+from turnwise.memory.conversation.blocks import (
+    AnyBlock,
+    Block,
+    Document,
+    Image,
+    Summary,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
+from turnwise.memory.conversation.output_type import ANSWER_TOOL
+from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.conversation.tool_calls import CallState, decode_calls
+from turnwise.memory.providers.openai_chat import arguments_of, data_uri
+
+Item = dict[str, Any]
+
+SERVER = "turnwise"
+"""The `server_label` of calls of tools that the service makes itself."""
+
+ENCRYPTED = "reasoning.encrypted_content"
+"""What a request includes to get reasoning that can be sent back."""
+
+
+def output_text(text: str) -> Item:
+    """Return a text of the model as a part of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def message(id: str, text: str, status: str = "completed") -> Item:
+    """Return a message of the model."""
+    return {"id": id, "type": "message", "role": "assistant", "status": status, "content": [output_text(text)]}
+
+
+def reasoning(id: str, thoughts: Sequence[Thinking], *, encrypted: bool, status: str = "completed") -> Item:
+    """Return the thoughts of one answer as an item."""
+    summary = [{"type": "summary_text", "text": thought.text} for thought in thoughts if thought.text]
+    item: Item = {"id": id, "type": "reasoning", "summary": summary, "status": status}
+    return {**item, "encrypted_content": pack(thoughts)} if encrypted else item
+
+
+def function_call(id: str, use: ToolUse, status: str = "completed") -> Item:
+    """Return a call that the client makes."""
+    item: Item = {"id": id, "type": "function_call", "call_id": use.call_id, "name": use.name}
+    return {**item, "arguments": arguments_of(use), "status": status}
+
+
+def function_call_output(id: str, result: ToolResult) -> Item:
+    """Return the output of a call."""
+    item: Item = {"id": id, "type": "function_call_output", "call_id": result.call_id}
+    return {**item, "output": result.text, "status": "completed"}
+
+
+def server_call(
+    id: str, use: ToolUse, result: ToolResult | None = None, *, status: str | None = None, approval: str | None = None
+) -> Item:
+    """Return a call of a tool of the service, as OpenAI shows those of a remote server."""
+    failed = result is not None and result.is_error
+    state = status or ("failed" if failed else "completed" if result else "in_progress")
+    item: Item = {"id": id, "type": "mcp_call", "server_label": SERVER, "name": use.name, "status": state}
+    item |= {"arguments": arguments_of(use), "approval_request_id": approval}
+    text = result.text if result else None
+    error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
+    return {**item, "output": None if failed else text, "error": error if failed else None}
+
+
+def approval_request(id: str, use: ToolUse) -> Item:
+    """Return the request to approve a call of a tool of the service."""
+    return {
+        "id": id,
+        "type": "mcp_approval_request",
+        "server_label": SERVER,
+        "name": use.name,
+        "arguments": arguments_of(use),
+    }
+
+
+def pack(thoughts: Sequence[Thinking]) -> str:
+    """Return thoughts with what their provider signed, as a text that a client can send back."""
+    held = [[thought.text, thought.signature, thought.redacted] for thought in thoughts]
+    return base64.b64encode(json.dumps(held, separators=(",", ":")).encode()).decode()
+
+
+def unpack(encrypted: str) -> list[Thinking]:
+    """Return the thoughts that `pack` packed.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    try:
+        held = json.loads(base64.b64decode(encrypted, validate=True))
+        return [Thinking(text=text, signature=signature, redacted=redacted) for text, signature, redacted in held]
+    except (TypeError, ValueError) as error:
+        raise ValueError("it is no reasoning of this service: send the item unchanged, or leave it out") from error
+
+
+def answers_of(output: Iterable[AnyBlock]) -> Iterator[tuple[list[AnyBlock], dict[str, ToolResult]]]:
+    """Yield the model's answers in a run's output, each with the results of its calls."""
+    said: list[AnyBlock] = []
+    results: dict[str, ToolResult] = {}
+    for block in output:
+        if isinstance(block, ToolResult):
+            results[block.call_id] = block
+            continue
+        if results:
+            yield said, results
+            said, results = [], {}
+        said.append(block)
+    if said:
+        yield said, results
+
+
+def output_items(
+    run_id: str, output: Sequence[AnyBlock], calls: Mapping[str, Any], *, encrypted: bool = False
+) -> list[tuple[int, Item]]:
+    """Return the items of a run's output, with what clients have provided, each with its part of the run.
+
+    Args:
+        calls: the states of the run's calls, as in its record.
+    """
+    states, part, items = decode_calls(calls), 0, list[tuple[int, Item]]()
+    for answer, (said, results) in enumerate(answers_of(output)):
+        items += ((part, item) for item in said_items(run_id, answer, said, encrypted=encrypted))
+        uses, after = uses_of(said), part
+        for number, use in enumerate(uses):
+            state, place = states.get(use.call_id), (run_id, answer, number)
+            after = part + 1 if is_boundary(state) else after
+            items += ((part + late, item) for late, item in _call_items(place, use, state, results.get(use.call_id)))
+        part = after
+    return items
+
+
+def said_items(run_id: str, answer: int, said: Sequence[Block], *, encrypted: bool) -> list[Item]:
+    """Return what the model thought and said in one answer, as items."""
+    items: list[Item] = []
+    if thoughts := [block for block in said if isinstance(block, Thinking)]:
+        items.append(reasoning(output_item_id("rs", run_id, answer), thoughts, encrypted=encrypted))
+    if texts := [block for block in said if isinstance(block, Text)]:
+        cut = any(block.interrupted for block in texts)
+        text = "".join(block.text for block in texts)
+        items.append(message(output_item_id("msg", run_id, answer), text, "incomplete" if cut else "completed"))
+    return items
+
+
+def uses_of(said: Iterable[Block]) -> list[ToolUse]:
+    """Return the calls of an answer, without the one by which a model gives a typed answer."""
+    return [block for block in said if isinstance(block, ToolUse) and block.name != ANSWER_TOOL]
+
+
+def is_boundary(state: CallState | None) -> bool:
+    """Return whether a call ends the response: its client provides the result, or approves it."""
+    return state is not None and state.wants in ("result", "approval")
+
+
+def _call_items(
+    place: tuple[str, int, int], use: ToolUse, state: CallState | None, result: ToolResult | None
+) -> Iterator[tuple[bool, Item]]:
+    """Yield the items of a call, each with whether it is in the part of the run after the one with the call."""
+    if state is not None and state.wants == "result":
+        yield False, function_call(output_item_id("fc", *place), use)
+        if result:
+            yield True, function_call_output(output_item_id("fco", *place), result)
+        return
+    request = None
+    if state is not None and state.wants == "approval":
+        request = output_item_id("mcpr", *place)
+        yield False, approval_request(request, use)
+        if state.verdict:
+            item = {"id": output_item_id("mcpa", *place), "type": "mcp_approval_response", "reason": None}
+            yield True, {**item, "approval_request_id": request, "approve": state.verdict == "approved"}
+    if request is None or result:
+        yield request is not None, server_call(output_item_id("mcp", *place), use, result, approval=request)
+
+
+def prompt_items(prompt: Spans, blocks: Sequence[AnyBlock]) -> list[Item]:
+    """Return prompts as items. A picture or a file belongs to the message before it, if that is the user's."""
+    places = [(span.log, position) for span in prompt for position in range(span.start, span.stop)]
+    items: list[Item] = []
+    for (log, position), block in zip(places, blocks, strict=True):
+        item = _prompt_item(block, lambda prefix: prompt_item_id(prefix, log, position))  # noqa: B023 - called at once
+        last = items[-1] if items else {}
+        if isinstance(block, Image | Document) and last.get("role") == "user":
+            last["content"] += item["content"] if item else []
+        elif item:
+            items.append(item)
+    return items
+
+
+def _prompt_item(block: AnyBlock, id_of: Any) -> Item | None:  # noqa: PLR0911 - a table
+    match block:
+        case User(text=text):
+            return _asked(id_of, "user", {"type": "input_text", "text": text})
+        case Summary(text=text):
+            return _asked(id_of, "user", {"type": "input_text", "text": text})
+        case System(text=text):
+            return _asked(id_of, "system", {"type": "input_text", "text": text})
+        case Image():
+            url = block.url or data_uri(block)
+            return _asked(id_of, "user", {"type": "input_image", "detail": "auto", "image_url": url, "file_id": None})
+        case Document():
+            return _asked(id_of, "user", _file(block))
+        case Text(text=text):
+            return message(id_of("msg"), text, "incomplete" if block.interrupted else "completed")
+        case Thinking():
+            return reasoning(id_of("rs"), [block], encrypted=bool(block.signature or block.redacted))
+        case ToolUse():
+            return function_call(id_of("fc"), block)
+        case ToolResult():
+            return function_call_output(id_of("fco"), block)
+        case _:
+            return None
+
+
+def _asked(id_of: Any, role: str, part: Item) -> Item:
+    return {"id": id_of("msg"), "type": "message", "role": role, "status": "completed", "content": [part]}
+
+
+def _file(block: Document) -> Item:
+    if block.plain:
+        return {"type": "input_text", "text": f"{block.name}:\n{block.plain}"}
+    given = {"file_data": data_uri(block)} if block.data else {"file_url": block.url}
+    return {"type": "input_file", "filename": block.name, **given}

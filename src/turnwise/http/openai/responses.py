@@ -1,0 +1,204 @@
+"""`/openai/v1/responses`: create, retrieve, stream, cancel and delete responses; list what they were given."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from turnwise.errors import RunEndedError, SessionBusyError, TurnNotFoundError, TurnwiseError, WaitTimeoutError
+from turnwise.http.openai.answers import Answer
+from turnwise.http.openai.errors import OpenAIRoute, body_of, invalid, not_found
+from turnwise.http.openai.fields import CreateResponse
+from turnwise.http.openai.ids import is_hidden
+from turnwise.http.openai.inputs import read_input
+from turnwise.http.openai.items import ENCRYPTED, output_items, prompt_items
+from turnwise.http.openai.pages import Asked, page_of
+from turnwise.http.openai.starting import DELETED, Found, find, load, start
+from turnwise.http.problems import name_of
+from turnwise.http.service import Asks, Caller
+from turnwise.http.sse import EventStream, encode, wait_for
+
+router = APIRouter(prefix="/openai/v1/responses", tags=["OpenAI responses"], route_class=OpenAIRoute)
+
+LOOK_S = 1.0, 10.0
+"""How soon a request that waits looks whether its run waits for a decision, the first time and at most."""
+
+
+class Look(BaseModel):
+    """How a response is retrieved."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    stream: bool = False
+    starting_after: int = Field(default=-1, ge=-1)
+    include_obfuscation: bool = False
+
+
+@router.post("")
+async def create(
+    body: CreateResponse, request: Request, caller: Asks, idempotency_key: Annotated[str | None, Header()] = None
+) -> Response:
+    """Start a response, and return it when it has ended, or at once if it is in the background; or stream it."""
+    body.check()
+    found = await start(caller, body, read_input(body.input), idempotency_key)
+    if body.stream:
+        return _streamed(caller, found, -1)
+    if body.background:
+        return JSONResponse((await load(caller, found)).body())
+    left = _cancelling(caller, found) if caller.on_disconnect == "cancel" else None
+    answer = await wait_for(request, caller, _settled(caller, found), left=left)
+    if answer is None:  # the server stops
+        answer = await load(caller, found) if found.stored else found.answer()
+    return JSONResponse(answer.body())
+
+
+@router.get("/{response_id}")
+async def retrieve(
+    response_id: str,
+    caller: Asks,
+    look: Annotated[Look, Query()],
+) -> Response:
+    """Return a response as it is now, or stream its events behind a sequence number."""
+    if look.include_obfuscation:
+        raise invalid("include_obfuscation", "this service sends no obfuscation: leave it out")
+    found = await _find(caller, response_id)
+    if look.stream:
+        return _streamed(caller, found, look.starting_after)
+    answer = await load(caller, found)
+    if answer.state.status is None:
+        raise not_found("Response", response_id)
+    return JSONResponse(answer.body())
+
+
+@router.post("/{response_id}/cancel")
+async def cancel(response_id: str, caller: Asks) -> Response:
+    """Cancel a response, in the background or not; return it. One that has ended stays as it is."""
+    found = await _find(caller, response_id)
+    await found.execution.cancel("cancelled by the client")
+    return JSONResponse((await load(caller, await _find(caller, response_id))).body())
+
+
+@router.delete("/{response_id}")
+async def delete(response_id: str, caller: Asks) -> Response:
+    """Delete a response; cancel it first if it has not ended. What was said stays part of later responses."""
+    found = await _find(caller, response_id)
+    if found.run.is_open:
+        await found.execution.cancel("its response was deleted")
+    session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
+    if is_hidden(session.id) and found.part == 0 and len(await session.runs(limit=2)) == 1:
+        try:
+            await session.delete()
+        except SessionBusyError:  # somebody has just continued it
+            pass
+        else:
+            return _deleted(response_id)
+    gone = (await session.info()).session.metadata.get(DELETED, ())
+    await session.update(metadata={DELETED: [*gone, response_id]})
+    return _deleted(response_id)
+
+
+def _deleted(id: str) -> Response:
+    return JSONResponse({"id": id, "object": "response", "deleted": True})
+
+
+@router.get("/{response_id}/input_items")
+async def input_items(
+    response_id: str,
+    caller: Asks,
+    page: Asked,
+) -> Response:
+    """List the items that a response was given: prompts, or the outputs of the calls before it."""
+    found = await _find(caller, response_id)
+    session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
+    try:
+        turn = await session.turn(found.execution.turn_index)
+    except TurnNotFoundError:
+        raise not_found("Response", response_id) from None
+    if found.part == 0:
+        items = prompt_items(turn.record.prompt, turn.asked)
+    else:
+        every = output_items(found.run.run_id, turn.output, found.run.calls, encrypted=ENCRYPTED in page.include)
+        given = ("function_call_output", "mcp_approval_response")
+        items = [item for part, item in every if part == found.part and item["type"] in given]
+    return JSONResponse(page_of(items, page))
+
+
+async def _find(caller: Caller, id: str) -> Found:
+    found = await find(caller, id)
+    if found is None:
+        raise not_found("Response", id)
+    return found
+
+
+async def _settled(caller: Caller, found: Found) -> Answer:
+    """Return a response when it has ended, or as it is after the longest wait."""
+    answer, execution = found.answer(), found.execution
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + caller.service.settings.max_wait_s
+    if not found.run.tools:  # it waits for nobody, unless a tool of the engine needs an approval
+        look_s, most_s = LOOK_S
+        while (left := deadline - loop.time()) > 0:
+            try:
+                await execution.wait(min(look_s, left))
+                break
+            except RunEndedError:
+                break
+            except WaitTimeoutError:
+                if await execution.status() == "awaiting_approval":
+                    break
+                look_s = min(2 * look_s, most_s)
+    try:
+        async with asyncio.timeout_at(max(deadline, loop.time() + LOOK_S[0])):
+            async for _ in _events(caller, found, answer, -1):
+                pass
+    except TimeoutError:
+        pass
+    return answer
+
+
+async def _events(
+    caller: Caller, found: Found, answer: Answer, after: int
+) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+    """Yield the events of a response behind a number, up to its last one."""
+    async for event in found.execution.events():
+        for sent in answer.state.add(event):
+            if told := answer.sent(sent, after):
+                yield told
+        if answer.state.is_done:
+            break
+    if not found.stored and (answer.state.waiting or answer.state.requests):
+        cancelled = found.execution.cancel("the response was not to be stored, so nobody can continue it")
+        caller.service.spawn(cancelled, "the end of a response that is not stored")
+
+
+def _streamed(caller: Caller, found: Found, after: int) -> Response:
+    left = _cancelling(caller, found) if caller.on_disconnect == "cancel" else None
+    return EventStream(caller, _chunks(caller, found, after), left=left, retry_ms=None)
+
+
+def _cancelling(caller: Caller, found: Found) -> Callable[[], None]:
+    """Return what cancels a response whose client has left."""
+
+    def left() -> None:
+        cancelled = found.execution.cancel("its client disconnected")
+        caller.service.spawn(cancelled, "the cancellation of a response whose client disconnected")
+
+    return left
+
+
+async def _chunks(caller: Caller, found: Found, after: int) -> AsyncGenerator[bytes, None]:
+    answer, last = found.answer(), after
+    try:
+        async for kind, data in _events(caller, found, answer, after):
+            last = data["sequence_number"]
+            yield encode(json.dumps(data, ensure_ascii=False, separators=(",", ":")), event=kind)
+    except TurnwiseError as error:  # the run goes on: the client can resume
+        said = body_of(500, str(error), code=name_of(error))["error"]
+        data = {"type": "error", "sequence_number": last, **said}
+        yield encode(json.dumps(data, ensure_ascii=False), event="error")

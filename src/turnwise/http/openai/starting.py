@@ -1,0 +1,328 @@
+"""Starts responses: finds the conversation to continue, forks it, or goes on with a run that waits for its client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.inference.tools.tool import external_tool
+from turnwise.errors import (
+    CallDecidedError,
+    InvalidIdError,
+    NotFoundError,
+    SessionBusyError,
+    SessionExistsError,
+    TurnIdTakenError,
+    TurnNotFoundError,
+    TurnwiseError,
+)
+from turnwise.http.openai.answers import Answer
+from turnwise.http.openai.errors import OpenAIError, invalid, not_found
+from turnwise.http.openai.fields import CreateResponse, check_same
+from turnwise.http.openai.ids import hidden_session, is_hidden, response_id, run_of, session_of
+from turnwise.http.openai.inputs import Given
+from turnwise.http.openai.models import Chosen, chosen, model_of
+from turnwise.http.openai.projection import CONTINUES, Projection
+from turnwise.http.service import Caller
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.runs import RunRecord
+
+DELETED = "openai.deleted"
+"""The name in a session's metadata of the list of its deleted responses."""
+
+PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A response: a run's handle and record, and which part of the run it is."""
+
+    execution: AsyncExecutionHandle
+    run: RunRecord
+    part: int
+    model: str
+    stored: bool = True
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return response_id(self.execution.run_id, self.part)
+
+    def answer(self) -> Answer:
+        """Return the response before any event."""
+        return Answer(self.execution.session_id, self.run, self.part, model=self.model, stored=self.stored)
+
+
+async def find(caller: Caller, id: str) -> Found | None:
+    """Return a response of the caller's; None if there is none."""
+    place = run_of(id)
+    if place is None:
+        return None
+    try:
+        execution = await caller.manager.execution(place[0], user_id=caller.user_id)
+        run = await execution.info()
+        session = await caller.manager.get(execution.session_id, user_id=caller.user_id)
+        info = await session.info()
+    except (NotFoundError, InvalidIdError):
+        return None
+    found = Found(execution, run, place[1], model_of(caller, run))
+    return None if id in info.session.metadata.get(DELETED, ()) else found
+
+
+async def load(caller: Caller, found: Found) -> Answer:
+    """Return a response as it is now. Waits for nothing."""
+    answer = found.answer()
+    execution = found.execution
+    if not found.run.is_open:
+        async for event in execution.events():
+            _feed(answer.state, event)
+        return answer
+    session = await caller.manager.get(execution.session_id, user_id=caller.user_id)
+    after: int | None = found.run.first_seq - 1
+    while after is not None and not answer.state.is_done:
+        page = await session.events(after, PAGE)
+        for event in page:
+            _feed(answer.state, event)
+        after = page.next
+    return answer
+
+
+def _feed(state: Projection, event: Any) -> None:
+    for _ in state.add(event):
+        pass
+
+
+async def conversation(caller: Caller, id: str) -> AsyncSession:
+    """Return the session of a conversation of the caller's.
+
+    Raises:
+        OpenAIError: there is none.
+    """
+    session_id = session_of(id)
+    if session_id is not None:
+        try:
+            return await caller.manager.get(session_id, user_id=caller.user_id)
+        except (NotFoundError, InvalidIdError):
+            pass
+    raise not_found("Conversation", id)
+
+
+async def start(caller: Caller, body: CreateResponse, given: Given, key: str | None) -> Found:
+    """Start a response, or continue the one that waits; durable on return unless it is not to be stored.
+
+    Args:
+        key: the client's idempotency key.
+
+    Raises:
+        OpenAIError, TurnwiseError: nothing was started.
+    """
+    choice = Chosen(None, None) if body.model is None else chosen(caller, body.model)
+    options = _options(body, choice, key)
+    if body.conversation_id is not None:
+        return await _in_conversation(caller, body, given, options, choice)
+    if body.previous_response_id is not None:
+        return await _after(caller, body, given, options, choice)
+    if given.is_answer:
+        raise _unknown_output(given)
+    if body.store is False:
+        return await _once(caller, given.blocks, options, choice)
+    session_id = hidden_session(key and f"{caller.user_id}\n{key}")
+    session = await caller.manager.open(session_id, user_id=caller.user_id, engine=choice.engine, if_exists="keep")
+    return await _first(caller, session, given, options)
+
+
+def _options(body: CreateResponse, choice: Chosen, key: str | None) -> RunOptions:
+    options = RunOptions(labels=body.labels(), params=body.params(), model=choice.model)
+    if key is not None:
+        options["idempotency_key"] = key
+    if body.instructions is not None and body.instructions.strip():
+        options["instructions"] = body.instructions
+    if functions := body.functions():
+        options["tools"] = [
+            external_tool(tool.name, tool.description or "", tool.parameters or {"type": "object", "properties": {}})
+            for tool in functions
+        ]
+    return options
+
+
+async def _once(caller: Caller, blocks: Sequence[Block], options: RunOptions, choice: Chosen) -> Found:
+    execution = await caller.manager.run_once(*blocks, user_id=caller.user_id, engine=choice.engine, **options)
+    run = await execution.info()
+    return Found(execution, run, 0, model_of(caller, run), stored=False)
+
+
+async def _run(caller: Caller, session: AsyncSession, given: Given, options: RunOptions) -> Found:
+    execution = await session.run(*given.blocks, **options)
+    run = await execution.info()
+    return Found(execution, run, 0, model_of(caller, run))
+
+
+async def _use(caller: Caller, session: AsyncSession, choice: Chosen, body: CreateResponse) -> None:
+    """Let a session use the engine of the model that a request names."""
+    if body.model is None or len(caller.manager.engines) == 1:
+        return
+    if (await session.info()).session.engine != choice.engine:
+        await session.use(choice.engine)
+
+
+async def _first(caller: Caller, session: AsyncSession, given: Given, options: RunOptions) -> Found:
+    """Start the first run of a session that was made for it; delete the session if the run is refused."""
+    try:
+        return await _run(caller, session, given, options)
+    except SessionBusyError:
+        raise
+    except TurnwiseError:
+        if not await session.runs(limit=1):
+            await session.delete(memory=False)
+        raise
+
+
+async def _in_conversation(
+    caller: Caller, body: CreateResponse, given: Given, options: RunOptions, choice: Chosen
+) -> Found:
+    session = await conversation(caller, body.conversation_id or "")
+    if given.is_answer:
+        active = (await session.info()).active_run_id
+        if active is None:
+            raise _unknown_output(given)
+        return await _continue(caller, await _newest(caller, await session.execution(active)), body, given)
+    await _use(caller, session, choice, body)
+    try:
+        return await _run(caller, session, given, options)
+    except SessionBusyError as error:
+        raise await _busy(caller, session, error.run_id) from None
+
+
+async def _newest(caller: Caller, execution: AsyncExecutionHandle) -> Found:
+    """Return the last response of a run."""
+    run = await execution.info()
+    model = model_of(caller, run)
+    state = (await load(caller, Found(execution, run, _NONE, model))).state
+    return Found(execution, run, state.at, model)
+
+
+_NONE = 1 << 20
+"""The number of a part that no run has."""
+
+
+async def _busy(caller: Caller, session: AsyncSession, run_id: str) -> OpenAIError:
+    """Return the refusal of a response in a conversation with a run that has not ended."""
+    found = await _newest(caller, await session.execution(run_id))
+    if found.run.state == "awaiting_approval":
+        return _no_output(await found.execution.pending(), found.id)
+    message = "Another process is currently operating on this conversation. Please retry in a few seconds."
+    return invalid("conversation", message, "conversation_locked", response_id=found.id)
+
+
+async def _after(caller: Caller, body: CreateResponse, given: Given, options: RunOptions, choice: Chosen) -> Found:
+    previous = body.previous_response_id or ""
+    found = await find(caller, previous)
+    if found is None:
+        raise _no_previous(previous)
+    if given.is_answer:
+        return await _continue(caller, found, body, given)
+    if any(state.get("wants") in ("result", "approval") for state in found.run.calls.values()):
+        state = (await load(caller, found)).state
+        if state.status is None:
+            raise _no_previous(previous)
+        if state.waiting or state.requests:
+            raise _no_output_of(state, previous)
+    elif found.part:
+        raise _no_previous(previous)
+    if found.run.is_open:
+        why = f"Previous response with id '{previous}' has not ended: wait for it, or cancel it."
+        raise invalid("previous_response_id", why, "previous_response_not_completed", response_id=previous)
+    session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
+    if body.store is False:
+        turn = await session.turn(found.execution.turn_index)
+        return await _once(caller, [*turn.blocks, *given.blocks], options, choice)
+    if is_hidden(session.id) and "openai.conversation" not in found.run.labels:
+        # Whoever comes first continues the session: it has each turn id once. Others fork it.
+        await _use(caller, session, choice, body)
+        try:
+            return await _run(caller, session, given, {**options, "turn_id": f"after {previous}"})
+        except (SessionBusyError, TurnIdTakenError):
+            pass
+    fork = await _fork(caller, session, found, options)
+    await _use(caller, fork, choice, body)
+    return await _first(caller, fork, given, options)
+
+
+async def _fork(caller: Caller, session: AsyncSession, found: Found, options: RunOptions) -> AsyncSession:
+    """Return a new session that continues after a response."""
+    key = options.get("idempotency_key")
+    session_id = hidden_session(key and f"{caller.user_id}\n{found.id}\n{key}")
+    try:
+        return await session.fork(found.execution.turn_index, session_id)
+    except SessionExistsError:  # the request was repeated
+        return await caller.manager.get(session_id, user_id=caller.user_id)
+    except TurnNotFoundError:  # its turn was discarded
+        raise _no_previous(found.id) from None
+
+
+async def _continue(caller: Caller, found: Found, body: CreateResponse, given: Given) -> Found:
+    """Give a run the results and decisions that it waits for. May be repeated: a second time changes nothing."""
+    state = (await load(caller, found)).state
+    if state.status is None:
+        raise _no_previous(found.id)
+    if not (state.waiting or state.requests):
+        raise _unknown_output(given)
+    if given.blocks:
+        why = "outputs continue the response that called the functions: send messages after it"
+        raise invalid("input", why, "unsupported_input")
+    decided = {state.requests.get(each.request_id): each for each in given.approvals}
+    if unknown := next((call_id for call_id in given.outputs if call_id not in state.waiting), None):
+        raise _unknown_call(unknown)
+    if None in decided:
+        raise not_found("Approval request", decided[None].request_id)
+    wanted = {*state.waiting, *state.requests.values()}
+    if wanted - {*given.outputs, *decided}:
+        raise _no_output_of(state, found.id, {*given.outputs, *decided})
+    check_same(body, found.run, found.model)
+    execution = found.execution
+    if (body.metadata or body.background) and found.run.state == "awaiting_approval":
+        said = {"metadata": body.metadata or {}, "background": bool(body.background)}
+        await execution.add_event(CONTINUES, said)
+    try:
+        for call_id, result in given.outputs.items():
+            await execution.provide(call_id, result.text)
+        for request, approval in decided.items():
+            if approval.approve:
+                await execution.approve(request or "")
+            else:
+                await execution.reject(request or "", approval.reason)
+    except CallDecidedError as error:
+        raise invalid("input", str(error), "call_decided") from None
+    return Found(execution, await execution.info(), found.part + 1, found.model)
+
+
+def _no_previous(id: str) -> OpenAIError:
+    why = f"Previous response with id '{id}' not found."
+    return invalid("previous_response_id", why, "previous_response_not_found")
+
+
+def _unknown_output(given: Given) -> OpenAIError:
+    if given.outputs:
+        return _unknown_call(next(iter(given.outputs)))
+    return not_found("Approval request", given.approvals[0].request_id)
+
+
+def _unknown_call(call_id: str) -> OpenAIError:
+    return invalid("input", f"No tool call found for function call output with call_id {call_id}.")
+
+
+def _no_output(pending: Any, id: str) -> OpenAIError:
+    call = next(iter(pending), None)
+    return _missing(call.call_id if call else "", id)
+
+
+def _no_output_of(state: Projection, id: str, given: Any = ()) -> OpenAIError:
+    wanted = [*state.waiting, *state.requests.values()]
+    return _missing(next(call_id for call_id in wanted if call_id not in given), id)
+
+
+def _missing(call_id: str, id: str) -> OpenAIError:
+    return invalid("input", f"No tool output found for function call {call_id}.", response_id=id)

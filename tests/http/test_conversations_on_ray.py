@@ -1,0 +1,175 @@
+"""Conversations by the real `openai` client and the OpenAI Agents SDK, over a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import openai
+import pytest
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIConversationsSession,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    function_tool,
+)
+from openai.types.conversations import Conversation, ConversationItem, ConversationItemList
+from pydantic import TypeAdapter
+
+from threaded_service import Served, served
+from turnwise.actors.cluster.placement import Packed
+from turnwise.engines import OpenAIEngine
+from turnwise.http import BearerTokens, HttpSettings
+from turnwise.testing import LocalProvider
+
+pytestmark = pytest.mark.ray
+
+MODELS = HttpSettings(models=("slow", "stall", "500", "length"))
+
+TOKENS = BearerTokens({"ann's-secret-token": "ann", "bob's-secret-token": "bob"})
+
+
+def reply(messages: Sequence[dict[str, Any]]) -> Any:
+    """Call the tool `weather` if asked about it; else answer with the number of messages and the last one."""
+    asked = [message for message in messages if message["role"] not in ("system", "developer")]
+    last = asked[-1]
+    text = last["content"] if isinstance(last["content"], str) else last["content"][-1].get("text", "")
+    if "weather" in text and last["role"] == "user":
+        function = {"name": "weather", "arguments": '{"city": "Rome"}'}
+        return {"tool_calls": [{"id": f"call_{len(asked)}", "type": "function", "function": function}]}
+    return f"{len(asked)}: {text}"
+
+
+@pytest.fixture(scope="module")
+def service(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with LocalProvider(reply=reply) as provider:
+        engine = OpenAIEngine("local", base_url=provider.base_url, api_key="k")
+        store = f"sqlite:///{tmp_path_factory.mktemp('http')}/chats.db"
+        with served(
+            store, engine=engine, placement=Packed(hosts=1), auth=TOKENS, settings=MODELS, namespace="conversations"
+        ) as running:
+            yield running
+
+
+def client_of(service: Served, user: str) -> Any:
+    return openai.OpenAI(base_url=f"{service.url}/openai/v1", api_key=f"{user}'s-secret-token", max_retries=0)
+
+
+def checked(kind: Any, value: Any) -> Any:
+    """Return an answer after it was checked by the client's own models, strictly."""
+    TypeAdapter(kind).validate_json(value.to_json(), strict=True)
+    return value
+
+
+def test_a_conversation_is_created_changed_listed_and_deleted(service: Served) -> None:
+    ann, bob = client_of(service, "ann"), client_of(service, "bob")
+    message = {"role": "user", "content": "hello"}
+    made = checked(Conversation, ann.conversations.create(metadata={"topic": "rome"}, items=[message]))
+    assert made.metadata == {"topic": "rome"}
+    assert checked(Conversation, ann.conversations.retrieve(made.id)).to_dict() == made.to_dict()
+    changed = ann.conversations.update(made.id, metadata={"topic": "ostia"})
+    assert changed.metadata == {"topic": "ostia"}
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "Hi.", "annotations": []}],
+    }
+    added = checked(ConversationItemList, ann.conversations.items.create(made.id, items=[said, call, output]))
+    assert [item.type for item in added.data] == ["message", "function_call", "function_call_output"]
+    answer = ann.responses.create(model="local", input="and?", conversation=made.id)
+    assert answer.output_text == "4: and?" and answer.conversation and answer.conversation.id == made.id
+    items = list(ann.conversations.items.list(made.id, order="asc", limit=2))
+    for item in items:
+        checked(ConversationItem, item)
+        again = ann.conversations.items.retrieve(item.id, conversation_id=made.id)
+        assert again.to_dict() == item.to_dict()
+    assert [item.type for item in items] == [
+        "message",
+        "message",
+        "function_call",
+        "function_call_output",
+        "message",
+        "message",
+    ]
+    assert [item.id for item in added.data] == [item.id for item in items[1:4]]
+    assert items[-1].id == answer.output[0].id
+    newest_first = list(ann.conversations.items.list(made.id, limit=4))
+    assert [item.id for item in newest_first] == [item.id for item in reversed(items)]
+    for forbidden in (bob.conversations.retrieve, bob.conversations.delete, bob.conversations.items.list):
+        with pytest.raises(openai.NotFoundError):
+            forbidden(made.id)
+    with pytest.raises(openai.NotFoundError):
+        bob.responses.create(model="local", input="and?", conversation=made.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        ann.conversations.items.delete(items[0].id, conversation_id=made.id)
+    assert refused.value.code == "item_in_use"
+    assert ann.conversations.delete(made.id).deleted
+    for gone in (ann.conversations.retrieve, ann.conversations.delete, ann.conversations.items.list):
+        with pytest.raises(openai.NotFoundError):
+            gone(made.id)
+    with pytest.raises(openai.NotFoundError):
+        ann.responses.retrieve(answer.id)
+
+
+@function_tool
+def weather(city: str) -> str:
+    """Return the weather of a city."""
+    return f"It is raining in {city}"
+
+
+async def test_the_agents_sdk_keeps_its_session_as_a_conversation(service: Served) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token") as client:
+        model = OpenAIResponsesModel("local", client)
+        agent = Agent(name="Ann's", instructions="Be brief.", model=model, tools=[weather])
+        quiet = RunConfig(tracing_disabled=True)
+        session = OpenAIConversationsSession(openai_client=client)
+        first = await Runner.run(agent, "How is the weather?", session=session, run_config=quiet)
+        assert first.final_output == "3: It is raining in Rome"
+        second = await Runner.run(agent, "Thank you.", session=session, run_config=quiet)
+        assert second.final_output == "5: Thank you."
+        items = await session.get_items()
+        kinds = [item.get("type") for item in items]
+        assert kinds == ["message", "function_call", "function_call_output", "message", "message", "message"]
+        assert len(await session.get_items(limit=2)) == 2
+        streamed = Runner.run_streamed(agent, "How is the weather now?", session=session, run_config=quiet)
+        told = [event.data.type async for event in streamed.stream_events() if event.type == "raw_response_event"]
+        assert told.count("response.completed") == 2 and "response.output_text.delta" in told
+        assert streamed.final_output == "9: It is raining in Rome"
+        await session.clear_session()
+
+
+async def test_the_agents_sdk_continues_on_the_server(service: Served) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token") as client:
+        settings = ModelSettings(parallel_tool_calls=False, temperature=0.1)
+        agent = Agent(
+            name="Ann's", model=OpenAIResponsesModel("local", client), tools=[weather], model_settings=settings
+        )
+        quiet = RunConfig(tracing_disabled=True)
+        conversation = await client.conversations.create()
+        first = await Runner.run(agent, "How is the weather?", conversation_id=conversation.id, run_config=quiet)
+        assert first.final_output == "3: It is raining in Rome"
+        first = await Runner.run(agent, "How is the weather?", run_config=quiet, auto_previous_response_id=True)
+        assert first.final_output == "3: It is raining in Rome"
+        second = await Runner.run(agent, "Well.", run_config=quiet, previous_response_id=first.last_response_id)
+        assert second.final_output == "5: Well."
+
+
+async def test_two_responses_at_once_in_one_conversation(service: Served) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token", max_retries=0
+    ) as client:
+        conversation = await client.conversations.create()
+        asked = [client.responses.create(model="slow", input=f"{n}", conversation=conversation.id) for n in range(4)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        done = [answer for answer in answers if not isinstance(answer, BaseException)]
+        refused = [answer for answer in answers if isinstance(answer, openai.BadRequestError)]
+        assert (len(done), len(refused)) == (1, 3)
+        assert {error.code for error in refused} == {"conversation_locked"}
+        assert {error.body["response_id"] for error in refused} == {done[0].id}  # type: ignore[index]

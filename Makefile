@@ -113,6 +113,10 @@ bench-memory: $(READY) ## measure what long-term memory finds in conversations: 
 crowd: $(READY) ## let 200 users chat, save and recall at once for ten minutes; shorter: make crowd ARGS="--seconds 20 --users 40"
 	PYTHONPATH=tests/support $(BIN)/python tests/bench/crowd.py $(ARGS)
 
+.PHONY: screenshots
+screenshots: $(READY) ## make the pictures of the console in docs/images
+	$(BIN)/python tests/console/screenshots.py
+
 .PHONY: clean
 clean: ## remove .venv, caches and builds
 	rm -rf .venv $(LITELLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

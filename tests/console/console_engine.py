@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from engines import ScriptedEngine
@@ -39,3 +40,51 @@ class Engine:
         if not verdicts:
             raise Suspend({"call-1": CallState(name="pay", wants="approval", why="it costs money")})
         return [Text(text=f"it was {verdicts[0]}")]
+
+
+class DemoEngine:
+    """Answers the prompts of `TALKS`, for pictures."""
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return self
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        prompt = turn.new_blocks[0].text or ""  # type: ignore[union-attr]
+        size = sum(len(getattr(block, "text", "")) for block in turn.blocks)
+        context.report(usage=Usage(input_tokens=900 + size, output_tokens=80 + size // 8, calls=1))
+        if "refund" in prompt.lower():
+            if not any(state.verdict for state in context.calls.values()):
+                why = "a refund above 100 EUR needs a person"
+                raise Suspend({"call-1": CallState(name="refund_order", wants="approval", why=why)})
+            return [Text(text="The refund is on its way.")]
+        with context.step("look up the customer"):
+            context.note("the address is in the customer's record, so no search is needed")
+            await asyncio.sleep(0.04)
+            context.event("customer_found", {"customer": "C-1042", "open_orders": 2})
+            with context.step("read the address"):
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
+        call = ToolUse(call_id="1", name="find_customer", input={"name": "Ann", "fields": ["address", "orders"]})
+        result = ToolResult(call_id="1", text='{"customer": "C-1042", "city": "Lisbon"}', is_json=True)
+        return [Thinking(text="The address decides the carrier."), call, result, Text(text=_ANSWER)]
+
+
+_ANSWER = (
+    "Both open orders go to your new address in Lisbon now.\n\n"
+    "1. Order 4711 leaves the warehouse tomorrow and arrives on Friday.\n"
+    "2. Order 4720 waits for the blue lamp, which comes next week."
+)
+
+TALKS = {
+    "Late parcel": ("bob", "support", ["Where is my parcel?"]),
+    "Moving to Lisbon": (
+        "ann",
+        "support",
+        ["I have moved to Lisbon. Do my orders know?", "Please refund the broken lamp of order 4711."],
+    ),
+    "Which plan fits a team of five?": ("carol", "sales", ["Which plan fits a team of five?", "And for ten?"]),
+    "Invoice without VAT": ("dave", "billing", ["My invoice lacks the VAT number.", "It is PT501234567.", "Thanks!"]),
+    "Password does not work": ("erin", "support", ["I cannot log in."]),
+    "Demo for the board": ("carol", "sales", ["Can you show this to our board?"]),
+}
+"""Conversations by their titles: user, agent, prompts."""

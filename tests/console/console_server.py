@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from console_engine import Engine
+import console_engine
 
 NAMESPACE = "console"
 """Of the console's actors."""
@@ -22,19 +24,24 @@ TOKENS = {name: f"{name}'s-secret;-token\"" for name in ("ann", "bob", "root")}
 
 
 class Console:
-    """A service with the console in a process of its own, on the tests' Ray. Ends with its `with` block."""
+    """A service with the console in a process of its own, on the tests' Ray. Ends with its `with` block.
 
-    def __init__(self, folder: Path, address: str, **settings: Any) -> None:
+    Args:
+        program: what Python runs instead of `main` below; it prints the address first.
+    """
+
+    def __init__(self, folder: Path, address: str, *, program: Sequence[str] = (), **settings: Any) -> None:
         self.store = str(settings.get("store", f"sqlite:///{folder}/chats.db"))
         given = {**settings, "store": self.store}
-        command = [sys.executable, __file__, json.dumps(given)]
+        command = [sys.executable, *(program or (__file__, json.dumps(given)))]
         environ = os.environ | {"RAY_ADDRESS": address}
         self.log = folder / "console.log"
         self._log = self.log.open("w")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environ)
         assert self.process.stdout
-        self.address = self.process.stdout.readline().strip()
-        assert self.address, self.log.read_text()
+        said = re.search(r"http://[^/\s]+", self.process.stdout.readline())
+        assert said, self.log.read_text()
+        self.address = said[0]
         self.url = f"{self.address}/console"
 
     def __enter__(self) -> Self:
@@ -65,7 +72,7 @@ async def serve(settings: dict[str, Any]) -> None:
     has_users = settings.get("users", False)
     manager = AsyncSessionManager(
         settings["store"],
-        engine=Engine(),
+        engine=getattr(console_engine, settings.get("engine", "Engine"))(),
         placement=Packed(hosts=1),
         namespace=NAMESPACE,
         memory=[LexicalMemory(settings["memory"])] if "memory" in settings else [],

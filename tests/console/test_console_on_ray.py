@@ -89,12 +89,16 @@ def test_a_waiting_call_is_decided(console: Console, manager: SessionManager, op
     ask = page.get_by_role("region", name="Decision about pay")
     expect(ask).to_contain_text("it costs money")
     other = open_page(conversation(console, "calls"))  # two browsers on one session
+    ask.get_by_label("Arguments").fill('{"broken": my-secret')
+    ask.get_by_role("button", name="Approve").click()
+    expect(page.get_by_text("they are not JSON")).to_be_visible()
     ask.get_by_label("Why not").fill("too dear")
     ask.get_by_role("button", name="Reject").click()
     for each in (page, other):
         expect(each.get_by_text("it was rejected", exact=True)).to_be_visible()
         expect(each.get_by_role("region", name="Decision about pay")).to_have_count(0)
     assert execution.wait().text == "it was rejected"
+    assert "my-secret" not in console.log.read_text()
     send(other, "from the other browser")
     expect(page.get_by_text("echo: from the other browser", exact=True)).to_be_visible()
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from turnwise.cli.console import console
 from turnwise.cli.serve import serve
 from turnwise.cli.sessions import sessions
 from turnwise.errors import ConfigError, TurnwiseError
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 memory = typer.Typer(help="Long-term memories.", no_args_is_help=True)
 app.add_typer(memory, name="memory")
+app.command()(console)
 app.add_typer(sessions, name="sessions")
 app.command()(serve)
 

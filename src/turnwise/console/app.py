@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from nicegui import Client, ui
 from turnwise.console import pages
 from turnwise.console.gate import Gate
 from turnwise.console.viewer import SCOPE_KEY, Viewer
+from turnwise.errors import TurnwiseError
 from turnwise.http.service import Service
 
 
@@ -52,9 +54,15 @@ class _Console:
             await self._service.stopping.wait()
 
 
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """Return whether a log has to have this: the page shows errors of turnwise, whose messages may quote a user."""
+    return not isinstance(record.msg, TurnwiseError)
+
+
 @cache
 def _shell() -> FastAPI:
     """Return the app with the pages; there is one in a process, as NiceGUI has one."""
+    logging.getLogger("nicegui").addFilter(_is_unexpected)
     shell = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pages.register()
     ui.run_with(

@@ -37,6 +37,8 @@ def show_block(block: AnyBlock, user: str = "User") -> None:
         case ToolResult():
             name = "Result: error" if block.is_error else "Result"
             _folded("tool", name, block.text, code=True, is_bad=block.is_error)
+            for each in block.blocks:
+                show_block(each)
         case Summary():
             _folded("note", "Summary of earlier turns", block.text)
         case Recalled():
@@ -58,7 +60,7 @@ def _said(classes: str, who: str, text: str) -> None:
 
 
 def _folded(classes: str, name: str, text: str, *, code: bool = False, is_bad: bool = False) -> None:
-    first = plain(text[:200]).strip().partition("\n")[0][:90]
+    first = " ".join(plain(text[:200]).split())[:90]
     with tag("div", f"said {classes}"), tag("details"):
         with tag("summary"):
             tag("span", "", f"{name} ")

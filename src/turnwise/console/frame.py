@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self
@@ -25,8 +24,6 @@ _THEME = "turnwise_theme"
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 """After how long what failed is tried again; twice as long each further time, up to the longest."""
-
-_log = logging.getLogger(__name__)
 
 
 class Frame:
@@ -67,8 +64,6 @@ class Frame:
 
     def tell(self, error: Exception) -> None:
         """Show what went wrong with something that the viewer asked for."""
-        if not isinstance(error, TurnwiseError):
-            _log.error("a page of the console failed", exc_info=error)
         with self.client.content:
             ui.notify(_why(error), type="negative", position="top", multi_line=True, close_button="Close", timeout=8000)
 

@@ -29,8 +29,9 @@ _RECALLED = 10
 class Inspector:
     """Shows one turn at a time: what its request had, or its steps; and again when the run has gone on."""
 
-    def __init__(self, session: AsyncSession, talk: Any) -> None:
+    def __init__(self, session: AsyncSession, talk: Any, *, is_read_only: bool) -> None:
         self._session = session
+        self._is_read_only = is_read_only
         self._talk = talk
         self._shown: tuple[int, str, str] | None = None
         """The turn, its run, and which of the two is shown."""
@@ -116,7 +117,7 @@ class Inspector:
                     fact("Not compacted", f"{event.strategy}: {event.why}")
             fact("Window", f"{number(len(window))} blocks before the answer")
         prompt = next((block.text for block in reversed(window) if block.kind == "user"), "")
-        if record.memory != "off" and prompt:
+        if record.memory != "off" and prompt and not self._is_read_only:
             self._offer_recall(prompt)
         systems = [block for block in window if isinstance(block, System)]
         if systems:

@@ -13,7 +13,7 @@ from turnwise.console.conversation import confirmed
 from turnwise.console.frame import Frame
 from turnwise.console.tags import Handler, badge, button, fact, long_text, tag
 from turnwise.console.text import moment, number
-from turnwise.errors import NoMemoryError
+from turnwise.errors import NoMemoryError, ReadOnlyStoreError
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.deletion_report import Forgotten
 
@@ -96,6 +96,8 @@ class _Memories:
             page = await self._session.memory.list(limit=PAGE)
         except NoMemoryError:
             return (), None, "The service has no long-term memory that lists its items."
+        except ReadOnlyStoreError:
+            return (), None, "Memories are reached by a process of the session, and what only reads starts none."
         return list(page), page.cursor, "Nothing is kept of this user."
 
     def _set_cursor(self, cursor: str | None) -> None:

@@ -19,7 +19,8 @@ from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 PAGE = 25
 """How many sessions are shown at once."""
 
-REFRESH_S = 2.0
+REFRESH_S, _PAUSES = 2.0, 10
+"""How often it is looked for changes, in seconds; less often if a look takes long, such as a search."""
 
 _LOOKS = 8
 """How many sessions are asked at once what they do."""
@@ -110,6 +111,7 @@ class _Sessions:
 
     async def refresh(self) -> float:
         """Show what the store says now."""
+        began = time.monotonic()
         wanted, cursor = dict(self._wanted), self._cursors[-1]
         viewer = self._frame.viewer
         filters: dict[str, Any] = {
@@ -130,7 +132,7 @@ class _Sessions:
         if wanted == self._wanted and cursor == self._cursors[-1]:
             self._next = page.cursor
             self._show(rows, total, len(page.unreadable))
-        return REFRESH_S
+        return max(REFRESH_S, _PAUSES * (time.monotonic() - began))
 
     async def _named(self, session_id: str, filters: dict[str, Any]) -> SessionRecord | None:
         """Return the session with this id, if it matches the filters."""

@@ -31,6 +31,8 @@ h2 { font-size: 1rem; font-weight: 650; margin: 0 0 .5rem; line-height: 1.4; let
 .grow { flex: 1; min-width: 0; }
 .card > .row, .composer > .row { margin-top: .5rem; }
 .card > .row:first-child { margin: 0 0 .6rem; }
+.row > h1 { min-width: max-content; }
+.row > .q-field { min-width: 12rem; }
 .heading { margin-bottom: 1rem; }
 .soft { color: var(--soft); }
 .small { font-size: .84rem; }
@@ -82,6 +84,7 @@ pre.text.code { font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monos
   padding: .45rem .95rem; }
 .said > .who { font-size: .78rem; font-weight: 600; color: var(--soft); margin-bottom: .1rem; }
 details > summary { cursor: pointer; color: var(--soft); font-size: .88rem; font-weight: 550; }
+summary .small { font-weight: 400; }
 details[open] > summary { margin-bottom: .4rem; }
 .foot { display: flex; flex-wrap: wrap; gap: .3rem .7rem; align-items: center; color: var(--soft); font-size: .82rem; }
 .live .caret { display: inline-block; width: .5em; height: 1em; background: var(--accent); vertical-align: -.15em;

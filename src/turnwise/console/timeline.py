@@ -48,7 +48,7 @@ class _Line:
 def show_timeline(record: RunRecord, steps: Sequence[Step], events: Sequence[AnyEvent]) -> None:
     """Show a run: its facts, then its steps and notes by their times."""
     began = record.started_at or record.created_at
-    lines = sorted([*_notes(events, steps), *_steps(steps)], key=lambda line: line.at)
+    lines = sorted([*_notes(events, steps), *_steps(steps)], key=lambda line: (line.at, line.depth))
     ends = [began, *(line.at + ((line.step and line.step.seconds) or 0) for line in lines)]
     whole = max(1e-6, (record.ended_at or max(ends)) - began)
     with tag("dl", "facts"):

@@ -1,0 +1,134 @@
+"""`turnwise console`: look at the sessions of a store in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnwise.errors import ConfigError, TurnwiseError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from turnwise.http.service import Service
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def console(
+    store: Annotated[
+        str,
+        typer.Argument(
+            help="The store of the sessions: sqlite:///file.db, postgresql://user@host/name or redis://host."
+        ),
+    ],
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes any.")] = 8001,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help='A JSON file of tokens and their users: {"token": "ann", "other": {"user": "root",'
+            ' "operator": true}}. An operator sees the sessions of all users.'
+        ),
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Change nothing. So it is without --config and --model, too.")
+    ] = False,
+    namespace: Annotated[
+        str, typer.Option(help="The Ray namespace of the service; with --config, the file's.")
+    ] = "turnwise",
+    config: Annotated[
+        Path | None, typer.Option(help="The TOML file of `turnwise serve`, with engines and memories, to act by.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model that answers what is sent here.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="The URL of a server that speaks OpenAI's API.")] = None,
+) -> None:
+    """Serve the web console: sessions, conversations, memories, usage and hosts.
+
+    Without an engine it only reads, beside the service that has the sessions: it starts no Ray and changes nothing. It
+    follows answers as they stream if RAY_ADDRESS names the Ray of that service.
+    """
+    if config or model or base_url:
+        if read_only:
+            typer.echo(
+                "error: what only reads needs no engine: leave out --read-only, or --config and --model", err=True
+            )
+            raise typer.Exit(2)
+        from turnwise.cli.serve import serve
+
+        serve(store, host=host, port=port, tokens=tokens, config=config, model=model, base_url=base_url, console=True)
+        return
+    try:
+        asyncio.run(_read(store, namespace, host, port, tokens))
+    except TurnwiseError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+async def _read(store: str, namespace: str, host: str, port: int, tokens: Path | None) -> None:
+    """Serve a console that only reads, until SIGTERM or SIGINT."""
+    try:
+        from fastapi import FastAPI
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.responses import RedirectResponse
+
+        from turnwise.console.app import mount
+        from turnwise.http.auth import BearerTokens
+        from turnwise.http.service import Service
+        from turnwise.http.settings import HttpSettings
+    except ModuleNotFoundError as error:
+        why = f"there is no module {error.name}: pip install 'turnwise[console]'"
+        raise ConfigError("turnwise console", "console", why) from None
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.cluster.ray_runtime import connect
+    from turnwise.actors.inference.echo import EchoEngine
+    from turnwise.memory.stores.urls import redact
+
+    if tokens is None and host not in _LOOPBACK:
+        why = "without tokens, everybody who reaches it may read everything: give --tokens FILE, or listen on 127.0.0.1"
+        raise ConfigError("--host", host, why)
+    auth = BearerTokens.from_file(tokens) if tokens else None
+    manager = AsyncSessionManager(
+        store, engine=EchoEngine(), namespace=namespace, read_only=True, enforce_user=auth is not None
+    )
+    if "RAY_ADDRESS" in os.environ:
+        await asyncio.to_thread(connect)
+    async with manager:
+        service = Service(manager, HttpSettings(), auth)
+        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        mount(app, service)
+        app.get("/")(lambda: RedirectResponse("/console/"))
+        if auth is None:  # a page of another site whose name was made to lead here sends that site's name
+            app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK, www_redirect=False)
+        with _bound(host, port) as listener:
+            shown = f"[{host}]" if ":" in host else host
+            typer.echo(f"turnwise shows {redact(store)} at http://{shown}:{listener.getsockname()[1]}/console/")
+            await _server(app, service).serve([listener])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        why = f"nobody can listen there ({error}): stop what does, or choose another; 0 takes any"
+        raise ConfigError("--port", port, why) from None
+
+
+def _server(app: object, service: Service) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Ends the pages when it stops."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            service.stop()
+            await super().shutdown(sockets)
+
+    settings = {"log_level": "warning", "access_log": False, "server_header": False, "timeout_graceful_shutdown": 5}
+    return Server(uvicorn.Config(app, **settings))  # type: ignore[arg-type]

@@ -16,8 +16,8 @@ from turnwise.memory.conversation.usage import Usage
 class Engine:
     """Does what the prompt's first word says, else what `ScriptedEngine` does.
 
-    `approve` asks for approval; `steps` takes named steps with notes; `look` answers with thoughts, a call and its
-    result, all with the rest of the prompt.
+    `approve` asks for approval, and `outside` for a result; `steps` takes named steps with notes; `look` answers with
+    thoughts, a call and its result, all with the rest of the prompt.
     """
 
     def build(self, session: SessionView) -> InferenceRunner:
@@ -34,7 +34,10 @@ class Engine:
                 context.note(rest)
                 with context.step("read"):
                     context.event("found", {"what": rest})
-        if word != "approve":
+        if word == "outside" and not context.calls:
+            await context.record(ToolUse(call_id="call-2", name="weigh", input={"of": "parcel"}))
+            raise Suspend({"call-2": CallState(name="weigh", wants="result")})
+        if word not in ("approve", "outside"):
             return await ScriptedEngine("echo: ").run(turn, context)
         verdicts = [state.verdict for state in context.calls.values() if state.verdict]
         if not verdicts:

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from typer.testing import CliRunner
 
 from console_engine import Engine
 from console_server import NAMESPACE, Console
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
-from turnwise.cli import app
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.urls import open_store
 
@@ -115,16 +113,3 @@ def test_a_store_that_is_away_is_said_and_tried_again(
     away.rename(file)
     expect(page.get_by_text("Talk 1", exact=True)).to_be_visible()
     expect(page.get_by_role("alert").first).to_be_hidden()
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--host", "0.0.0.0"], "give --tokens FILE"),
-        (["--tokens", "no-such-file"], "cannot be read"),
-        (["--port", "99999"], "nobody can listen"),
-    ],
-)
-def test_the_command_refuses_what_cannot_be_served(options: list[str], why: str, tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["console", f"sqlite:///{tmp_path}/chats.db", *options])
-    assert found.exit_code == 1 and why in found.stderr

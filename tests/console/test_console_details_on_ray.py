@@ -59,6 +59,10 @@ def test_what_the_model_was_sent_and_its_steps_stand_beside_what_was_said(
     assert page.evaluate("window.owned") is None and page.locator("aside img").count() == 0
     side.get_by_role("button", name="Close").click()
     expect(side).to_be_hidden()
+    turns.nth(0).get_by_role("button", name="Forget").click()
+    page.get_by_role("button", name="Forget it").click()
+    expect(page.get_by_role("status", name="What was forgotten")).to_contain_text("none were found")
+    assert session.turn(0).record.forgotten
 
 
 def test_memories_are_searched_edited_pinned_deleted_and_forgotten(

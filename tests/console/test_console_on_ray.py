@@ -99,6 +99,11 @@ def test_a_waiting_call_is_decided(console: Console, manager: SessionManager, op
         expect(each.get_by_role("region", name="Decision about pay")).to_have_count(0)
     assert execution.wait().text == "it was rejected"
     assert "my-secret" not in console.log.read_text()
+    send(other, "outside")
+    ask = page.get_by_role("region", name="Decision about weigh")
+    ask.get_by_label("Result").fill("5 kg")
+    ask.get_by_role("button", name="Send the result").click()
+    expect(other.get_by_text("it was provided", exact=True)).to_be_visible()
     send(other, "from the other browser")
     expect(page.get_by_text("echo: from the other browser", exact=True)).to_be_visible()
 
@@ -161,8 +166,9 @@ def test_a_conversation_that_is_deleted_meanwhile_says_so(
     session.delete()
     expect(page.get_by_role("alert")).to_contain_text("does not exist, or not any more")
     expect(page.get_by_label("Message")).to_be_hidden()
-    never = open_page(conversation(console, "never-there"))
-    expect(never.get_by_role("alert")).to_contain_text("does not exist")
+    for url in (conversation(console, "never-there"), f"{console.url}/session", f"{console.url}/session?id=%00"):
+        page.goto(url)
+        expect(page.get_by_role("alert")).to_contain_text("does not exist")
 
 
 def test_nothing_goes_on_for_a_browser_that_has_left(

@@ -29,7 +29,7 @@ def console(
     ],
     *,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes any.")] = 8001,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes any.")] = 8001,
     tokens: Annotated[
         Path | None,
         typer.Option(
@@ -115,7 +115,7 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
 def _bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         why = f"nobody can listen there ({error}): stop what does, or choose another; 0 takes any"
         raise ConfigError("--port", port, why) from None
 

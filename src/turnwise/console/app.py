@@ -73,7 +73,7 @@ def _shell() -> FastAPI:
         language="en-US",
         tailwind=False,
         show_welcome_message=False,
-        reconnect_timeout=5.0,
+        reconnect_timeout=8.0,
         binding_refresh_interval=None,
         session_middleware_kwargs={},
         gzip_middleware_factory=None,

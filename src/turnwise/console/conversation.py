@@ -15,12 +15,13 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.wire import SessionInfo
 from turnwise.console.blocks import show_block
 from turnwise.console.calls import MAX_CHARS, Calls
+from turnwise.console.dialogs import confirmed, show_report
 from turnwise.console.frame import Frame, NotThereError
 from turnwise.console.inspector import Inspector
 from turnwise.console.live import Live
 from turnwise.console.tags import badge, button, replace_text, tag
 from turnwise.console.text import moment, number
-from turnwise.errors import NoActiveRunError, NotFoundError, RunNotFoundError, TurnwiseError
+from turnwise.errors import InvalidInputError, NoActiveRunError, NotFoundError, RunNotFoundError, TurnwiseError
 from turnwise.memory.conversation.chat_messages import ChatMessage
 
 PAGE = 60
@@ -40,7 +41,8 @@ _STAY_BELOW = """
   const at = () => window.innerHeight + window.scrollY >= document.documentElement.scrollHeight - 120;
   window.addEventListener("scroll", () => { below = at(); }, {passive: true});
   const down = () => { if (below) window.scrollTo(0, document.documentElement.scrollHeight); };
-  new ResizeObserver(down).observe(document.querySelector(".turns"));
+  const observer = new ResizeObserver(down);
+  for (const each of document.querySelectorAll(".turns, .composer, body")) observer.observe(each);
   down();
 })();
 """
@@ -67,7 +69,7 @@ async def conversation_page(id: str = "", user: str = "") -> None:
             return await page.refresh()
         except RunNotFoundError:
             return 0.0  # its turn was rolled back meanwhile
-        except NotFoundError as error:
+        except (NotFoundError, InvalidInputError) as error:
             raise NotThereError from error
 
     try:
@@ -119,6 +121,7 @@ class _Conversation:
                     button("Fork", self._fork)
                     button("End", self._end)
                     button("Delete", self._delete, "bad")
+        self._report = tag("div", "", aria_live="polite")
         with tag("div", "talk") as talk, tag("section", "turns", aria_label="Turns"):
             self._more = button("Show earlier messages", self._show_earlier, "hidden")
             self._list = tag("div")
@@ -196,6 +199,9 @@ class _Conversation:
         if not self._messages or page.cursor is None:
             self._earlier = page.cursor
         first = found[0] if found else None
+        if first and page.cursor and first.turn_index > max(self._messages, default=first.turn_index) + 1:
+            self._messages.clear()  # more has come than a page has
+            self._earlier = page.cursor
         for index in [index for index in self._messages if first is None or index > first.turn_index]:
             del self._messages[index]
         if page.cursor is None:
@@ -277,6 +283,7 @@ class _Conversation:
             if self._can_change and last.turn_status not in ("pending", "queued", "running"):
                 button("Fork from here", lambda: self._fork(index), "quiet")
                 button("Retry", lambda: self._retry(index), "quiet")
+                button("Forget", lambda: self._forget(index), "quiet")
 
     async def _show_earlier(self) -> None:
         if self._earlier:
@@ -316,6 +323,18 @@ class _Conversation:
         await self._session.run(*turn.asked, if_busy="enqueue")
         self._frame.wake.set()
 
+    async def _forget(self, index: int) -> None:
+        why = "No later request has it, and memories lose what they keep of it. The page still shows it."
+        if await confirmed(f"Forget turn {index}?", why, "Forget it"):
+            report = await self._session.memory.forget(index, verify=True)
+            self._report.clear()
+            with self._report:
+                show_report(report, self._close_report)
+            self._frame.wake.set()
+
+    def _close_report(self) -> None:
+        self._report.clear()
+
     async def _fork(self, at: int | None = None) -> None:
         fork = await self._session.fork(at)
         viewer = self._frame.viewer
@@ -344,19 +363,6 @@ class _Conversation:
             await self._session.update(title=field.value or "")
             self._frame.wake.set()
         dialog.delete()
-
-
-async def confirmed(question: str, why: str, yes: str) -> bool:
-    """Ask whether something is to be done."""
-    with ui.dialog() as dialog, tag("div", "card", role="alertdialog", aria_label=question):
-        tag("h2", "", question)
-        tag("p", "text", why)
-        with tag("div", "row"):
-            button(yes, lambda: dialog.submit(True), "bad")
-            button("Back", lambda: dialog.submit(False), autofocus=True)
-    found = bool(await dialog)
-    dialog.delete()
-    return found
 
 
 def _show_if(element: Element, wanted: bool) -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise.console.login import LOGIN
 from turnwise.console.viewer import SCOPE_KEY, Viewer
-from turnwise.http.problems import Unauthorized
+from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.service import Service
 
 COOKIE = "turnwise_token"
@@ -40,7 +40,9 @@ Owner = Callable[[str], "Viewer | None"]
 
 
 class Gate:
-    """An ASGI app around the pages: login and logout, whose request it is, and that it comes from no other site.
+    """An ASGI app around the pages: login and logout, whose request it is, that it comes from no other site.
+
+    Each open page counts as one of the streams that a user may have open.
 
     A websocket, or what stands for one, must belong to the same viewer as the page that opens it. Behind a proxy that
     does the login, the service's `Auth` lets the request in without a form.
@@ -66,7 +68,15 @@ class Gate:
             await _refuse(answer, scope, receive, send)
             return
         await self._ready()
-        await self._inner(scope, receive, _with_headers(send))
+        if scope["type"] == "http":
+            await self._inner(scope, receive, _with_headers(send))
+            return
+        identity = Viewer.of(scope).identity
+        try:
+            async with self._service.stream(identity.user_id if identity else None):
+                await self._inner(scope, receive, send)
+        except TooManyStreams as error:
+            await _refuse(PlainTextResponse(str(error), 429), scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, root: str, path: str) -> Response | None:
         """Return what is answered instead of a page; None to let the request in."""

@@ -9,13 +9,12 @@ from nicegui import ui
 
 from turnwise.actors.client.session import AsyncSession
 from turnwise.console.calls import MAX_CHARS
-from turnwise.console.conversation import confirmed
+from turnwise.console.dialogs import confirmed, show_report
 from turnwise.console.frame import Frame
-from turnwise.console.tags import Handler, badge, button, fact, long_text, tag
+from turnwise.console.tags import badge, button, long_text, tag
 from turnwise.console.text import moment, number
 from turnwise.errors import NoMemoryError, ReadOnlyStoreError
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.deletion_report import Forgotten
 
 PAGE = 50
 """How many items are shown at once."""
@@ -174,19 +173,3 @@ class _Memories:
 
     def _close_report(self) -> None:
         self._report.clear()
-
-
-def show_report(report: Forgotten, close: Handler) -> None:
-    """Show what was removed, and whether nothing of it was found afterwards."""
-    with tag("section", "card", role="status", aria_label="What was forgotten"):
-        with tag("div", "row"):
-            tag("h2", "grow", "What was forgotten")
-            button("Close", close, "quiet")
-        with tag("dl", "facts"):
-            for name in ("sessions", "turns", "summaries", "waiting", "notes"):
-                if count := getattr(report, name):
-                    fact(name.capitalize(), number(count))
-            for name, count in report.items.items():
-                fact(f"Items of {name}", number(count))
-            for name, erasure in report.erased.items():
-                fact(f"Remains in {name}", "none were found" if erasure.verified else "cannot be ruled out")

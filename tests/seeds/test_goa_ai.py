@@ -17,8 +17,8 @@ import turnwise
 from engines import Researcher, ScriptedEngine
 from turnwise import AsyncSessionManager, LexicalMemory, MemoryConfig, Packed, SessionConfig, SessionManager
 from turnwise.errors import InvalidRequestError, SessionEndedError, TurnIdTakenError
-from turnwise.memory.conversation.blocks import Text, Thinking, ToolResult, ToolUse, User
-from turnwise.memory.conversation.events import CustomEvent, PhaseChanged, PlannerNote
+from turnwise.memory.conversation.blocks import Document, Image, Text, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.conversation.events import CustomEvent, PhaseChanged, PlannerNote, TextDelta
 from turnwise.stores import open_history
 from turnwise.testing.local_provider.message_rules import check_anthropic, check_chat
 from turnwise.transcripts import Ledger, encode, messages_of, rebuild
@@ -77,6 +77,32 @@ def test_the_ledger_keeps_the_providers_order() -> None:
     assert [block.kind for block in assistant.blocks] == ["thinking", "text", "tool_use"]
     assert [block.kind for block in user.blocks] == ["tool_result"]
     assert (assistant.role, user.role) == ("assistant", "user")
+
+
+def test_tool_results_carry_images_and_documents_in_the_providers_format() -> None:
+    chart, report = Image.from_bytes(b"png", "image/png"), Document.from_bytes("a.pdf", b"%PDF-", "application/pdf")
+    ledger = Ledger()
+    ledger.declare_tool_use("tu-1", "search_db", {"query": "status"})
+    ledger.flush_assistant()
+    result = ToolResult.of({"results": ["item1"]}, chart, report).model_copy(update={"call_id": "tu-1"})
+    ledger.append_tool_results(result)
+    asked = [User(text="status?"), *ledger.blocks()]
+    assert asked[-1] == result and result.data == {"results": ("item1",)}
+    (part,) = encode(asked, provider="anthropic")["messages"][-1]["content"]
+    assert [each["type"] for each in part["content"]] == ["text", "image", "document"]
+    output = encode(asked, provider="responses")["input"][-1]["output"]
+    assert [each["type"] for each in output] == ["input_text", "input_image", "input_file"]
+    told, shown = encode(asked, provider="chat")["messages"][-2:]
+    assert (told["role"], shown["role"]) == ("tool", "user"), "a tool's message takes text only"
+
+
+def test_streamed_parts_have_an_index_and_say_which_is_final(manager: SessionManager) -> None:
+    run = manager.open("streamed", engine="research").run("What is the status?")
+    run.wait()
+    deltas = [event for event in run.events() if isinstance(event, TextDelta)]
+    assert "".join(delta.text for delta in deltas) == "I found "
+    assert {delta.index for delta in deltas} == {0} and [delta.final for delta in deltas][-1]
+    assert sum(delta.final for delta in deltas) == 1
 
 
 def test_validate_for_bedrock() -> None:

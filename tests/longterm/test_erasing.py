@@ -4,8 +4,10 @@ import asyncio
 import json
 import pickle
 import sqlite3
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from extraction_models import Model, told
 from scale import share
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.longterm import byte_search
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
+from turnwise.memory.longterm.byte_search import Found, Needles, Part, Print
 from turnwise.memory.longterm.deletion import Erasing, Erasure, Scrubbing, erase
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.file_search import begin, erase_and_search
@@ -64,6 +68,24 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     return make
 
 
+@pytest.fixture(scope="module")
+def searcher() -> Iterator[ProcessPoolExecutor]:
+    """A process that searches files."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.fixture
+def one_searcher(searcher: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All searches are made by one process. With `make races`, and without this fixture, each starts its own."""
+
+    def search(parts: Iterable[Part], prints: Iterable[Print], salt: bytes) -> Found:
+        return searcher.submit(byte_search._search, list(parts), Needles(prints, salt)).result()
+
+    if share(10) < 10:
+        monkeypatch.setattr(byte_search, "search", search)
+
+
 def vector_memory(folder: Path, place: ChromaPlace) -> VectorMemory:
     return VectorMemory(
         SQLItems(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding(), name=f"test-{new_id()}")
@@ -98,6 +120,7 @@ WAYS: dict[str, tuple[Scope, list[str] | None, int | None, str]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("look", [erase, erase_and_search])
+@pytest.mark.usefixtures("one_searcher")
 async def test_forgotten_text_is_in_no_file(make: Make, tmp_path: Path, way: str, look: Look) -> None:
     scope, ids, turn, gone = WAYS[way]
 
@@ -132,6 +155,7 @@ async def test_forgotten_text_is_in_no_file(make: Make, tmp_path: Path, way: str
     await memory.close()
 
 
+@pytest.mark.usefixtures("one_searcher")
 async def test_texts_that_other_items_contain_may_stay(make: Make) -> None:
     """Whole or as a part of a longer text; names of tables and columns do not count either."""
 
@@ -169,6 +193,7 @@ async def test_texts_that_other_items_contain_may_stay(make: Make) -> None:
         b"kerfuffle",
     ],
 )
+@pytest.mark.usefixtures("one_searcher")
 async def test_remaining_text_is_found_in_every_form(make: Make, tmp_path: Path, rest: bytes) -> None:
     memory = make()
     await memory.remember(ANN, [item("1", "The zyzzyva is a “weevil”.", topic="kerfuffle"), item("4", LONG)])
@@ -339,6 +364,7 @@ async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, mon
     await memory.close()
 
 
+@pytest.mark.usefixtures("one_searcher")
 async def test_a_killed_search_of_all_files_continues(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +399,7 @@ async def test_a_killed_search_of_all_files_continues(
     await memory.close()
 
 
+@pytest.mark.usefixtures("one_searcher")
 async def test_a_file_with_remaining_text_is_rewritten(make: Make, tmp_path: Path) -> None:
     memory = make()
     assert isinstance(memory, Erasing)

@@ -1,10 +1,13 @@
 """The house rules: the direction of imports, public names, and errors."""
 
 import ast
+import graphlib
 import inspect
+import os
 import pickle
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +35,7 @@ from turnwise import (
 from turnwise.memories import AsyncSessionMemory, SessionMemory
 
 ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src"
 FLOORS = ["errors", "memory", "strategies", "actors", "http", "console", "testing"]
 ROOMS = {
     "memory": [
@@ -69,6 +73,19 @@ def type_checking_lines(path: Path) -> set[int]:
     blocks = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.If)]
     blocks = [block for block in blocks if ast.unparse(block.test).endswith("TYPE_CHECKING")]
     return {line for block in blocks for part in block.body for line in range(part.lineno, (part.end_lineno or 0) + 1)}
+
+
+def loaded_by(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the full names that these statements import when they are carried out: not those in functions."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from loaded_by(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+            yield from loaded_by(ast.iter_child_nodes(node))
 
 
 def files_of(floor: str) -> list[Path]:
@@ -110,6 +127,26 @@ def test_a_room_imports_only_from_the_rooms_before_it(floor: str) -> None:
                 other = name.split(".")[2]
                 where = f"{path.relative_to(ROOT)}:{line} imports {name}"
                 assert other in rooms[: rooms.index(room) + 1], f"{where}: {room} comes before {other}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """So each module can be imported first."""
+    files = [Path(folder, name) for folder, _, names in os.walk(SRC / "turnwise", followlinks=True) for name in names]
+    parts = {path: path.relative_to(SRC).with_suffix("").parts for path in files if path.suffix == ".py"}
+    paths = {".".join(each).removesuffix(".__init__"): path for path, each in parts.items()}
+    imported: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        names = loaded_by(ast.parse(path.read_text(encoding="utf-8")).body)
+        found = {name if name in paths else name.rpartition(".")[0] for name in names}
+        loading = {*parents_of(module), module}
+        imported[module] = (found | {each for name in found for each in parents_of(name)} - loading) & paths.keys()
+    graphlib.TopologicalSorter(imported).prepare()  # a CycleError names the modules
+
+
+def parents_of(name: str) -> set[str]:
+    """Return the packages that a module is in."""
+    parts = name.split(".")
+    return {".".join(parts[:count]) for count in range(1, len(parts))}
 
 
 def test_nobody_imports_from_the_package_root() -> None:

@@ -59,28 +59,28 @@ def main() -> None:
             manager = SessionManager(console.store, namespace=NAMESPACE, **settings)  # type: ignore[arg-type]
             fill(manager)
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            for name, screen in (("laptop", LAPTOP), ("phone", PHONE)):
-                page = browser.new_context(**screen).new_page()
-                shoot(console, page, manager, name)
+            laptop, phone = (browser.new_context(**screen).new_page() for screen in (LAPTOP, PHONE))
+            shoot(console, laptop, phone)
             browser.close()
             manager.close()
     ray.shutdown()
 
 
-def shoot(console: Console, page: Page, manager: SessionManager, name: str) -> None:
-    page.goto(f"{console.url}/")
-    expect(page.get_by_text("waits for a person").first).to_be_visible(timeout=20_000)
-    take(page, f"sessions-{name}")
-    page.goto(f"{console.url}/session?id=talk-1&user=ann")
-    expect(page.get_by_role("button", name="Approve")).to_be_visible()
-    take(page, f"conversation-{name}")
-    page.get_by_role("button", name="Inspect").first.click()
-    page.get_by_role("button", name="Steps").click()
-    expect(page.get_by_text("Completed", exact=True)).to_be_visible()
-    take(page, f"steps-{name}")
-    page.goto(f"{console.url}/usage")
-    expect(page.get_by_role("region", name="Sessions")).to_be_visible()
-    take(page, f"usage-{name}")
+def shoot(console: Console, laptop: Page, phone: Page) -> None:
+    laptop.goto(f"{console.url}/")
+    expect(laptop.get_by_text("waits for a person").first).to_be_visible(timeout=20_000)
+    take(laptop, "sessions")
+    laptop.goto(f"{console.url}/usage")
+    expect(laptop.get_by_role("region", name="Sessions")).to_be_visible()
+    take(laptop, "usage")
+    for page, name in ((laptop, "conversation"), (phone, "phone")):
+        page.goto(f"{console.url}/session?id=talk-1&user=ann")
+        expect(page.get_by_role("button", name="Approve")).to_be_visible(timeout=20_000)
+        if page is laptop:
+            page.get_by_role("button", name="Inspect").first.click()
+            page.get_by_role("button", name="Steps").click()
+            expect(page.get_by_text("Completed", exact=True)).to_be_visible()
+        take(page, name)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def test_a_run_is_cancelled_retried_and_forked_by_keyboard(
     again.focus()
     page.keyboard.press("Enter")
     expect(page.locator("article.turn").nth(2)).to_contain_text("echo: first")
+    expect(again).to_be_focused()
     page.locator("article.turn").first.get_by_role("button", name="Fork from here").press("Enter")
     expect(page.get_by_text("forked from keys#0")).to_be_visible()
     page.go_back()
@@ -192,8 +193,7 @@ def test_nothing_goes_on_for_a_browser_that_has_left(
     execution.cancel()
 
 
-@pytest.mark.parametrize("settings", [{}, PHONE], ids=["laptop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("settings", "scheme"), [({}, "light"), (PHONE, "dark")], ids=["laptop", "phone"])
 def test_pages_fit_the_screen_and_follow_the_systems_colours(
     console: Console, manager: SessionManager, open_page: Callable[..., Page], settings: dict[str, object], scheme: str
 ) -> None:

@@ -33,18 +33,18 @@ def tag(name: str, classes: str = "", text: str | None = None, **attributes: str
 def button(label: str, handler: Handler, classes: str = "", **attributes: str | int | bool) -> Element:
     """Make a button that calls a function; it takes no second click while that runs."""
     made = tag("button", f"button {classes}", label, type="button", **attributes)
+    is_busy = False
 
     async def clicked() -> None:
-        if made.props.get("disabled"):
+        nonlocal is_busy
+        if is_busy:  # it is not disabled meanwhile, so that it keeps the keyboard's focus
             return
-        made.props["disabled"] = True
+        is_busy = True
         try:
             if (work := handler()) is not None:
                 await work
         finally:
-            if not made.is_deleted:
-                made.props.pop("disabled", None)
-                made.update()
+            is_busy = False
 
     return made.on("click", clicked, args=[])
 

@@ -337,11 +337,13 @@ class SessionManager(ManagerRequests):
     def execution(self, run_id: str, *, user_id: str | None = None) -> ExecutionHandle:
         """Return the handle of a run, of any session; with `user_id`, only of that user's sessions.
 
+        Also finds runs of `run_once`, by any manager of this Ray, as long as they are there.
+
         Raises:
             RunNotFoundError: no run has this id, or it belongs to another user.
         """
-        found = carry_out(self._execution(run_id, user_id), self._client.portal)
-        return ExecutionHandle(self._client, found.session_id, run_id, found.turn_index)
+        client, found = carry_out(self._execution(run_id, user_id), self._client.portal)
+        return ExecutionHandle(client, found.session_id, run_id, found.turn_index)
 
     def close(self) -> None:
         """Close the store and all subscriptions. Sessions and their runs continue. Closing twice is fine."""
@@ -657,11 +659,13 @@ class AsyncSessionManager(ManagerRequests):
     async def execution(self, run_id: str, *, user_id: str | None = None) -> AsyncExecutionHandle:
         """Return the handle of a run, of any session; with `user_id`, only of that user's sessions.
 
+        Also finds runs of `run_once`, by any manager of this Ray, as long as they are there.
+
         Raises:
             RunNotFoundError: no run has this id, or it belongs to another user.
         """
-        found = await self._carry_out(self._execution(run_id, user_id))
-        return AsyncExecutionHandle(self._client, found.session_id, run_id, found.turn_index)
+        client, found = await self._carry_out(self._execution(run_id, user_id))
+        return AsyncExecutionHandle(client, found.session_id, run_id, found.turn_index)
 
     async def close(self) -> None:
         """Close the store and all subscriptions. Sessions and their runs continue. Closing twice is fine."""

@@ -42,6 +42,7 @@ from turnwise.actors.client.subscriptions import EventFeed, Kinds
 from turnwise.actors.cluster.nodes import check_files
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.ray_runtime import connect, this_ray
+from turnwise.actors.cluster.store_actor import is_there
 from turnwise.actors.cluster.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named
@@ -52,6 +53,7 @@ from turnwise.errors import (
     CorruptRecordError,
     InvalidInputError,
     KeyMissingError,
+    NotFoundError,
     ReadOnlyStoreError,
     RunNotFoundError,
     SessionExistsError,
@@ -342,8 +344,7 @@ class ManagerRequests:
         self._check_writes("*", "run_once")
         given = {} if metadata is None else json_object("metadata", metadata, self._max_metadata_bytes)
         self._check_engine(engine, ONCE)
-        client: ClusterClient = self._once or (yield Consult(partial(asyncio.to_thread, self._make_once)))
-        self._once = client
+        client = yield from self._client_once()
         store = client.stores[0]
         if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
             self._swept_at = time.monotonic()
@@ -354,6 +355,12 @@ class ManagerRequests:
         fresh = SessionRecord(session_id=new_id(), memory="off", engine=engine, **owner, **times)
         made: SessionRecord = yield Consult(partial(store.create, fresh))
         return client, SessionRef.of(made), made.user_id, agent
+
+    def _client_once(self) -> Request[ClusterClient]:
+        """Return the client of the sessions of `run_once`."""
+        client: ClusterClient = self._once or (yield Consult(partial(asyncio.to_thread, self._make_once)))
+        self._once = client
+        return client
 
     def _now(self) -> Request[float]:
         """Return the store's time; the store is asked once, later calls add the time that has passed."""
@@ -379,16 +386,34 @@ class ManagerRequests:
         return found
 
     @checked
-    def _execution(self, run_id: RunId, user_id: UserId | None) -> Request[RunRecord]:
+    def _execution(self, run_id: RunId, user_id: UserId | None) -> Request[tuple[ClusterClient, RunRecord]]:
         self._check_user(user_id)
         missing = RunNotFoundError(run_id, "the store")
-        found: RunRecord = yield from self._read("run", run_id, user_id, missing)
+        try:
+            found: RunRecord = yield from self._read("run", run_id, user_id, missing)
+        except RunNotFoundError:
+            if once := (yield from self._execution_once(run_id, user_id)):
+                return once
+            raise
         if user_id is not None:
             own = yield from self._ask(lambda store: get_of_user(store, found.session_id, user_id))
             if own is None:
                 raise missing
             check_session(own)
-        return found
+        return self._client, found
+
+    def _execution_once(self, run_id: str, user_id: str | None) -> Request[tuple[ClusterClient, RunRecord] | None]:
+        """Return a run of `run_once`, by any manager of this Ray, as long as it is there."""
+        if self._client.read_only or not is_there(ONCE_STORE, self._client.namespace):
+            return None
+        client = yield from self._client_once()
+        store = client.stores[0]
+        try:
+            found: RunRecord = yield Consult(partial(store.run, run_id))
+            owner: SessionRecord = yield Consult(partial(store.get, found.session_id))
+        except NotFoundError:
+            return None
+        return (client, found) if user_id in (None, owner.user_id) else None
 
     @checked
     def _list(

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, cast
 
+import ray
 from ray.exceptions import RayError
 
-from turnwise.actors.cluster.actor_names import detached_actor
+from turnwise.actors.cluster.actor_names import detached_actor, find_actor
 from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import StoreClosedError, StoreError, TurnwiseError
 from turnwise.memory.stores.base import SessionStore
@@ -61,5 +62,14 @@ def remote_store(url: str, namespace: str) -> SessionStore:
 
     It outlives the process that created it, and ends with the Ray cluster or with its node.
     """
-    actor = detached_actor(StoreHost, f"turnwise/store/{url}", namespace, max_concurrency=1000)
+    actor = detached_actor(StoreHost, _name(url), namespace, max_concurrency=1000)
     return cast(SessionStore, _RemoteStore(url, actor.remote()))
+
+
+def is_there(url: str, namespace: str) -> bool:
+    """Return whether the store `memory://name` of a namespace was created on the Ray of this process."""
+    return ray.is_initialized() and find_actor(namespace, _name(url)) is not None
+
+
+def _name(url: str) -> str:
+    return f"turnwise/store/{url}"

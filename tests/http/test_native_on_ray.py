@@ -320,13 +320,17 @@ async def test_memories_are_saved_recalled_changed_and_forgotten(
 
 
 async def test_a_run_without_a_session_leaves_nothing(ray_session: None, folder: Path) -> None:
-    async with in_process(folder) as client:
+    async with in_process(folder) as client, in_process(folder) as other:
         before = (await client.get("/v1/count")).json()
         done = await client.post("/v1/run?wait_s=60", json={"prompt": "hello", "metadata": {"a": 1}})
         assert done.status_code == 200 and done.json()["text"] == "hello"
         run_id = done.json()["id"]
         assert (await client.get(f"/v1/runs/{run_id}/wait")).json()["text"] == "hello"
         assert (await client.get(f"/v1/runs/{run_id}", headers=BOB)).status_code == 404
+        assert (await other.get(f"/v1/runs/{run_id}/wait")).json()["text"] == "hello", "of another process"
+        assert (await other.get(f"/v1/runs/{run_id}", headers=BOB)).status_code == 404
+        named = await client.post("/v1/run?wait_s=60", json={"prompt": "who", "engine": "scripted"})
+        assert named.json()["text"] == " ann"
         events = frames_of((await client.post("/v1/run", json={"prompt": "streamed"}, headers=SSE)).text)
         assert events[-1]["event"] == "run_completed"
         assert (await client.get("/v1/count")).json() == before

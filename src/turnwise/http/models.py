@@ -283,6 +283,8 @@ class RunOnce(RunOptions):
     """The agent that the engine and its tools are told."""
     metadata: JsonObject | None = None
     """What the engine and its tools get; not kept."""
+    engine: str | None = None
+    """The name of its engine, if the service has several."""
 
 
 class Cancel(Body):

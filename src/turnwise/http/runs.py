@@ -114,8 +114,8 @@ async def start_run(
 async def run_once(
     body: RunOnce, caller: Asks, request: Request, streams: Streams, wait_s: RUN_WAIT = None
 ) -> Response:
-    """The run can be waited for, followed and cancelled where it was started, until a minute after its end."""
-    options = {**body.options, "agent": body.agent, "metadata": body.metadata}
+    """The run can be waited for, followed and cancelled until a minute after its end."""
+    options = {**body.options, "agent": body.agent, "metadata": body.metadata, "engine": body.engine}
     execution = await caller.manager.run_once(*prompts_of(body.prompt), user_id=caller.user_id, **options)
     return await _started(caller, request, execution, streams, wait_s)
 

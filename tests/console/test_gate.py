@@ -1,0 +1,96 @@
+"""The console's gate: who is let in, and where a login leads; without a browser."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import quote
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.console.gate import COOKIE, Gate
+from turnwise.console.viewer import Viewer
+from turnwise.http import BearerTokens, HttpSettings, Identity, Service
+
+TOKEN = 'a-secret;with "signs'.replace(" ", "-") + "-%3d"
+
+
+@asynccontextmanager
+async def guarded(prefix: str = "", *, has_auth: bool = True) -> AsyncIterator[httpx.AsyncClient]:
+    async def pages(scope: Scope, receive: Receive, send: Send) -> None:
+        viewer = Viewer.of(scope)
+        who = f"{viewer.identity.user_id if viewer.identity else None} at {viewer.url('sessions', q='a b')}"
+        await PlainTextResponse(who)(scope, receive, send)
+
+    async def ready() -> None:
+        pass
+
+    manager = AsyncSessionManager("memory://gate", engine=EchoEngine(), read_only=True)
+    service = Service(manager, HttpSettings(), BearerTokens({TOKEN: Identity("ann")}) if has_auth else None)
+    app = FastAPI()
+    app.mount("/console", Gate(service, pages, ready, lambda _: None))
+    outer = FastAPI()
+    outer.mount(prefix or "/", app)
+    transport = httpx.ASGITransport(outer)
+    async with httpx.AsyncClient(transport=transport, base_url=f"https://here{prefix}/console") as client:
+        yield client
+
+
+@pytest.mark.parametrize("prefix", ["", "/under/another"])
+async def test_a_login_leads_where_the_viewer_wanted_to_go(prefix: str) -> None:
+    async with guarded(prefix) as client:
+        asked = await client.get("/session?id=chat&user=bob")
+        assert asked.status_code == 303
+        login = asked.headers["location"]
+        assert login.startswith(f"{prefix}/console/login?next=")
+        page = await client.get(f"https://here{login}")
+        assert page.status_code == 200 and f'action="{prefix}/console/login?next=' in page.text
+        wrong = await client.post(f"https://here{login}", data={"token": "x" * 20})
+        assert wrong.status_code == 401 and "not valid" in wrong.text and "set-cookie" not in wrong.headers
+        right = await client.post(f"https://here{login}", data={"token": TOKEN}, headers={"Origin": "https://here"})
+        assert right.status_code == 303
+        assert right.headers["location"] == f"{prefix}/console/session?id=chat&user=bob"
+        cookie = right.headers["set-cookie"]
+        assert all(part in cookie for part in ("HttpOnly", "SameSite=lax", "Secure", f"Path={prefix}/console"))
+        assert (await client.get("/sessions")).text == f"ann at {prefix}/console/sessions?q=a+b"
+        assert (await client.post("/logout", headers={"Origin": "https://here"})).status_code == 303
+        assert COOKIE not in client.cookies
+        assert (await client.get("/sessions")).status_code == 303
+
+
+@pytest.mark.parametrize(
+    "asked", ["//evil.example/", "https://evil.example", "/elsewhere", "/console/\\evil", "javascript:alert(1)"]
+)
+async def test_a_login_leads_nowhere_else(asked: str) -> None:
+    async with guarded() as client:
+        page = await client.post(f"/login?next={quote(asked, safe='')}", data={"token": TOKEN})
+        assert page.headers["location"] == "/console/"
+
+
+async def test_what_is_no_login_is_refused() -> None:
+    async with guarded() as client:
+        elsewhere = {"Origin": "https://evil.example"}
+        assert (await client.post("/login", data={"token": TOKEN}, headers=elsewhere)).status_code == 403
+        assert (await client.post("/login", data={"token": TOKEN}, headers={"Origin": "null"})).status_code == 403
+        assert (await client.post("/login", content=b"token=" + b"x" * 10_000)).status_code == 413
+        assert (await client.post("/login", content=b"\xff\xfe")).status_code == 401
+        assert (await client.get("/logout")).status_code == 405
+        assert (await client.post("/sessions")).status_code == 401
+        client.cookies.set(COOKIE, "%ff%00;x")
+        assert (await client.get("/sessions")).status_code == 303
+        headers = (await client.get("/login")).headers
+        assert "frame-ancestors 'none'" in headers["content-security-policy"] and headers["cache-control"] == "no-store"
+
+
+async def test_without_authentication_everybody_is_let_in() -> None:
+    async with guarded(has_auth=False) as client:
+        assert (await client.get("/sessions")).text == "None at /console/sessions?q=a+b"
+        assert (await client.get("/login?next=/console/usage")).headers["location"] == "/console/usage"
+        refused = await client.post("/_nicegui_ws/socket.io/", headers={"Origin": "https://here"})
+        assert refused.status_code == 403, "no page of this id exists"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from engines import ScriptedEngine
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext, Suspend
 from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking, ToolResult, ToolUse
-from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.tool_calls import CallState, Wants
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 
@@ -34,15 +34,15 @@ class Engine:
                 context.note(rest)
                 with context.step("read"):
                     context.event("found", {"what": rest})
-        if word == "outside" and not context.calls:
-            await context.record(ToolUse(call_id="call-2", name="weigh", input={"of": "parcel"}))
-            raise Suspend({"call-2": CallState(name="weigh", wants="result")})
         if word not in ("approve", "outside"):
             return await ScriptedEngine("echo: ").run(turn, context)
-        verdicts = [state.verdict for state in context.calls.values() if state.verdict]
-        if not verdicts:
-            raise Suspend({"call-1": CallState(name="pay", wants="approval", why="it costs money")})
-        return [Text(text=f"it was {verdicts[0]}")]
+        if not context.calls:
+            await context.record(ToolUse(call_id="call-1", name="pay", input={"amount": 5}))
+            wants: Wants = "approval" if word == "approve" else "result"
+            raise Suspend({"call-1": CallState(name="pay", wants=wants, why="it costs money")})
+        verdict = context.calls["call-1"].verdict
+        result = [ToolResult(call_id="call-1", text="paid")] if verdict == "approved" else []
+        return [*result, Text(text=f"it was {verdict}")]
 
 
 class DemoEngine:

@@ -100,8 +100,12 @@ def test_a_waiting_call_is_decided(console: Console, manager: SessionManager, op
         expect(each.get_by_role("region", name="Decision about pay")).to_have_count(0)
     assert execution.wait().text == "it was rejected"
     assert "my-secret" not in console.log.read_text()
+    send(other, "approve with other arguments")
+    ask.get_by_label("Arguments").fill('{"amount": 4}')
+    ask.get_by_role("button", name="Approve").click()
+    expect(other.get_by_text("it was approved", exact=True)).to_be_visible()
+    expect(other.locator("article.turn").nth(1).locator("summary").first).to_contain_text('"amount": 4')
     send(other, "outside")
-    ask = page.get_by_role("region", name="Decision about weigh")
     ask.get_by_label("Result").fill("5 kg")
     ask.get_by_role("button", name="Send the result").click()
     expect(other.get_by_text("it was provided", exact=True)).to_be_visible()

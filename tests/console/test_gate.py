@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import quote
@@ -10,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
@@ -94,3 +95,40 @@ async def test_without_authentication_everybody_is_let_in() -> None:
         assert (await client.get("/login?next=/console/usage")).headers["location"] == "/console/usage"
         refused = await client.post("/_nicegui_ws/socket.io/", headers={"Origin": "https://here"})
         assert refused.status_code == 403, "no page of this id exists"
+
+
+async def test_each_open_page_is_one_of_the_streams_that_a_user_may_have() -> None:
+    gone = asyncio.Event()
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        await gone.wait()
+
+    async def ready() -> None:
+        pass
+
+    manager = AsyncSessionManager("memory://gate", engine=EchoEngine(), read_only=True)
+    service = Service(manager, HttpSettings(max_streams_per_user=1), BearerTokens({TOKEN: Identity("ann")}))
+    gate = Gate(service, page, ready, lambda name: Viewer(service, Identity(name), "/console"))
+
+    async def connect(page_of: str) -> list[str]:
+        sent: list[str] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message["type"])
+
+        async def receive() -> Message:
+            return {"type": "websocket.connect"}
+
+        headers = [(b"authorization", b"Bearer " + TOKEN.encode()), (b"host", b"here")]
+        query = f"client_id={page_of}".encode()
+        scope = {"type": "websocket", "path": "/_nicegui_ws/socket.io/", "query_string": query, "headers": headers}
+        await gate(scope, receive, send)
+        return sent
+
+    first = asyncio.create_task(connect("ann"))
+    await asyncio.sleep(0)
+    assert await connect("bob") == ["websocket.close"], "it is a page of somebody else"
+    assert await connect("ann") == ["websocket.close"]
+    gone.set()
+    assert await first == []
+    assert await connect("ann") == []

@@ -343,6 +343,8 @@ def equip(
         return RemoteMemory(memory, namespace=namespace, **patience)
 
     slots: list[MemorySlot] = []
+    if callable(getattr(memories, "recall", None)) or not isinstance(memories, Sequence):
+        raise ConfigError("memory", type(memories).__name__, "pass a list of memories: memory=[LexicalMemory(...)]")
     for memory in memories:
         if isinstance(memory, type) or not callable(getattr(memory, "recall", None)):
             raise ConfigError(

@@ -290,5 +290,7 @@ async def test_a_memory_in_its_actor_obeys_all_laws(
 def test_invalid_and_unpicklable_memories_are_refused_at_once(make_manager: MakeManager) -> None:
     with pytest.raises(ConfigError, match=r"^memory='type': pass LongTermMemory objects"):
         make_manager(memory=[StaticMemory])
+    with pytest.raises(ConfigError, match=r"^memory='StaticMemory': pass a list of memories"):
+        make_manager(memory=StaticMemory(["The office opens at nine."]))
     with pytest.raises(ConfigError, match=r"^memory='LexicalMemory': it cannot be pickled"):
         make_manager(memory=[LexicalMemory(InMemoryFacts(), clock=threading.Lock().acquire)])

@@ -25,11 +25,12 @@ from turnwise.actors.session.compaction_tasks import Compactor
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import IdempotencyConflictError, InvalidInputError
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import System, Text
+from turnwise.memory.conversation.blocks import System, Text, ToolResult, User, encode
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.run_tools import are_tools
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import TurnRecord, turn_of
 from turnwise.strategies.trim import Trim
 
 pytestmark = pytest.mark.virtual_time
@@ -195,6 +196,21 @@ def test_instructions_come_after_a_middleware_s_prompt() -> None:
         run(engine, ask)
         assert server.requests[-1]["messages"][0]["content"] == "You are Ann.\n\nBe brief."
         assert "tools" not in server.requests[-1]
+
+
+def test_a_forced_choice_holds_if_the_prompts_end_in_results() -> None:
+    with QuirkServer(HEALTHY["chat"]) as server:
+        engine = engine_at(server)
+        prompts = [User(text="look"), use("c1", "weather", city="Oslo"), ToolResult(call_id="c1", text="rain")]
+
+        async def ask(runner: OpenAIRunner, context: Recorder) -> None:
+            context.tools, context.params = TOOLS, {"tool_choice": "required"}
+            spans = (Span("chat-1", 0, len(prompts)),)
+            record = TurnRecord(index=0, prompt=spans, input=spans)
+            await runner.run(turn_of("chat-1", record, spans, list(map(encode, prompts))), context)
+
+        run(engine, ask)
+        assert server.requests[-1]["tool_choice"] == "required"
 
 
 async def test_a_run_s_instructions_and_tools_count_in_its_window() -> None:

@@ -152,10 +152,11 @@ class OpenAIRunner:
             EngineError: the provider refused the request, broke off, sent nothing or an unreadable answer. The parts
                 that arrived before were emitted.
         """
-        return await self._for_run(turn.blocks, context).ask(turn, context)
+        return await self._for_run(turn, context).ask(turn, context)
 
-    def _for_run(self, blocks: Sequence[Block], context: RunContext) -> OpenAIRunner:
-        is_later_step = _ends_in_results(blocks)
+    def _for_run(self, turn: Turn, context: RunContext) -> OpenAIRunner:
+        # An earlier conversation, given as prompts, may end in results too.
+        is_later_step = _ends_in_results(turn.blocks) and not _ends_in_results(turn.asked)
         tools = [tool.definition for tool in tools_of_run(context.tools)]
         settings = self._api.settings.of_run(context.model, context.params, tools, is_later_step=is_later_step)
         return OpenAIRunner(self._settings, self._client, self._api.of_run(settings))

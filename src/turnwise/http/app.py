@@ -15,10 +15,12 @@ from turnwise.errors import ConfigError
 from turnwise.http import health, memories, problems, runs, sessions
 from turnwise.http.auth import Auth
 from turnwise.http.limits import HeaderLimit
-from turnwise.http.openai import conversations, errors, models, responses
+from turnwise.http.openai import chat, conversations, errors, models, responses
 from turnwise.http.paths import SegmentPaths
 from turnwise.http.service import ON_DISCONNECT, Service
 from turnwise.http.settings import HttpSettings
+
+_HEADERS = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID")
 
 
 class _App(FastAPI):
@@ -67,7 +69,7 @@ def create_app(
     )
     app.state.service = service
     problems.install(app)
-    for router in (health.router, sessions.router, runs.router, memories.router, models.router):
+    for router in (health.router, sessions.router, runs.router, memories.router, models.router, chat.router):
         app.include_router(router)
     app.include_router(responses.router)
     app.include_router(conversations.router)
@@ -79,6 +81,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=service.settings.cors_origins,
             allow_methods=["*"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", ON_DISCONNECT],
+            allow_headers=[*_HEADERS, ON_DISCONNECT, chat.SESSION_ID],
+            expose_headers=[chat.SESSION_ID, chat.RUN_ID],
         )
     return app

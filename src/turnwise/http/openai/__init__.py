@@ -1,7 +1,9 @@
 """OpenAI's dialect, under `/openai/v1`, for any client of its API.
 
-`models.py` and `chat.py` are the routes of models and of chat completions; `messages.py` reads chat messages into
-blocks, and `completion.py` shows a run as a completion. `errors.py` answers errors as OpenAI does.
+`models.py` has the models that requests may name, and `errors.py` answers errors as OpenAI does.
+
+`chat.py` is the route of chat completions: `asked.py` has what a request may say, `messages.py` reads messages into
+blocks, `continuing.py` finds what of them is new in a session, and `completions.py` shows a run as a completion.
 
 `responses.py` and `conversations.py` are the routes of the stateful API. `fields.py` has what a request may say,
 `starting.py` starts responses, `inputs.py` reads items into blocks, `items.py` shows blocks as items, in `pages.py`,

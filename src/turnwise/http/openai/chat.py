@@ -1,0 +1,372 @@
+"""`/openai/v1/chat/completions`: stateless, or with the header `X-Session-Id` durable.
+
+Without the header, the request has the whole conversation, and nothing is stored. With it, the session has the
+conversation, and the request continues it: see `continuing.py`. A completion that ends with `tool_calls` leaves a run
+that waits, in any process and for as long as it takes; the request with the results of all of its calls continues that
+run. A request that brings nothing new repeats the last one, and is answered with what that was answered. With an
+`Idempotency-Key`, a request that is repeated is answered by its first run, whatever the session has said since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import JSONResponse
+
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.inference.tools.tool import record_of_tools
+from turnwise.errors import (
+    CallDecidedError,
+    CallNotFoundError,
+    InvalidInputError,
+    RunEndedError,
+    SessionBusyError,
+    TurnIdTakenError,
+    TurnNotFoundError,
+    TurnwiseError,
+    WaitTimeoutError,
+)
+from turnwise.http.openai.asked import CreateCompletion
+from turnwise.http.openai.completions import Completion, failure
+from turnwise.http.openai.continuing import New, is_alone, news
+from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer_of, body_of, invalid
+from turnwise.http.openai.messages import Chat, read_messages
+from turnwise.http.openai.models import Chosen, chosen
+from turnwise.http.service import Asks, Caller
+from turnwise.http.sse import EventStream, encode, wait_for
+from turnwise.memory.conversation.blocks import AnyBlock
+from turnwise.memory.conversation.chat_messages import ChatMessage
+from turnwise.memory.conversation.model_params import merged
+from turnwise.memory.conversation.runs import RunRecord
+
+router = APIRouter(prefix="/openai/v1/chat", tags=["OpenAI chat"], route_class=OpenAIRoute)
+
+SESSION_ID, RUN_ID = "X-Session-Id", "X-Run-Id"
+"""The header that makes a completion durable, and the one that says which run has answered."""
+
+_REQUEST = "openai.request"
+"""The label of a run that has a digest of the request with its idempotency key."""
+
+_STOPS = "the server stops: repeat the request"
+
+_PAGE = 1000
+
+_LOOK_S = 1.0, 10.0
+"""How soon a request that waits looks whether its run waits for an approval, the first time and at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request: who makes it, and what it says."""
+
+    caller: Caller
+    body: CreateCompletion
+    chat: Chat
+    model: Chosen
+    options: RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class _Answering:
+    """The run that answers a request, and the completion that it makes."""
+
+    execution: AsyncExecutionHandle
+    completion: Completion
+    is_stored: bool
+    has_tools: bool
+    """Whether it may end with calls that the client makes."""
+
+
+@router.post("/completions")
+async def create(
+    body: CreateCompletion,
+    request: Request,
+    caller: Asks,
+    x_session_id: Annotated[str | None, Header()] = None,
+    idempotency_key: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Answer a chat, in one piece or as a stream.
+
+    Without `X-Session-Id`, nothing is stored: `messages` is the whole conversation, and a client that leaves cancels
+    the run. With it, the session of this id has the conversation, and is made if there is none.
+
+    `messages` may then be the whole conversation, or only what is new: one message of the user, or the results of
+    tools. Of a whole one, the user's messages must be those of the session; what follows is new. Answers may be cut
+    short or missing, but not changed: otherwise the answer is 422 `conflict`, which says what differs. If nothing is
+    new, the request repeats the last one, and gets the same answer; one that failed is asked for again. System messages
+    are instructions for this answer, and in no history.
+
+    After `tool_calls`, the session waits for the results of all calls, for as long as it takes. Messages of role `tool`
+    bring them, with the same settings and tools as before, or none.
+
+    With an `Idempotency-Key`, a repeated request gets the answer of the first one.
+    """
+    body.check()
+    chat, model = read_messages(body.messages), chosen(caller, body.model)
+    asked = _Asked(caller, body, chat, model, _options(body, chat, model))
+    try:
+        if x_session_id is None:
+            answering = await _stateless(asked)
+        else:
+            answering = await _durable(asked, x_session_id, idempotency_key)
+    except InvalidInputError as error:
+        raise body.refusal(error) from None
+    headers = {RUN_ID: answering.execution.run_id}
+    if x_session_id is not None:
+        headers[SESSION_ID] = answering.execution.session_id
+    left = _left(caller, answering)
+    if body.stream:
+        farewell = encode(json.dumps(body_of(503, _STOPS, code="server_stops")))
+        chunks = _chunks(caller, body, answering)
+        return EventStream(caller, chunks, left=left, retry_ms=None, farewell=farewell, headers=headers)
+    try:
+        await wait_for(request, caller, _settled(caller, answering), left=left)
+    except OpenAIError as error:
+        return _failed(error, answering, headers)
+    if not answering.completion.is_done:
+        if left and not answering.is_stored:
+            left()
+        if caller.service.stopping.is_set():
+            raise OpenAIError(503, _STOPS, code="server_stops")
+        raise OpenAIError(504, "the answer takes longer than this service waits: stream it, or repeat the request")
+    return JSONResponse(answering.completion.body(last_only=body.is_json), headers=headers)
+
+
+def _failed(error: OpenAIError, answering: _Answering, headers: dict[str, str]) -> Response:
+    """Return the answer for a run without one. Clients do not repeat it by themselves, as a session has the prompt."""
+    response = answer(error.status, str(error), param=error.param, code=error.code, **error.more)
+    response.headers.update({**headers, "X-Should-Retry": "false"} if answering.is_stored else headers)
+    return response
+
+
+def _options(body: CreateCompletion, chat: Chat, model: Chosen) -> RunOptions:
+    options = RunOptions(params=body.params(), model=model.model)
+    if instructions := "\n\n".join(text for text in chat.instructions if text.strip()):
+        options["instructions"] = instructions
+    if tools := body.functions_given():
+        try:
+            record_of_tools(tools)
+        except InvalidInputError as error:
+            raise body.refusal(error) from None
+        options["tools"] = tools
+    return options
+
+
+async def _stateless(asked: _Asked) -> _Answering:
+    """Start a run of which nothing is stored."""
+    whose: dict[str, Any] = {"user_id": asked.caller.user_id, "engine": asked.model.engine}
+    execution = await asked.caller.manager.run_once(*asked.chat.blocks, **whose, **asked.options)
+    completion = Completion(execution.run_id, asked.body.model, time.time())
+    return _Answering(execution, completion, is_stored=False, has_tools=bool(asked.body.tools))
+
+
+async def _durable(asked: _Asked, session_id: str, key: str | None) -> _Answering:
+    """Start the run that answers a request within a session, continue the one that waits, or find it."""
+    caller, body, engine, options = asked.caller, asked.body, asked.model.engine, asked.options
+    if_exists: Literal["update", "keep"] = "update" if engine else "keep"
+    session = await caller.manager.open(session_id, user_id=caller.user_id, engine=engine, if_exists=if_exists)
+    turn_id = key and f"chat {hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}"
+    digest = hashlib.sha256(body.model_dump_json(exclude={"stream", "stream_options"}).encode()).hexdigest()
+    if turn_id and (found := await _of_key(session, turn_id, digest)):
+        return _answer(body, *found)
+    new = news(asked.chat, [] if is_alone(asked.chat) else await _messages(session))
+    if new.results:
+        return await _continue(session, body, options, new)
+    prompts: Sequence[AnyBlock] = new.prompts
+    if new.repeats:
+        repeated = await _last(session)
+        if repeated.run.is_open or repeated.run.state == "completed" or new.after:
+            return _answer(body, repeated.execution, repeated.run, new.after)
+        prompts = repeated.prompts  # it has failed, so it is asked again
+    if turn_id:
+        options |= {"turn_id": turn_id, "labels": {_REQUEST: digest}}
+    try:
+        execution = await session.run(*prompts, **options)
+    except TurnIdTakenError:  # the same request has just come twice
+        if turn_id and (found := await _of_key(session, turn_id, digest)):
+            return _answer(body, *found)
+        raise
+    except SessionBusyError as error:
+        pending = await (await session.execution(error.run_id)).pending()
+        if any(call.wants == "result" for call in pending):
+            raise _no_result(next(call.call_id for call in pending if call.wants == "result"), error.run_id) from None
+        raise OpenAIError(409, str(error), code="session_busy", run_id=error.run_id) from None
+    return _answer(body, execution, await execution.info())
+
+
+def _answer(
+    body: CreateCompletion, execution: AsyncExecutionHandle, run: RunRecord, after: frozenset[str] = frozenset()
+) -> _Answering:
+    completion = Completion(run.run_id, body.model, run.created_at, after)
+    return _Answering(execution, completion, is_stored=True, has_tools=bool(run.tools))
+
+
+async def _of_key(session: AsyncSession, turn_id: str, digest: str) -> tuple[AsyncExecutionHandle, RunRecord] | None:
+    """Return the run of an earlier request with this idempotency key; None if there is none.
+
+    Raises:
+        OpenAIError: it was another request.
+    """
+    try:
+        turn = await session.turn(turn_id)
+        execution = await session.execution(turn.run_id or "")
+    except TurnNotFoundError:
+        return None
+    run = await execution.info()
+    if run.labels.get(_REQUEST) != digest:
+        why = "this Idempotency-Key belongs to another request: use a new key for a new request"
+        raise OpenAIError(422, why, code="idempotency_conflict", run_id=run.run_id)
+    return execution, run
+
+
+async def _messages(session: AsyncSession) -> list[ChatMessage]:
+    """Return all messages of a session, oldest first."""
+    found: list[ChatMessage] = []
+    page = await session.messages(_PAGE)
+    found[:0] = page
+    while page.cursor:
+        page = await session.messages(_PAGE, before=page.cursor)
+        found[:0] = page
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """The last run of a session, and the prompts of its turn."""
+
+    execution: AsyncExecutionHandle
+    run: RunRecord
+    prompts: Sequence[AnyBlock]
+
+
+async def _last(session: AsyncSession) -> _Repeated:
+    turn = await session.latest()
+    if turn is None or turn.run_id is None:
+        raise invalid("messages", "there is nothing new in these messages, and nothing that they repeat")
+    execution = await session.execution(turn.run_id)
+    return _Repeated(execution, await execution.info(), turn.asked)
+
+
+async def _continue(session: AsyncSession, body: CreateCompletion, options: RunOptions, new: New) -> _Answering:
+    """Give the run that waits the results of its calls. A second time changes nothing."""
+    given = {result.call_id: result for result in new.results}
+    active = (await session.info()).active_run_id
+    execution = await session.execution(active) if active else (await _last(session)).execution
+    run = await execution.info()
+    calls = {call_id: state for call_id, state in run.calls.items() if state.get("wants") == "result"}
+    if unknown := given.keys() - calls.keys():
+        why = f"no call with the id {min(unknown)!r} waits for a result in this session"
+        raise invalid("messages", why, "unknown_tool_call")
+    waiting = {call_id for call_id, state in calls.items() if not state.get("verdict")}
+    if missing := waiting - given.keys():
+        raise _no_result(min(missing), run.run_id)
+    _check_same(body, options, run)
+    try:
+        for call_id, result in given.items():
+            await execution.provide(call_id, result.text)
+    except (CallDecidedError, CallNotFoundError) as error:
+        raise OpenAIError(422, str(error), param="messages", code="conflict", run_id=run.run_id) from None
+    return _answer(body, execution, run, frozenset(given))
+
+
+def _no_result(call_id: str, run_id: str) -> OpenAIError:
+    why = f"the session waits for the results of tool calls; the call {call_id!r} has none: send a message of role tool"
+    return invalid("messages", why, "missing_tool_result", run_id=run_id)
+
+
+def _check_same(body: CreateCompletion, options: RunOptions, run: RunRecord) -> None:
+    """Refuse results with other settings than the run that waits for them has: they would have no effect."""
+    tools = record_of_tools(options.get("tools") or [])
+    params = merged(run.params, options.get("params") or {})
+    differs = {
+        "model": run.model != options.get("model"),
+        "messages": options.get("instructions") not in (None, run.instructions),
+        "tools": bool(tools) and tools != run.tools,
+    }
+    differs |= {name: params[name] != run.params.get(name) for name in params}
+    for name, is_other in differs.items():
+        if is_other:
+            what = "the system message" if name == "messages" else name
+            why = f"{what} is another than that of the run which waits for these results: send the same, or none"
+            raise invalid(name if name in type(body).model_fields else "max_tokens", why)
+
+
+def _left(caller: Caller, answering: _Answering) -> Callable[[], Any] | None:
+    """Return what to do when the client leaves. Without a session nobody could get the answer any more."""
+    if answering.is_stored and caller.on_disconnect == "keep":
+        return None
+    work = "the cancellation of a run whose client disconnected"
+    return lambda: caller.service.spawn(answering.execution.cancel("its client disconnected"), work)
+
+
+async def _settled(caller: Caller, answering: _Answering) -> None:
+    """Wait until a completion is whole, for as long as the service waits.
+
+    Raises:
+        OpenAIError: there is no answer.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + caller.service.settings.max_wait_s
+    execution, look_s = answering.execution, _LOOK_S[0]
+    while not answering.has_tools and (left := deadline - loop.time()) > 0:
+        try:
+            answering.completion.add_turn(await execution.wait(min(look_s, left)))
+        except WaitTimeoutError:
+            if await execution.status() == "awaiting_approval":
+                break
+            look_s = min(2 * look_s, _LOOK_S[1])
+        except RunEndedError as error:
+            kind = f"run_{(await execution.info()).state}"
+            raise failure(error.why, error.turn.stop_reason if error.turn else None, kind) from None
+        else:
+            return
+    try:
+        async with asyncio.timeout_at(max(deadline, loop.time() + _LOOK_S[0])):
+            async for _ in _pieces(caller, answering):
+                pass
+    except TimeoutError:
+        pass
+
+
+async def _pieces(caller: Caller, answering: _Answering) -> AsyncGenerator[str, None]:
+    """Yield the texts of a completion as they come, up to its end."""
+    completion, execution = answering.completion, answering.execution
+    try:
+        async for event in execution.events():
+            for piece in completion.add(event):
+                yield piece
+            if completion.is_done:
+                break
+    finally:
+        if not answering.is_stored and (completion.calls or completion.needs_approval):
+            cancelled = execution.cancel("it has no session, so nobody can continue it")
+            caller.service.spawn(cancelled, "the end of a run that waits")
+
+
+async def _chunks(caller: Caller, body: CreateCompletion, answering: _Answering) -> AsyncGenerator[bytes, None]:
+    completion = answering.completion
+    yield _chunk(completion.opening())
+    try:
+        async for piece in _pieces(caller, answering):
+            yield _chunk(completion.text(piece))
+    except OpenAIError as error:
+        yield _chunk(body_of(error.status, str(error), param=error.param, code=error.code, **error.more))
+        return
+    except TurnwiseError as error:
+        yield b"data: " + bytes(answer_of(error).body) + b"\n\n"
+        return
+    for chunk in completion.closing(usage=bool(body.stream_options and body.stream_options.include_usage)):
+        yield _chunk(chunk)
+    yield b"data: [DONE]\n\n"
+
+
+def _chunk(data: dict[str, Any]) -> bytes:
+    return encode(json.dumps(data, ensure_ascii=False, separators=(",", ":")))

@@ -1,0 +1,228 @@
+"""`Completion`: a run's events, or its turn, as a chat completion and as its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from turnwise.http.openai.errors import OpenAIError
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.events import (
+    AnyEvent,
+    ApprovalRequested,
+    CallDecided,
+    ModelCallEnded,
+    ModelCallStarted,
+    RunCompleted,
+    RunEnded,
+    TextDelta,
+    ToolEnded,
+)
+from turnwise.memory.conversation.runs import CUT_SHORT
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.openai_chat import arguments_of
+
+PARAGRAPH = "\n\n"
+"""What stands between the texts of several answers of the model, between which the service has called its own tools."""
+
+_FAILURES = {
+    "refused": (400, "invalid_prompt"),
+    "window": (400, "context_length_exceeded"),
+    "timeout": (504, "timeout"),
+    "budget": (403, "insufficient_quota"),
+    "step_limit": (400, "step_limit"),
+}
+"""The status and OpenAI's code of a failed run, by the run's code; 502 and `server_error` for others."""
+
+
+class Completion:
+    """A chat completion: a part of a run, which ends with the run or where it waits for the client's tools.
+
+    Args:
+        after: the ids of tool calls whose results began the part; empty for the first part of a run.
+    """
+
+    def __init__(self, run_id: str, model: str, created: float, after: Collection[str] = ()) -> None:
+        self.calls: list[ToolUse] = []
+        """The calls that the client makes."""
+        self.is_done = False
+        self.needs_approval = False
+        """Whether the run waits for somebody's approval."""
+        self._id = f"chatcmpl-{run_id}{f'-{len(after)}{max(after)}' if after else ''}"
+        self._model = model
+        self._created = int(created)
+        self._after = frozenset(after)
+        self._begun = not after
+        self._texts: list[str] = []
+        self._seen = self._sent = ""
+        """The text of the current answer, as far as it has come, and as far as it was sent."""
+        self._open: dict[str, ToolUse] = {}
+        """The calls of the last answer that have no result."""
+        self._waiting: set[str] = set()
+        self._usage = self._before = Usage()
+        """What the run has used in this part, and in the parts before."""
+        self._stop_reason: str | None = None
+
+    def add(self, event: AnyEvent) -> Iterator[str]:
+        """Add the next event of the run; yield pieces of text to stream.
+
+        Raises:
+            OpenAIError: the run has ended without an answer, or waits for somebody's approval.
+        """
+        match event:
+            case ModelCallStarted():
+                self._seen = ""
+            case TextDelta():
+                self._seen += event.text
+                yield from self._new_text()
+            case ModelCallEnded():
+                self._usage += event.usage or Usage()
+                self._stop_reason = event.stop_reason
+                self._open = {block.call_id: block for block in event.blocks if isinstance(block, ToolUse)}
+                yield from self._answered(event.blocks)
+            case ApprovalRequested():
+                self._waiting.add(event.call_id)
+                if event.wants != "result" and self._begun:
+                    self.needs_approval = True
+                    raise _needs_approval(event)
+            case CallDecided():
+                self._waiting.discard(event.call_id)
+                self._open.pop(event.call_id, None)
+            case ToolEnded():
+                self._open.pop(event.call_id, None)
+            case RunCompleted():
+                self._usage = event.usage or Usage()
+                self._stop_reason = event.stop_reason
+                yield from self._answered(event.blocks)
+                self.is_done = True
+                return
+            case RunEnded():
+                raise failure(getattr(event, "why", "it was lost"), getattr(event, "code", None), event.kind)
+            case _:
+                pass
+        if self._open and self._open.keys() <= self._waiting:
+            self._waits()
+
+    def add_turn(self, turn: Turn) -> None:
+        """Add the whole turn of a completed run without calls of the client."""
+        self._texts = texts_of(turn.output)
+        self._usage, self._stop_reason, self.is_done = turn.record.usage or Usage(), turn.record.stop_reason, True
+
+    def _waits(self) -> None:
+        """End the part, or begin it, as the client has the calls that the run waits for."""
+        if self._begun:
+            self.calls, self.is_done = list(self._open.values()), True
+        elif self._waiting & self._after:
+            self._begun, self._before = True, self._usage
+            self._texts, self._seen, self._sent = [], "", ""
+        self._open = {}
+
+    def _answered(self, blocks: Iterable[Block]) -> Iterator[str]:
+        self._seen = "".join(block.text for block in blocks if isinstance(block, Text))
+        yield from self._new_text(is_whole=True)
+        if self._seen:
+            self._texts.append(self._seen)
+        self._seen = self._sent = ""
+
+    def _new_text(self, *, is_whole: bool = False) -> Iterator[str]:
+        """Yield what was not sent yet of the current answer. It may have begun anew, after its process was lost."""
+        if not self._begun:
+            return
+        if self._seen.startswith(self._sent):
+            if new := self._seen[len(self._sent) :]:
+                yield PARAGRAPH + new if self._texts and not self._sent else new
+                self._sent = self._seen
+        elif is_whole or not self._sent.startswith(self._seen):
+            why = "the model has begun its answer anew, and says something else: repeat the request to get it"
+            raise OpenAIError(502, why, code="answer_restarted")
+
+    # What is sent
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it has ended."""
+        if self.calls:
+            return "tool_calls"
+        if self._stop_reason in CUT_SHORT:
+            return "length"
+        return "content_filter" if self._stop_reason == "content_filter" else "stop"
+
+    def body(self, *, last_only: bool = False) -> dict[str, Any]:
+        """Return the completion.
+
+        Args:
+            last_only: whether only the text of the last answer is its content, such as for an answer in JSON.
+        """
+        text = PARAGRAPH.join(self._texts[-1:] if last_only else self._texts)
+        message: dict[str, Any] = {"role": "assistant", "content": text or None, "refusal": None, "annotations": []}
+        if self.calls:
+            message["tool_calls"] = [_call(use) for use in self.calls]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.finish_reason}
+        return {**self._about("chat.completion"), "choices": [choice], "usage": self._used()}
+
+    def opening(self) -> dict[str, Any]:
+        """Return the first chunk."""
+        return self._chunk({"role": "assistant", "content": "", "refusal": None})
+
+    def text(self, piece: str) -> dict[str, Any]:
+        """Return a chunk of text."""
+        return self._chunk({"content": piece})
+
+    def closing(self, *, usage: bool) -> Iterator[dict[str, Any]]:
+        """Yield the last chunks: those of calls, of the reason for the end and, if asked for, of usage."""
+        for index, use in enumerate(self.calls):
+            yield self._chunk({"tool_calls": [{"index": index, **_call(use)}]})
+        yield self._chunk({}, self.finish_reason)
+        if usage:
+            yield {**self._about("chat.completion.chunk"), "choices": [], "usage": self._used()}
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return {**self._about("chat.completion.chunk"), "choices": [choice]}
+
+    def _about(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+
+    def _used(self) -> dict[str, Any]:
+        said, asked = self._usage.output_tokens, self._usage.input_tokens
+        said, asked = said - self._before.output_tokens, asked - self._before.input_tokens
+        cached = self._usage.cached_tokens - self._before.cached_tokens
+        reasoning = self._usage.reasoning_tokens - self._before.reasoning_tokens
+        return {
+            "prompt_tokens": asked,
+            "completion_tokens": said,
+            "total_tokens": asked + said,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
+        }
+
+
+def texts_of(output: Iterable[AnyBlock]) -> list[str]:
+    """Return the texts of the model's answers in a run's output; an answer ends with the results of its calls."""
+    texts, text = list[str](), ""
+    for block in output:
+        if isinstance(block, Text):
+            text += block.text
+        elif isinstance(block, ToolResult) and text:
+            texts, text = [*texts, text], ""
+    return [*texts, text] if text else texts
+
+
+def failure(why: str, code: str | None, kind: str) -> OpenAIError:
+    """Return the answer for a run that has ended without an answer."""
+    if kind == "run_cancelled":
+        return OpenAIError(400, f"the run was cancelled: {why}", code="run_cancelled")
+    status, name = _FAILURES.get(code or "", (502, "server_error"))
+    return OpenAIError(status, f"the run failed: {why}", code=name)
+
+
+def _needs_approval(event: ApprovalRequested) -> OpenAIError:
+    why = f"a person must approve {'a larger budget' if event.wants == 'budget' else f'the call of {event.name!r}'}"
+    how = "approve it by the native API, or use the Responses API, which has approvals"
+    fields = {"run_id": event.run_id, "session_id": event.session_id, "call_id": event.call_id}
+    return OpenAIError(400, f"{why}: {how}", code="approval_required", **fields)
+
+
+def _call(use: ToolUse) -> dict[str, Any]:
+    return {"id": use.call_id, "type": "function", "function": {"name": use.name, "arguments": arguments_of(use)}}

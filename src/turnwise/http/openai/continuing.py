@@ -1,0 +1,189 @@
+"""What is new in a request that names a session: how its messages continue what the session has.
+
+The client may send the whole conversation, as clients of stateless servers do, or only what is new: one message of the
+user, or the results of tools. Of a whole conversation, the user's messages must be those of the session, in order; what
+comes after them is new. What the assistant has said may be there, cut short or missing, as a client may have lost an
+answer, but nothing else may stand there instead. Calls that the service has made itself are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from turnwise.http.openai.errors import OpenAIError
+from turnwise.http.openai.messages import Chat
+from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.chat_messages import ChatMessage
+
+
+@dataclass(slots=True)
+class New:
+    """What is new in a request."""
+
+    prompts: list[AnyBlock] = field(default_factory=list)
+    """Prompts for the next run."""
+    results: list[ToolResult] = field(default_factory=list)
+    """Results for the run that waits."""
+    repeats: bool = False
+    """Whether nothing is new, so that the request repeats the last one."""
+    after: frozenset[str] = frozenset()
+    """The calls whose results were the last thing that was said, if the request repeats that."""
+
+
+@dataclass(slots=True)
+class _Said:
+    """A block of the user, with all that was answered to it. The first of a conversation may have no block."""
+
+    block: AnyBlock | None
+    place: int
+    """The number of its message in the request, or of its turn in the session."""
+    is_whole: bool = True
+    """Whether its turn has completed, or may still do so."""
+    answer: list[AnyBlock] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    def text(self) -> str:
+        return "".join("".join(block.text.split()) for block in self.answer if isinstance(block, Text))
+
+    def results(self) -> dict[str, ToolResult]:
+        return {block.call_id: block for block in self.answer if isinstance(block, ToolResult)}
+
+    def calls(self) -> set[str]:
+        return {block.call_id for block in self.answer if isinstance(block, ToolUse)}
+
+
+def is_alone(chat: Chat) -> bool:
+    """Return whether a request has only what is new: one message of the user, or results of tools."""
+    only_results = all(isinstance(block, ToolResult) for block in chat.blocks)
+    return only_results or (chat.messages == 1 and chat.last.role == "user")
+
+
+def news(chat: Chat, stored: Iterable[ChatMessage]) -> New:
+    """Return what is new in a request.
+
+    Args:
+        stored: the messages of the session, oldest first; none are needed if the request `is_alone`.
+
+    Raises:
+        OpenAIError: the request does not continue the session; the error says what differs.
+    """
+    if is_alone(chat):
+        results = [block for block in chat.blocks if isinstance(block, ToolResult)]
+        return New(results=results) if results else New(prompts=list(chat.blocks))
+    had, given = _had(stored), _given(chat)
+    last = _matched(had, given)
+    if last < 0:
+        return New(prompts=list(chat.blocks))
+    rest = [block for said in given[last + 1 :] for block in (said.block, *said.answer) if block]
+    results = list(_new_results(had[-1], given[last]))
+    if results and rest:
+        why = "the results of tools continue a run, so nothing may come after them: send them alone"
+        raise OpenAIError(400, why, param="messages", code="unsupported_value")
+    if not results and not rest:
+        in_order = [block for block in given[last].answer if isinstance(block, ToolResult)]
+        ends_in_results = isinstance(chat.last, ToolResult)
+        after = (
+            frozenset(block.call_id for block in _last_results(given[last].answer)) if in_order else frozenset[str]()
+        )
+        return New(repeats=True, after=after if ends_in_results else frozenset())
+    return New(prompts=rest, results=results)
+
+
+def _last_results(answer: Sequence[AnyBlock]) -> list[ToolResult]:
+    """Return the results at the end."""
+    found: list[ToolResult] = []
+    for block in reversed(answer):
+        if not isinstance(block, ToolResult):
+            break
+        found.append(block)
+    return found
+
+
+def _had(stored: Iterable[ChatMessage]) -> list[_Said]:
+    """Return what the session has. A turn that has not completed is left out if the next one repeats its prompts."""
+    turns: list[list[_Said]] = []
+    number = None
+    for message in stored:
+        whole = message.turn_status not in ("failed", "cancelled", "interrupted")
+        if number != message.turn_index:
+            number = message.turn_index
+            turns.append([])
+        for block in message.blocks:
+            if block.role == "user":
+                turns[-1].append(_Said(block, message.turn_index, whole))
+            elif block.role != "system":
+                if not turns[-1]:
+                    turns[-1].append(_Said(None, message.turn_index, whole))
+                turns[-1][-1].answer.append(block)
+    found: list[_Said] = []
+    for turn, then in zip_longest(turns, turns[1:], fillvalue=list[_Said]()):
+        said, next_said = [[each.block for each in part] for part in (turn, then)]
+        if not (turn and not turn[0].is_whole and said == next_said):
+            found += turn
+    return found
+
+
+def _given(chat: Chat) -> list[_Said]:
+    found: list[_Said] = []
+    for block, place in zip(chat.blocks, chat.places, strict=True):
+        if block.role == "user":
+            found.append(_Said(block, place))
+        else:
+            if not found:
+                found.append(_Said(None, place))
+            found[-1].answer.append(block)
+            found[-1].places.append(place)
+    return found
+
+
+def _matched(had: Sequence[_Said], given: Sequence[_Said]) -> int:
+    """Return the number of the last of `given` that the session has; -1 if it has nothing.
+
+    Raises:
+        OpenAIError: they differ.
+    """
+    at = -1
+    for number, said in enumerate(had):
+        here = given[at + 1] if at + 1 < len(given) else None
+        if here is None or here.block != said.block:
+            if not said.is_whole and not said.answer:
+                continue  # the client may leave out what nobody has answered
+            raise _differs(said, here)
+        at += 1
+        _check_answer(said, here, is_last=number == len(had) - 1)
+    return at
+
+
+def _check_answer(had: _Said, given: _Said, *, is_last: bool) -> None:
+    """Raise OpenAIError if a request has other answers than the session."""
+    place = given.places[0] if given.places else given.place
+    if not had.text().startswith(given.text()):
+        raise _conflict(place, "it is not what the assistant has said there")
+    if unknown := given.calls() - had.calls():
+        raise _conflict(place, f"the assistant has not made the call {min(unknown)!r} there")
+    results = had.results()
+    for call_id, result in given.results().items():
+        if call_id in results:
+            if results[call_id].text != result.text:
+                raise _conflict(place, f"the call {call_id!r} has another result there")
+        elif not is_last:
+            raise _conflict(place, f"the call {call_id!r} has no result there")
+
+
+def _new_results(had: _Said, given: _Said) -> Iterable[ToolResult]:
+    known = had.results()
+    return (result for call_id, result in given.results().items() if call_id not in known)
+
+
+def _differs(had: _Said, given: _Said | None) -> OpenAIError:
+    if given is None:
+        return _conflict(None, f"the session has gone on with turn {had.place}, which the request does not have")
+    return _conflict(given.place, f"turn {had.place} of the session has another message there")
+
+
+def _conflict(place: int | None, why: str) -> OpenAIError:
+    param = "messages" if place is None else f"messages[{place}]"
+    remedy = "send the conversation as it is, only your new message, or another X-Session-Id"
+    return OpenAIError(422, f"{param} does not continue the session: {why}; {remedy}", param=param, code="conflict")

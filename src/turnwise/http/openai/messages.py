@@ -1,0 +1,205 @@
+"""Reads the messages of a chat: what was said as blocks, and the texts of system messages as instructions."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from turnwise.http.openai.errors import invalid, unsupported
+from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+
+_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
+
+_KNOWN = {
+    "system": {"role", "content"},
+    "developer": {"role", "content"},
+    "user": {"role", "content"},
+    "assistant": {"role", "content", "refusal", "tool_calls"},
+    "tool": {"role", "content", "tool_call_id"},
+}
+"""The fields of a message. Others may be null or empty, as clients send answers back as they got them."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """What a request says: blocks, each with the number of its message, and instructions."""
+
+    blocks: list[AnyBlock] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    """The numbers of the messages that the blocks are from."""
+    instructions: list[str] = field(default_factory=list)
+
+    @property
+    def messages(self) -> int:
+        """How many messages there are, without the instructions."""
+        return len(set(self.places))
+
+    @property
+    def last(self) -> AnyBlock:
+        """What was said last."""
+        return self.blocks[-1]
+
+
+def read_messages(messages: Sequence[Any]) -> Chat:
+    """Return what a request says.
+
+    Raises:
+        OpenAIError: a message is not valid or is not supported; the error names it.
+    """
+    chat = Chat()
+    for number, message in enumerate(messages):
+        at = f"messages[{number}]"
+        try:
+            blocks = _message(message, at, chat)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            raise invalid(at, f"{at}: {first['msg'].removeprefix('Value error, ')}") from None
+        chat.blocks += blocks
+        chat.places += [number] * len(blocks)
+    if not chat.blocks:
+        raise invalid("messages", "there is no message of the user")
+    if not isinstance(chat.last, ToolResult) and chat.last.role != "user":
+        raise invalid("messages", "the last message must be of the user or of a tool: answers are not continued")
+    return chat
+
+
+def _message(message: Any, at: str, chat: Chat) -> list[AnyBlock]:
+    if not isinstance(message, Mapping):
+        raise invalid(at, f"{at}: must be an object")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in _KNOWN:
+        raise unsupported(f"{at}.role", f"must be one of {', '.join(_KNOWN)}")
+    for name, value in message.items():
+        if name not in _KNOWN[role] and value not in (None, [], {}):
+            raise unsupported(f"{at}.{name}")
+    if role in ("system", "developer"):
+        chat.instructions.append(_texts(content, f"{at}.content", ("text",)))
+        return []
+    if role == "user":
+        return _user(content, f"{at}.content")
+    if role == "tool":
+        call_id = _text(message, "tool_call_id", at)
+        return [ToolResult(call_id=call_id, text=_texts(content, f"{at}.content", ("text",)))]
+    return _assistant(message, at)
+
+
+def _user(content: Any, at: str) -> list[AnyBlock]:
+    """Return a user's message: its text, then what is attached to it."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list) or not parts:
+        raise invalid(at, f"{at}: must be a text or a list of parts")
+    texts: list[str] = []
+    attached: list[AnyBlock] = []
+    for number, part in enumerate(parts):
+        place = f"{at}[{number}]"
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text":
+            texts.append(_text(part, "text", place))
+        elif kind == "image_url":
+            attached.append(_image(part, place))
+        elif kind == "file":
+            attached.append(_file(part, place))
+        else:
+            raise unsupported(f"{place}.type", f"parts of type {kind!r:.99} are not supported")
+    text = "\n".join(texts)
+    return [*([User(text=text)] if text.strip() or not attached else []), *attached]
+
+
+def _assistant(message: Mapping[str, Any], at: str) -> list[AnyBlock]:
+    content, refusal, calls = message.get("content"), message.get("refusal"), message.get("tool_calls")
+    text = _texts(content, f"{at}.content", ("text", "refusal")) if content is not None else ""
+    if refusal is not None:
+        text += _text(message, "refusal", at)
+    if not isinstance(calls, list | None):
+        raise invalid(f"{at}.tool_calls", f"{at}.tool_calls: must be a list")
+    uses = [_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls or ())]
+    if not text and not uses:
+        raise invalid(f"{at}.content", f"{at}: an answer needs a content or tool_calls")
+    return [*([Text(text=text)] if text else []), *uses]
+
+
+def _call(call: Any, at: str) -> ToolUse:
+    if not isinstance(call, Mapping):
+        raise invalid(at, f"{at}: must be an object")
+    if call.get("type", "function") != "function":
+        raise unsupported(f"{at}.type", "only calls of functions are supported")
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        raise invalid(f"{at}.function", f"Missing required parameter: '{at}.function'.", "missing_required_parameter")
+    name, arguments = _text(function, "name", f"{at}.function"), _text(function, "arguments", f"{at}.function")
+    try:
+        parsed = json.loads(arguments or "{}")
+        if not isinstance(parsed, dict):
+            raise TypeError
+        return ToolUse(call_id=_text(call, "id", at), name=name, input=FrozenDict(freeze(parsed)))
+    except (TypeError, ValueError, RecursionError):
+        why = f"{at}.function.arguments: must be the JSON text of an object"
+        raise invalid(f"{at}.function.arguments", why) from None
+
+
+def _texts(content: Any, at: str, kinds: Sequence[str]) -> str:
+    """Return a content that is a text, or a list of parts of these kinds."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(at, f"{at}: must be a text or a list of parts")
+    found: list[str] = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in kinds:
+            raise unsupported(f"{at}[{number}].type", f"parts of type {kind!r:.99} are not supported")
+        found.append(_text(part, str(kind), f"{at}[{number}]"))
+    return "".join(found)
+
+
+def _text(item: Mapping[str, Any], name: str, at: str) -> str:
+    value = item.get(name)
+    if value is None:
+        raise invalid(f"{at}.{name}", f"Missing required parameter: '{at}.{name}'.", "missing_required_parameter")
+    if not isinstance(value, str):
+        raise invalid(f"{at}.{name}", f"Invalid type for '{at}.{name}': expected a string.", "invalid_type")
+    return value
+
+
+def _image(part: Mapping[str, Any], at: str) -> Image:
+    given = part.get("image_url")
+    if not isinstance(given, Mapping):
+        raise invalid(f"{at}.image_url", f"Missing required parameter: '{at}.image_url'.", "missing_required_parameter")
+    if given.get("detail") not in (None, "auto"):
+        raise unsupported(f"{at}.image_url.detail", "only 'auto' is supported")
+    _refuse_others(part, {"type", "image_url"}, at)
+    _refuse_others(given, {"url", "detail"}, f"{at}.image_url")
+    url = _text(given, "url", f"{at}.image_url")
+    found = _DATA_URL.fullmatch(url)
+    return Image(data=found[2], media_type=found[1]) if found else Image(url=url)
+
+
+def _file(part: Mapping[str, Any], at: str) -> Document:
+    given = part.get("file")
+    if not isinstance(given, Mapping):
+        raise invalid(f"{at}.file", f"Missing required parameter: '{at}.file'.", "missing_required_parameter")
+    if given.get("file_id") is not None:
+        raise unsupported(f"{at}.file.file_id", "this service keeps no files: send file_data")
+    _refuse_others(part, {"type", "file"}, at)
+    _refuse_others(given, {"file_data", "filename", "file_id"}, f"{at}.file")
+    data = _text(given, "file_data", f"{at}.file")
+    name = _text(given, "filename", f"{at}.file") if given.get("filename") is not None else "file"
+    found = _DATA_URL.fullmatch(data)
+    media_type = found[1] if found else mimetypes.guess_type(name)[0]
+    if media_type is None:
+        why = "its type is unknown: send a data URL, or a filename with an extension"
+        raise invalid(f"{at}.file.file_data", f"{at}.file.file_data: {why}")
+    return Document(name=name, data=found[2] if found else data, media_type=media_type)
+
+
+def _refuse_others(item: Mapping[str, Any], known: set[str], at: str) -> None:
+    for name, value in item.items():
+        if name not in known and value is not None:
+            raise unsupported(f"{at}.{name}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from turnwise.errors import CorruptRecordError
@@ -70,9 +72,9 @@ class BlockCache:
         return Span(self.source, 0, 1) in held
 
     def missing(self, spans: Iterable[Span]) -> Spans:
-        """Return the parts of `spans` that the cache does not hold."""
+        """Return the parts of `spans` that the cache does not hold. O(spans), times the logarithm of those it holds."""
         spans = tuple(spans)
-        return () if all(any(holds(part, span) for part in self.held) for span in spans) else subtract(spans, self.held)
+        return () if all(map(self._holds, spans)) else subtract(spans, self.held)
 
     def read(self, spans: Iterable[Span]) -> tuple[AnyBlock, ...]:
         """Return the blocks of `spans` in order.
@@ -86,6 +88,10 @@ class BlockCache:
         """Return the blocks of `spans` in order, encoded."""
         found = (self._entry(span.log, at) for span in spans for at in range(span.start, span.stop))
         return [encode(entry) if isinstance(entry, Block) else entry for entry in found]
+
+    def _holds(self, span: Span) -> bool:
+        after = bisect_right(self.held, span[:2], key=itemgetter(0, 1))
+        return after > 0 and holds(self.held[after - 1], span)
 
     def _entry(self, log: str, at: int) -> AnyBlock | str:
         try:

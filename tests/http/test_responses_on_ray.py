@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
+import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import httpx
 import openai
 import pytest
-from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent, response_create_params
 from pydantic import BaseModel, TypeAdapter
 
 from threaded_service import Served, served
@@ -35,17 +39,6 @@ def reply(messages: Sequence[dict[str, Any]]) -> Any:
     text = last["content"] if isinstance(last["content"], str) else last["content"][-1].get("text", "")
     if last["role"] == "tool":
         return f"The tool says {text}."
-    if text.startswith("call "):
-        names = text.split()[1:]
-        calls = [
-            {
-                "id": f"call_{name}_{len(asked)}",
-                "type": "function",
-                "function": {"name": name, "arguments": '{"city": "Rome"}'},
-            }
-            for name in names
-        ]
-        return {"content": "I look.", "tool_calls": calls}
     if text.startswith("think"):
         return {"reasoning_content": "First this, then that. ", "content": "So it is."}
     if text.startswith("json"):
@@ -65,7 +58,8 @@ def provider() -> Iterator[LocalProvider]:
 def service(
     ray_session: ModuleType, provider: LocalProvider, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    engine = OpenAIEngine("local", base_url=provider.base_url, api_key="k")
+    local = OpenAIEngine("local", base_url=provider.base_url, api_key="k")
+    engine = {"local": local, "strict": replace(local, model="m", system="Be strict.")}
     store = f"sqlite:///{tmp_path_factory.mktemp('http')}/chats.db"
     with served(
         store, engine=engine, placement=Packed(hosts=1), auth=TOKENS, settings=MODELS, namespace="responses"
@@ -163,3 +157,301 @@ def test_a_stream_is_parsed_to_a_class(ann: Any) -> None:
     parsed = ann.responses.parse(model="local", input="json", text_format=City)
     assert parsed.output_parsed == City(city="Rome", people=3)
     assert checked(ann.responses.retrieve(parsed.id)).text.format.type == "json_schema"
+
+
+def test_a_stream_without_an_end_is_resumed_at_seeded_points_with_every_event_once(
+    ann: Any, service: Served, provider: LocalProvider
+) -> None:
+    dice = random.Random(18)
+    for _ in range(4):
+        provider.token_delay_s = 0.01
+        made = ann.responses.create(model="local", input="long 50", background=True, stream=True)
+        with made as stream:
+            first = next(iter(stream))
+        made_id, seen, after = first.response.id, [first.to_dict()], first.sequence_number
+        while seen[-1]["type"] != "response.completed":
+            rest = ann.responses.retrieve(made_id, stream=True, starting_after=after)
+            with rest as stream:
+                for _, event in zip(range(dice.randint(1, 12)), stream, strict=False):
+                    seen.append(event.to_dict())
+                    after = event.sequence_number
+        provider.token_delay_s = 0.0
+        numbers = [event["sequence_number"] for event in seen]
+        assert numbers == sorted(set(numbers))
+        text = "".join(event["delta"] for event in seen if event["type"] == "response.output_text.delta")
+        assert text == seen[-1]["response"]["output"][0]["content"][0]["text"]
+        once = [event["type"] for event in seen if event["type"] != "response.output_text.delta"]
+        assert once == [
+            *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
+            *("response.output_text.done", "response.content_part.done", "response.output_item.done"),
+            "response.completed",
+        ]
+        assert checked(ann.responses.retrieve(made_id)).to_dict() == seen[-1]["response"]
+
+
+async def test_a_response_in_the_background_is_polled_and_cancelled(service: Served, provider: LocalProvider) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token") as ann:
+        made = checked(await ann.responses.create(model="stall", input="hello", background=True))
+        assert made.background and made.status in ("queued", "in_progress")
+        assert checked(await ann.responses.retrieve(made.id)).status == "in_progress"
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ann.responses.create(model="local", input="and?", previous_response_id=made.id)
+        assert refused.value.code == "previous_response_not_completed"
+        ended = checked(await ann.responses.cancel(made.id))
+        assert ended.status == "cancelled" and (await ann.responses.cancel(made.id)).status == "cancelled"
+        again = await ann.responses.create(model="local", input="and?", previous_response_id=made.id)
+        assert again.status == "completed" and again.output_text.endswith("and?")
+        foreground = asyncio.create_task(ann.responses.create(model="stall", input="hi", conversation=None))
+        await asyncio.sleep(0)
+        foreground.cancel()
+
+
+def test_a_failed_response_says_why_and_a_cut_one_is_incomplete(ann: Any) -> None:
+    failed = checked(ann.responses.create(model="500", input="hello"))
+    assert failed.status == "failed" and failed.error.code == "server_error" and "500" in failed.error.message
+    cut = checked(ann.responses.create(model="length", input="hello, how are you today?"))
+    assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens"
+    with ann.responses.stream(model="length", input="hello, how are you today?") as stream:
+        assert [event.type for event in stream][-1] == "response.incomplete"
+
+
+def test_a_response_that_is_not_stored_leaves_nothing_and_can_continue_a_stored_one(ann: Any, service: Served) -> None:
+    before = service.call(service.manager.count(user_id="ann"))
+    made = checked(ann.responses.create(model="local", input="hello", store=False))
+    assert made.output_text == "1: hello" and made.store is False
+    with pytest.raises(openai.NotFoundError):
+        ann.responses.retrieve(made.id)
+    history = [{"role": "user", "content": "hello"}, *made.output, {"role": "user", "content": "again"}]
+    with ann.responses.stream(model="local", input=history, store=False) as stream:
+        stream.until_done()
+        assert stream.get_final_response().output_text == "3: hello | 1: hello | again"
+    assert service.call(service.manager.count(user_id="ann")) == before
+    stored = ann.responses.create(model="local", input="one")
+    then = ann.responses.create(model="local", input="two", store=False, previous_response_id=stored.id)
+    assert then.output_text == "3: one | 1: one | two"
+    with pytest.raises(openai.BadRequestError):
+        ann.responses.create(model="local", input="x", store=False, background=True)
+
+
+def test_reasoning_is_shown_and_sent_back(ann: Any) -> None:
+    made = checked(ann.responses.create(model="local", input="think", include=["reasoning.encrypted_content"]))
+    assert [item.type for item in made.output] == ["reasoning", "message"]
+    assert made.output[0].summary[0].text == "First this, then that. " and made.output[0].encrypted_content
+    history = [{"role": "user", "content": "think"}, *made.output, {"role": "user", "content": "well?"}]
+    again = ann.responses.create(model="local", input=history)
+    assert again.output_text == "3: think | So it is. | well?"
+    assert [item.type for item in ann.responses.input_items.list(again.id, order="asc")] == [
+        *("message", "reasoning", "message", "message")
+    ]
+    with ann.responses.stream(model="local", input="think") as stream:
+        deltas = [event.delta for event in stream if event.type == "response.reasoning_summary_text.delta"]
+    assert "".join(deltas) == "First this, then that. "
+    forged = [{"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "nonsense"}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        ann.responses.create(model="local", input=forged)
+    assert refused.value.param == "input[0].encrypted_content"
+
+
+def test_pictures_files_and_instructions_reach_the_model(ann: Any, provider: LocalProvider) -> None:
+    picture = "data:image/png;base64," + base64.b64encode(b"png").decode()
+    parts = [
+        {"type": "input_text", "text": "what is this?"},
+        {"type": "input_image", "image_url": picture, "detail": "auto"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"},
+    ]
+    developer = {"role": "developer", "content": "Be kind."}
+    made = ann.responses.create(
+        model="local", input=[developer, {"role": "user", "content": parts}], instructions="Be brief."
+    )
+    sent = provider.requests[-1].body["messages"]
+    system = " ".join(str(message["content"]) for message in sent if message["role"] in ("system", "developer"))
+    assert "Be brief." in system and "Be kind." in system
+    assert [part["type"] for part in sent[-1]["content"]] == ["text", "image_url", "file"]
+    assert made.instructions == "Be brief."
+    items = list(ann.responses.input_items.list(made.id, order="asc"))
+    assert [part.type for part in items[-1].content] == ["input_text", "input_image", "input_file"]
+    for item in items:
+        ITEM.validate_json(item.to_json(), strict=True)
+
+
+def test_a_conversation_may_use_several_models_and_all_get_the_instructions(ann: Any, provider: LocalProvider) -> None:
+    conversation = ann.conversations.create()
+    for model, own in (("local", ""), ("strict", "Be strict.\n\n"), ("local", "")):
+        kind = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
+        asked = {"model": model, "conversation": conversation.id, "input": kind, "instructions": "Be brief."}
+        made = ann.responses.create(**asked)
+        assert made.model == model
+        sent = provider.requests[-1].body["messages"]
+        assert sent[0]["content"] == f"{own}Be kind.\n\nBe brief." and len(sent) > 1
+    with pytest.raises(openai.NotFoundError) as refused:
+        ann.responses.create(model="unheard-of", input="hello")
+    assert refused.value.code == "model_not_found"
+
+
+def test_a_repeated_request_is_answered_with_the_first_response(ann: Any) -> None:
+    key = {"Idempotency-Key": "once"}
+    first = ann.responses.create(model="local", input="hello", extra_headers=key)
+    assert ann.responses.create(model="local", input="hello", extra_headers=key).id == first.id
+    with pytest.raises(openai.APIStatusError) as refused:
+        ann.responses.create(model="local", input="other", extra_headers=key)
+    assert refused.value.code == "idempotency_conflict"
+    ids = {first.id, ann.responses.create(model="local", input="a", previous_response_id=first.id).id}
+    for _ in range(2):  # a fork, once
+        later = {"previous_response_id": first.id, "extra_headers": {"Idempotency-Key": "twice"}}
+        ids.add(ann.responses.create(model="local", input="b", **later).id)
+    assert len(ids) == 3
+
+
+UNSUPPORTED: dict[str, Any] = {
+    "access_programs": {"cyber": "standard"},
+    "context_management": [{"type": "compaction"}],
+    "image": {"context_compression": "auto"},
+    "max_tool_calls": 3,
+    "moderation": {"model": "omni-moderation-latest"},
+    "prompt": {"id": "pmpt_1"},
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
+    "truncation": "disabled",
+    "top_logprobs": 3,
+}
+
+SUPPORTED: dict[str, Any] = {
+    "background": False,
+    "conversation": None,
+    "include": ["reasoning.encrypted_content"],
+    "input": "hello",
+    "instructions": "Be brief.",
+    "max_output_tokens": 100,
+    "metadata": {"a": "b"},
+    "model": "local",
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": "k",
+    "reasoning": {"effort": "low"},
+    "safety_identifier": "s",
+    "service_tier": "default",
+    "store": True,
+    "stream": False,
+    "stream_options": {"include_obfuscation": False},
+    "temperature": 0.5,
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 0.5,
+    "user": "u",
+}
+
+
+def test_every_field_of_openai_is_supported_or_refused_by_name(ann: Any) -> None:
+    every = get_type_hints(response_create_params.ResponseCreateParamsNonStreaming)
+    assert set(every) == {*UNSUPPORTED, *SUPPORTED}
+    answer = checked(ann.responses.create(**SUPPORTED))
+    told = answer.to_dict()
+    same = ("instructions", "max_output_tokens", "metadata", "model", "prompt_cache_key", "safety_identifier")
+    for name in (*same, "service_tier", "temperature", "top_p", "text", "user"):
+        assert told[name] == SUPPORTED[name], name
+    for name, value in UNSUPPORTED.items():
+        with pytest.raises(openai.BadRequestError) as refused:
+            ann.responses.create(model="local", input="hello", extra_body={name: value})
+        assert refused.value.param == name, name
+    with pytest.raises(openai.BadRequestError) as refused:
+        ann.responses.create(model="local", input="hello", extra_body={"surprise": 1})
+    assert (refused.value.code, refused.value.param) == ("unknown_parameter", "surprise")
+
+
+def part(of: dict[str, Any]) -> dict[str, Any]:
+    """Return a request whose message has this part."""
+    return {"input": [{"role": "user", "content": [of]}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": [{"type": "message"}]}, "input[0].role"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": []}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            "input[0].content[0].file_id",
+        ),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "x"}]}]},
+            "input[0].content[0].file_data",
+        ),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [7]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "no"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": "\ud800"}, "input"),
+        ({"input": "x", "temperature": "hot"}, "temperature"),
+        ({"input": "x", "temperature": -1}, "temperature"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"input": "x", "tools": [{"type": "function", "name": "a b", "parameters": {}}]}, "tools[0].name"),
+        (
+            {"input": "x", "tools": [{"type": "function", "name": "a", "parameters": {"type": 7}}]},
+            "tools[0].parameters",
+        ),
+        ({"input": "x", "include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"input": "x", "metadata": {"a": "b" * 513}}, "metadata.a"),
+        ({"input": "x", "conversation": "conv_none", "previous_response_id": "resp_x"}, "conversation"),
+        ({"input": "x", "previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"input": "x", "text": {"format": {"type": "grammar"}}}, "text.format"),
+        ({"input": "x", "reasoning": {"effort": "much"}}, "reasoning.effort"),
+        ({"input": "x", "service_tier": "gold"}, "service_tier"),
+    ],
+)
+def test_a_malformed_request_is_refused_with_the_place(ann: Any, service: Served, body: Any, param: str | None) -> None:
+    count = service.call(service.manager.count(user_id="ann"))
+    headers = {"Authorization": "Bearer ann's-secret-token", "Content-Type": "application/json"}
+    answer = httpx.post(f"{service.url}/openai/v1/responses", content=json.dumps(body), headers=headers)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error" and error["message"] and error["param"] == param, error
+    assert service.call(service.manager.count(user_id="ann")) == count
+
+
+def test_hostile_ids_and_bodies_are_refused(service: Served) -> None:
+    headers = {"Authorization": "Bearer ann's-secret-token"}
+    with httpx.Client(base_url=f"{service.url}/openai/v1", headers=headers) as client:
+        zeros, long = "resp_" + "0" * 26, "resp_" + "f" * 40
+        for made_up in ("resp_", "resp_%00", "x" * 5000, long, "conv_chat", zeros, "%2f..%2fv1"):
+            for path in (f"/responses/{made_up}", f"/conversations/{made_up}", f"/responses/{made_up}/input_items"):
+                assert client.get(path).status_code == 404, path
+            assert client.post(f"/responses/{made_up}/cancel").status_code == 404, made_up
+        for body in (b"", b"{", b"[]", b"null", b'{"input": NaN', b"\xff\xfe", b"[" * 100_000):
+            answer = client.post("/responses", content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", body[:20]
+        assert client.post("/responses", content=b"x" * (5 << 20)).status_code == 413
+        nobody = client.post("/responses", json={"input": "x"}, headers={"Authorization": "Bearer nonsense"})
+        assert nobody.status_code == 401 and nobody.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(("header", "status"), [({}, "completed"), ({"X-On-Disconnect": "cancel"}, "cancelled")])
+def test_a_client_that_leaves_keeps_its_response_unless_it_says_otherwise(
+    ann: Any, header: dict[str, str], status: str
+) -> None:
+    with ann.responses.create(model="slow", input="long 30", stream=True, extra_headers=header) as stream:
+        events = iter(stream)
+        made_id = next(events).response.id
+        while next(events).type != "response.output_text.delta":
+            pass
+    while (found := ann.responses.retrieve(made_id)).status == "in_progress":
+        pass
+    assert checked(found).status == status
+    assert (len(found.output_text.split()) == 30) == (status == "completed")
+
+
+async def test_responses_that_continue_one_response_at_once_are_forks(service: Served) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token", max_retries=0
+    ) as ann:
+        first = await ann.responses.create(model="local", input="one")
+        asked = [ann.responses.create(model="local", input=f"{n}", previous_response_id=first.id) for n in range(4)]
+        answers = await asyncio.gather(*asked)
+        assert [answer.output_text for answer in answers] == [f"3: one | 1: one | {n}" for n in range(4)]
+        assert len({answer.id for answer in answers}) == 4

@@ -187,7 +187,7 @@ class CreateResponse(_Strict):
             "max_output_tokens": self.max_output_tokens,
             "reasoning_effort": reasoning.effort,
             "verbosity": text.verbosity,
-            "parallel_tool_calls": self.parallel_tool_calls,
+            "parallel_tool_calls": self.parallel_tool_calls if self.tools or not self.parallel_tool_calls else None,
             "service_tier": self.service_tier,
             "prompt_cache_key": self.prompt_cache_key,
             "safety_identifier": self.safety_identifier or self.user,
@@ -275,7 +275,7 @@ def check_same(body: CreateResponse, run: RunRecord, model: str) -> None:
             raise _differs(name)
     if body.model not in (None, model, run.engine):
         raise _differs("model")
-    if body.instructions is not None and body.instructions.strip() and body.instructions != run.instructions:
+    if body.instructions and not (run.instructions or "").endswith(body.instructions.strip()):
         raise _differs("instructions")
     if body.tools and {tool.name for tool in body.functions()} != set(run.tools):
         raise _differs("tools")

@@ -183,7 +183,7 @@ class _Reader:
 
     def _output(self, item: Mapping[str, Any], at: str) -> None:
         call_id = _text(item, "call_id", at)
-        result = ToolResult(call_id=call_id, text=_output_text(item.get("output"), f"{at}.output"))
+        result = _result(call_id, item.get("output"), f"{at}.output")
         if call_id in self._calls or not self._answers:
             self.given.blocks.append(result)
         elif self.given.outputs.setdefault(call_id, result) is not result:
@@ -227,15 +227,27 @@ def _arguments(item: Mapping[str, Any], at: str) -> FrozenDict:
     raise invalid(f"{at}.arguments", "must be the JSON text of an object")
 
 
-def _output_text(output: Any, at: str) -> str:
+def _result(call_id: str, output: Any, at: str) -> ToolResult:
+    """Return a call's output: a text, or a list of texts, pictures and files."""
     if isinstance(output, str):
-        return output
+        return ToolResult(call_id=call_id, text=output)
     if not isinstance(output, list):
         raise invalid(at, "must be a text or a list of parts")
-    for number, part in enumerate(output):
-        if not isinstance(part, Mapping) or part.get("type") not in ("input_text", "output_text"):
-            raise unsupported(f"{at}[{number}]", "only parts of type 'input_text' are supported in outputs")
-    return "".join(_text(part, "text", f"{at}[{number}]") for number, part in enumerate(output))
+    parts = [_output_part(part, f"{at}[{number}]") for number, part in enumerate(output)]
+    if all(isinstance(part, Text) for part in parts):
+        return ToolResult(call_id=call_id, text="".join(part.text for part in parts if isinstance(part, Text)))
+    return ToolResult(call_id=call_id, text="", blocks=tuple(parts))
+
+
+def _output_part(part: Any, at: str) -> Text | Image | Document:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in ("input_text", "output_text"):
+        return Text(text=_text(part, "text", at))
+    if kind == "input_image":
+        return _image(part, at)
+    if kind == "input_file":
+        return _file(part, at)
+    raise unsupported(f"{at}.type", f"parts of type {kind!r:.99} are not supported in outputs")
 
 
 def _image(part: Mapping[str, Any], at: str) -> Image:

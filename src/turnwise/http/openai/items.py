@@ -20,6 +20,7 @@ from turnwise.memory.conversation.blocks import (
     ToolResult,
     ToolUse,
     User,
+    described,
 )
 from turnwise.memory.conversation.output_type import ANSWER_TOOL
 from turnwise.memory.conversation.spans import Spans
@@ -60,8 +61,15 @@ def function_call(id: str, use: ToolUse, status: str = "completed") -> Item:
 
 def function_call_output(id: str, result: ToolResult) -> Item:
     """Return the output of a call."""
-    item: Item = {"id": id, "type": "function_call_output", "call_id": result.call_id}
-    return {**item, "output": result.text, "status": "completed"}
+    texts = [Text(text=result.text)] if result.text else []
+    output = [_given(block) for block in (*texts, *result.blocks)] if result.blocks else result.text
+    return {
+        "id": id,
+        "type": "function_call_output",
+        "call_id": result.call_id,
+        "output": output,
+        "status": "completed",
+    }
 
 
 def server_call(
@@ -72,7 +80,7 @@ def server_call(
     state = status or ("failed" if failed else "completed" if result else "in_progress")
     item: Item = {"id": id, "type": "mcp_call", "server_label": SERVER, "name": use.name, "status": state}
     item |= {"arguments": arguments_of(use), "approval_request_id": approval}
-    text = result.text if result else None
+    text = "\n".join([result.text, *map(described_part, result.blocks)]) if result else None
     error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
     return {**item, "output": None if failed else text, "error": error if failed else None}
 
@@ -201,17 +209,10 @@ def prompt_items(prompt: Spans, blocks: Sequence[AnyBlock]) -> list[Item]:
 
 def _prompt_item(block: AnyBlock, id_of: Any) -> Item | None:  # noqa: PLR0911 - a table
     match block:
-        case User(text=text):
-            return _asked(id_of, "user", {"type": "input_text", "text": text})
-        case Summary(text=text):
-            return _asked(id_of, "user", {"type": "input_text", "text": text})
-        case System(text=text):
-            return _asked(id_of, "system", {"type": "input_text", "text": text})
-        case Image():
-            url = block.url or data_uri(block)
-            return _asked(id_of, "user", {"type": "input_image", "detail": "auto", "image_url": url, "file_id": None})
-        case Document():
-            return _asked(id_of, "user", _file(block))
+        case User() | Summary() | Image() | Document():
+            return _asked(id_of, "user", _given(block))
+        case System():
+            return _asked(id_of, "system", _given(block))
         case Text(text=text):
             return message(id_of("msg"), text, "incomplete" if block.interrupted else "completed")
         case Thinking():
@@ -228,8 +229,18 @@ def _asked(id_of: Any, role: str, part: Item) -> Item:
     return {"id": id_of("msg"), "type": "message", "role": role, "status": "completed", "content": [part]}
 
 
-def _file(block: Document) -> Item:
+def _given(block: User | Summary | System | Text | Image | Document) -> Item:
+    """Return a block as a part of a message, or of an output."""
+    if isinstance(block, Image):
+        return {"type": "input_image", "detail": "auto", "image_url": block.url or data_uri(block), "file_id": None}
+    if not isinstance(block, Document):
+        return {"type": "input_text", "text": block.text}
     if block.plain:
         return {"type": "input_text", "text": f"{block.name}:\n{block.plain}"}
     given = {"file_data": data_uri(block)} if block.data else {"file_url": block.url}
     return {"type": "input_file", "filename": block.name, **given}
+
+
+def described_part(block: Text | Image | Document) -> str:
+    """Return the text that stands for a part where only texts are shown."""
+    return block.text if isinstance(block, Text) else f"[{described(block)}]"

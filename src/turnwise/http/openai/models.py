@@ -7,12 +7,15 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from turnwise.actors.inference.engine import Framed
+from turnwise.actors.inference.engine import Framed, RequestFrame
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute
 from turnwise.http.service import Asks, Caller
 from turnwise.memory.conversation.runs import RunRecord
 
 router = APIRouter(prefix="/openai/v1/models", tags=["OpenAI models"], route_class=OpenAIRoute)
+
+REQUESTED = "openai.model"
+"""The name of a run's label with the model that its request named."""
 
 DEFAULT = "default"
 """The name of the model of an engine that says none."""
@@ -60,10 +63,14 @@ def chosen(caller: Caller, model: str) -> Chosen:
 
 
 def model_of(caller: Caller, run: RunRecord) -> str:
-    """Return the name of the model of a run."""
-    engine = caller.manager.engines.get(run.engine)
-    own = engine.frame().model if isinstance(engine, Framed) else None
-    return run.model or own or run.engine or DEFAULT
+    """Return the model that a request named, or that its run has."""
+    frame = frame_of(caller.manager.engines.get(run.engine))
+    return run.labels.get(REQUESTED) or run.model or (frame and frame.model) or run.engine or DEFAULT
+
+
+def frame_of(engine: object) -> RequestFrame | None:
+    """Return the fixed part of an engine's requests, if it says one."""
+    return engine.frame() if isinstance(engine, Framed) else None
 
 
 @router.get("")

@@ -8,9 +8,10 @@ from typing import Any
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession, RunOptions
-from turnwise.actors.inference.tools.tool import external_tool
+from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.errors import (
     CallDecidedError,
+    ConfigError,
     InvalidIdError,
     NotFoundError,
     SessionBusyError,
@@ -21,13 +22,14 @@ from turnwise.errors import (
 )
 from turnwise.http.openai.answers import Answer
 from turnwise.http.openai.errors import OpenAIError, invalid, not_found
-from turnwise.http.openai.fields import CreateResponse, check_same
+from turnwise.http.openai.fields import CreateResponse, FunctionTool, check_same
 from turnwise.http.openai.ids import hidden_session, is_hidden, response_id, run_of, session_of
 from turnwise.http.openai.inputs import Given
-from turnwise.http.openai.models import Chosen, chosen, model_of
+from turnwise.http.openai.models import REQUESTED, Chosen, chosen, frame_of, model_of
 from turnwise.http.openai.projection import CONTINUES, Projection
 from turnwise.http.service import Caller
 from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.run_tools import is_tool_name
 from turnwise.memory.conversation.runs import RunRecord
 
 DELETED = "openai.deleted"
@@ -120,7 +122,7 @@ async def start(caller: Caller, body: CreateResponse, given: Given, key: str | N
         OpenAIError, TurnwiseError: nothing was started.
     """
     choice = Chosen(None, None) if body.model is None else chosen(caller, body.model)
-    options = _options(body, choice, key)
+    options = _options(caller, body, given, choice, key)
     if body.conversation_id is not None:
         return await _in_conversation(caller, body, given, options, choice)
     if body.previous_response_id is not None:
@@ -134,18 +136,30 @@ async def start(caller: Caller, body: CreateResponse, given: Given, key: str | N
     return await _first(caller, session, given, options)
 
 
-def _options(body: CreateResponse, choice: Chosen, key: str | None) -> RunOptions:
-    options = RunOptions(labels=body.labels(), params=body.params(), model=choice.model)
+def _options(caller: Caller, body: CreateResponse, given: Given, choice: Chosen, key: str | None) -> RunOptions:
+    named = {REQUESTED: body.model} if body.model is not None else {}
+    options = RunOptions(labels={**body.labels(), **named}, params=body.params(), model=choice.model)
     if key is not None:
         options["idempotency_key"] = key
-    if body.instructions is not None and body.instructions.strip():
-        options["instructions"] = body.instructions
+    if instructions := "\n\n".join([*_instructions(caller, given, choice), body.instructions or ""]).strip():
+        options["instructions"] = instructions
     if functions := body.functions():
-        options["tools"] = [
-            external_tool(tool.name, tool.description or "", tool.parameters or {"type": "object", "properties": {}})
-            for tool in functions
-        ]
+        options["tools"] = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(functions)]
     return options
+
+
+def _instructions(caller: Caller, given: Given, choice: Chosen) -> list[str]:
+    """Return the system messages of a request if the engine would send its own system prompt in their place."""
+    frame = frame_of(caller.manager.engines.get(choice.engine))
+    return given.instructions if frame and frame.system else []
+
+
+def _tool(function: FunctionTool, param: str) -> Tool:
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    try:
+        return external_tool(function.name, function.description or "", parameters)
+    except ConfigError as error:
+        raise invalid(f"{param}.parameters" if is_tool_name(function.name) else f"{param}.name", str(error)) from None
 
 
 async def _once(caller: Caller, blocks: Sequence[Block], options: RunOptions, choice: Chosen) -> Found:
@@ -288,7 +302,7 @@ async def _continue(caller: Caller, found: Found, body: CreateResponse, given: G
         await execution.add_event(CONTINUES, said)
     try:
         for call_id, result in given.outputs.items():
-            await execution.provide(call_id, result.text)
+            await execution.provide(call_id, result if result.blocks else result.text)
         for request, approval in decided.items():
             if approval.approve:
                 await execution.approve(request or "")

@@ -37,7 +37,7 @@ venv: $(READY) ## make or refresh .venv
 
 .PHONY: serve
 serve: $(READY) ## serve sessions over HTTP, with a simulated model where OPENAI_API_KEY is not set: make serve ARGS="--port 8001"
-	$(BIN)/python -m turnwise.cli serve --demo --packed 2 $(ARGS)
+	$(BIN)/python -m turnwise.cli serve --demo --console --packed 2 $(ARGS)
 
 .PHONY: demo
 demo: $(READY) ## run the quickstart, against a local stand-in provider where OPENAI_API_KEY is not set
@@ -70,6 +70,17 @@ soak: $(READY) ## inject 10,000 faults over 20 minutes or more, and write what c
 .PHONY: siege
 siege: $(READY) ## attack it from outside for 20 minutes, and write what came of it to tests/siege/LAST.md
 	RAY_worker_niceness=0 PYTHONPATH=tests/support:tests/siege $(BIN)/python tests/siege/siege.py $(ARGS)
+
+# The tests of the console drive a browser of the system, so that nothing comes from elsewhere.
+.PHONY: browser
+browser: ## install Debian's Chromium, which the console's tests drive, if there is none
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+	    command -v apt-get >/dev/null || { \
+	        echo "there is no chromium, and no apt-get to install it: put a Chromium named 'chromium' on the PATH" >&2; exit 1; }; \
+	    if [ "$$(id -u)" = 0 ]; then sudo=; elif sudo -n true 2>/dev/null; then sudo=sudo; else \
+	        echo "there is no chromium: run 'apt-get install chromium' as root" >&2; exit 1; fi; \
+	    $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive \
+	        apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 
 .PHONY: lint
 lint: $(READY) ## format, lint, types

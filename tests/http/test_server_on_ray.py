@@ -25,10 +25,11 @@ def options(folder: Path, provider: LocalProvider) -> list[str]:
 
 
 def test_the_commands_that_a_demo_prints_work_as_printed_and_it_stops_with_its_own_ray(tmp_path: Path) -> None:
-    with served("--demo", "--port", "0", "--packed", "1") as service:
-        commands = [line.strip() for line in service.printed if line.startswith("  ")]
-        assert commands
-        assert all(run_all(commands))
+    with served("--demo", "--console", "--port", "0", "--packed", "1") as service:
+        *commands, page = [line.strip() for line in service.printed if line.startswith("  ")]
+        curl, *python = run_all(commands)
+        assert '"state":"completed"' in curl and all(python)
+        assert "<html" in httpx.get(page, follow_redirects=True).text
         with closing(Follower(start(service.url, "last", PROMPT)).read(service.url)) as stream:
             assert next(stream)["kind"] == "run_started"
         assert httpx.get(f"{service.url}/health/ready").json()["status"] == "ok"

@@ -152,24 +152,19 @@ def _report(made: Assembly, source: Source) -> None:
 
 
 def commands(made: Assembly, url: str) -> list[str]:
-    """Return commands of the shell to try a service with. With tokens, they take one from `TURNWISE_TOKEN`."""
+    """Return what to try: commands of the shell, and the console's URL. With tokens, they take one from a variable."""
     has_auth = made.config.has_auth
-    model = str(getattr(next(iter(made.engines.values())), "model", "default"))
     bearer = f' -H "Authorization: Bearer ${TOKEN}"' if has_auth else ""
-    post = f"curl -s{bearer} -H 'Content-Type: application/json' {url}"
-    if "/openai/v1/responses" not in made.app.openapi()["paths"]:
-        open_it, run_it = '{"id": "hello"}', '{"prompt": "Hello!"}'
-        return [f"{post}/v1/sessions -d '{open_it}' && {post}/v1/sessions/hello/runs -d '{run_it}'"]
-    body = f'{{"model": "{model}", "input": "Hello!"}}'
-    key = f"__import__('os').environ['{TOKEN}']" if has_auth else "'none'"
-    code = (
-        f"from openai import OpenAI; client = OpenAI(base_url='{url}/openai/v1', api_key={key});"
-        f" print(client.responses.create(model='{model}', input='Hello!').output_text)"
-    )
-    found = [
-        f"{post}/openai/v1/responses -d '{body}'",
-        f'{_python()} -c "{code}"',
-    ]
+    post = f"curl -s{bearer} -H 'Content-Type: application/json' {url}/v1/sessions"
+    open_it, run_it = '{"id": "hello"}', '{"prompt": "Hello!"}'
+    found = [f"{post} -d '{open_it}' && {post}/hello/runs?wait_s=60 -d '{run_it}'"]
+    if "/openai/v1/responses" in made.app.openapi()["paths"]:
+        key = f"__import__('os').environ['{TOKEN}']" if has_auth else "'none'"
+        model = next(iter(made.engines))
+        found.append(
+            f"{_python()} -c \"from openai import OpenAI; client = OpenAI(base_url='{url}/openai/v1', api_key={key});"
+            f" print(client.responses.create(model='{model}', input='Hello!').output_text)\""
+        )
     return found + ([f"{url}/console"] if made.config.console else [])
 
 

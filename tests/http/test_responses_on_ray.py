@@ -20,7 +20,7 @@ from pydantic import BaseModel, TypeAdapter
 from threaded_service import Served, served
 from turnwise.actors.cluster.placement import Packed
 from turnwise.engines import OpenAIEngine
-from turnwise.http import BearerTokens, HttpSettings
+from turnwise.http import BearerTokens, HttpSettings, create_app
 from turnwise.testing import LocalProvider
 
 pytestmark = pytest.mark.ray
@@ -455,3 +455,20 @@ async def test_responses_that_continue_one_response_at_once_are_forks(service: S
         answers = await asyncio.gather(*asked)
         assert [answer.output_text for answer in answers] == [f"3: one | 1: one | {n}" for n in range(4)]
         assert len({answer.id for answer in answers}) == 4
+
+
+def test_a_user_with_too_many_streams_is_refused_before_anything_starts(service: Served) -> None:
+    async def ask() -> httpx.Response:
+        app = create_app(service.manager, auth=TOKENS, settings=HttpSettings(max_streams_per_user=1))
+        headers = {"Authorization": "Bearer ann's-secret-token"}
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.state.service.stream("ann"),
+            httpx.AsyncClient(transport=transport, base_url="http://service", headers=headers) as client,
+        ):
+            return await client.post("/openai/v1/responses", json={"input": "x", "stream": True})
+
+    count = service.call(service.manager.count(user_id="ann"))
+    answer = service.call(ask())
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "too_many_streams"
+    assert "retry-after" in answer.headers and service.call(service.manager.count(user_id="ann")) == count

@@ -46,6 +46,8 @@ async def create(
 ) -> Response:
     """Start a response, and return it when it has ended, or at once if it is in the background; or stream it."""
     body.check()
+    if not body.background or body.stream:
+        await _check_room(caller)
     found = await start(caller, body, read_input(body.input), idempotency_key)
     if body.stream:
         return _streamed(caller, found, -1)
@@ -69,6 +71,7 @@ async def retrieve(
         raise invalid("include_obfuscation", "this service sends no obfuscation: leave it out")
     found = await _find(caller, response_id)
     if look.stream:
+        await _check_room(caller)
         return _streamed(caller, found, look.starting_after)
     answer = await load(caller, found)
     if answer.state.status is None:
@@ -134,6 +137,16 @@ async def _find(caller: Caller, id: str) -> Found:
     if found is None:
         raise not_found("Response", id)
     return found
+
+
+async def _check_room(caller: Caller) -> None:
+    """Refuse a request that would wait or stream, before it starts anything.
+
+    Raises:
+        TooManyStreams: the user has as many open as a user may.
+    """
+    async with caller.service.stream(caller.user_id):
+        pass
 
 
 async def _settled(caller: Caller, found: Found) -> Answer:

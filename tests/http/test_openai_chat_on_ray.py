@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 from pydantic import BaseModel
 
 from agent_tools import pay
@@ -63,8 +64,9 @@ def provider() -> Iterator[LocalProvider]:
 class Service:
     """The service, and clients of it."""
 
-    def __init__(self, manager: AsyncSessionManager, url: str) -> None:
+    def __init__(self, manager: AsyncSessionManager, url: str, stop: Callable[[], None]) -> None:
         self.manager = manager
+        self.stop = stop
         self.url = url
 
     def settings(self, user: str, headers: dict[str, str]) -> dict[str, Any]:
@@ -91,7 +93,7 @@ async def served(folder: Path, provider: LocalProvider, **settings: Any) -> Asyn
     async with AsyncSessionManager(store, engine=engines, placement=Packed(hosts=1), enforce_user=True) as manager:
         app = create_app(manager, auth=TOKENS, settings=HttpSettings(**settings))
         async with on_server(app) as url:
-            yield Service(manager, url)
+            yield Service(manager, url, app.state.service.stop)
 
 
 def said(completion: Any) -> tuple[str | None, str]:
@@ -368,9 +370,9 @@ async def test_what_is_not_supported_is_refused_by_name(
             answer = await client.post("/chat/completions", json={"messages": hello})
             assert answer.json()["error"]["code"] == "missing_required_parameter"
             bad = await client.post(
-                "/chat/completions", json={"model": "local", "messages": hello}, headers={"X-Session-Id": "\x7f"}
+                "/chat/completions", json={"model": "local", "messages": hello}, headers={"X-Session-Id": "x" * 257}
             )
-            assert bad.status_code == 400, bad.text
+            assert bad.status_code == 400 and bad.json()["error"]["param"] == "X-Session-Id", bad.text
         async with service.client("chat") as client_:
             create = client_.chat.completions.create
             with pytest.raises(openai.InternalServerError) as broken:
@@ -397,6 +399,61 @@ async def test_a_failed_answer_is_asked_for_again(
         assert said(await create(model="local", messages=messages)) == ("You said: three", "stop")
         chat = await service.manager.get("chat", user_id="ann")
         assert [run.state for run in await chat.runs()] == ["failed", "completed", "completed"]
+
+
+async def test_an_agent_of_openai_s_agents_sdk_calls_its_own_tools(
+    ray_session: ModuleType, tmp_path: Path, provider: LocalProvider
+) -> None:
+    cities: list[str] = []
+
+    @function_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        cities.append(city)
+        return f"{city}: rain"
+
+    async with served(tmp_path, provider) as service:
+        for session_id in ("agent", None):
+            async with service.client(session_id) as client:
+                model = OpenAIChatCompletionsModel(model="local", openai_client=client)
+                agent = Agent(name="Guide", instructions="Be brief.", model=model, tools=[weather])
+                found = await Runner.run(agent, script(TWO_CALLS, "done"), run_config=RunConfig(tracing_disabled=True))
+                assert found.final_output == "done"
+                more = [*found.to_input_list(), {"role": "user", "content": "and you?"}]
+                streaming = Runner.run_streamed(agent, more, run_config=RunConfig(tracing_disabled=True))  # type: ignore[arg-type]
+                async for _ in streaming.stream_events():
+                    pass
+                assert streaming.final_output == "You said: and you?"
+        assert cities == ["Oslo", "Rome"] * 2
+        assert [run.state for run in await (await service.manager.get("agent", user_id="ann")).runs()] == [
+            "completed"
+        ] * 2
+
+
+async def test_a_server_that_stops_tells_its_clients_to_come_back(
+    ray_session: ModuleType, tmp_path: Path, provider: LocalProvider
+) -> None:
+    long: list[Any] = [{"role": "user", "content": "word " * 100}]
+    async with served(tmp_path, provider) as service, service.client("chat") as client:
+        create = client.chat.completions.create
+        running = await create(model="slow", messages=long, stream=True)
+        await anext(aiter(running))
+        waiting = asyncio.create_task(
+            create(model="slow", messages=[*long, *long], extra_headers={"X-Session-Id": "b"})
+        )
+
+        async def begun() -> bool:
+            return await service.manager.count(user_id="ann") == 2
+
+        await until(begun)
+        service.stop()
+        for stopped in (streamed(running), waiting):
+            with pytest.raises(openai.APIError) as told:
+                await stopped
+            assert told.value.code == "server_stops"
+        chat = await service.manager.get("chat", user_id="ann")
+        run = await chat.execution((await chat.runs())[0].run_id)
+        assert (await run.wait(WAIT_S)).text.startswith("You said: word word"), "it goes on"
 
 
 def test_the_synchronous_client(ray_session: ModuleType, tmp_path: Path, provider: LocalProvider) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from turnwise.actors.inference.tools.tool import Tool, external_tool
-from turnwise.errors import ConfigError, EmptyTurnError, InvalidInputError, InvalidPromptError
+from turnwise.errors import ConfigError, EmptyTurnError, InvalidIdError, InvalidInputError, InvalidPromptError
 from turnwise.http.openai.errors import OpenAIError, invalid, unsupported
 from turnwise.memory.conversation.model_params import ModelParams, check_params
 
@@ -143,6 +143,8 @@ class CreateCompletion(_Strict):
         """Return one of turnwise's refusals with the name of the field that it is about."""
         if isinstance(error, EmptyTurnError | InvalidPromptError):
             return invalid("messages", str(error))
+        if isinstance(error, InvalidIdError):
+            return invalid("X-Session-Id", str(error))
         field = str(getattr(error, "field", ""))
         name = field.removeprefix("params['").removesuffix("']")
         if name == "max_output_tokens":

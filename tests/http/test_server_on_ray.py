@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 
-from served import Follower, run_all, served, start
+from served import Follower, command_of, run_all, served, start
 from turnwise.testing.local_provider.server import LocalProvider
 
 pytestmark = pytest.mark.ray
@@ -82,3 +83,17 @@ def test_sigkill_of_workers_in_the_middle_of_a_stream_costs_the_client_no_event(
         assert len(provider.requests) == 1
         assert len(service.workers) == 2 and not set(first) & set(service.workers)
         assert service.stop() == 0
+
+
+def test_workers_end_when_their_parent_is_killed(ray_address: str, tmp_path: Path) -> None:
+    words = ["--demo", "--port", "0", "--packed", "1", "--workers", "2"]
+    with served(f"sqlite:///{tmp_path}/chats.db", *words, RAY_ADDRESS=ray_address) as service:
+        workers = service.workers
+        assert len(workers) == 2
+        service.process.kill()
+        assert service.process.wait(60) == -signal.SIGKILL
+        for _ in range(600):
+            if not any(map(command_of, workers)):
+                return
+            time.sleep(0.1)
+        pytest.fail(f"{workers} still run")

@@ -126,6 +126,9 @@ async def test_runs_have_all_options_and_are_read_in_each_form(ray_session: None
         assert rest["next"] is None
         last = {"Last-Event-ID": events[-2]["id"], **SSE}
         assert frames_of((await client.get(f"/v1/runs/{run['id']}/events", headers=last)).text) == events[-1:]
+        repeated = {"prompt": "hello there", **options}
+        resumed = await client.post(f"{path}/runs", json=repeated, headers={**key, **last})
+        assert frames_of(resumed.text) == events[-1:], "the same request goes on where it was cut"
         follow = await client.post(f"{path}/runs?stream=true", json={"prompt": ["more", {"kind": "user", "text": "!"}]})
         assert follow.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert frames_of(follow.text)[-1]["data"]["run_id"] == follow.headers["x-run-id"]

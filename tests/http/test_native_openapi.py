@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,17 @@ def test_each_route_says_what_it_does_and_which_problems_it_answers_with(operati
             if int(status) >= 400:
                 assert list(answer["content"]) == ["application/problem+json"], (where, status)
         assert [name for name, answer in each["responses"].items() if int(name) < 300], where
+
+
+def test_the_page_about_http_names_each_route(operations: list[Operation]) -> None:
+    page = (Path(__file__).parents[2] / "docs/http.md").read_text(encoding="utf-8")
+    table = page.partition("## Routes")[2].partition("## Events")[0]
+    for path, verb, _ in operations:
+        if "/memory" not in path:
+            assert f"/{path.rpartition('/')[2]}" in table.replace("{id}", "{session_id}") + table.replace(
+                "{id}", "{run_id}"
+            ), path
+            assert verb.upper() in table
 
 
 def test_every_reference_leads_somewhere_and_every_schema_is_one(document: dict[str, Any]) -> None:

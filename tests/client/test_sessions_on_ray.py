@@ -648,7 +648,7 @@ def test_the_two_families_have_the_same_verbs_and_signatures(blocking: type, awa
         }
 
     assert verbs(blocking) == verbs(awaiting)
-    for name in verbs(awaiting):
+    for name in verbs(awaiting).keys() - {"across_users"}:  # which asks nobody
         member = getattr(awaiting, name)
         assert inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member), name
 

@@ -426,7 +426,8 @@ def test_hostile_ids_and_bodies_are_refused(service: Served) -> None:
         for body in (b"", b"{", b"[]", b"null", b'{"input": NaN', b"\xff\xfe", b"[" * 100_000):
             answer = client.post("/responses", content=body, headers={"Content-Type": "application/json"})
             assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", body[:20]
-        assert client.post("/responses", content=b"x" * (5 << 20)).status_code == 413
+        large = client.post("/responses", content=b"x" * (5 << 20))
+        assert large.status_code == 413 and large.json()["error"]["code"] == "body_too_large"
         nobody = client.post("/responses", json={"input": "x"}, headers={"Authorization": "Bearer nonsense"})
         assert nobody.status_code == 401 and nobody.json()["error"]["code"] == "invalid_api_key"
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.cors import CORSMiddleware
 
 from turnwise import __version__
@@ -14,7 +15,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.errors import ConfigError
 from turnwise.http import health, memories, problems, runs, sessions
 from turnwise.http.auth import Auth
-from turnwise.http.limits import HeaderLimit
+from turnwise.http.limits import SizeLimits
 from turnwise.http.openai import chat, conversations, errors, models, responses
 from turnwise.http.paths import SegmentPaths
 from turnwise.http.service import ON_DISCONNECT, Service
@@ -65,7 +66,6 @@ def create_app(
         version=__version__,
         summary="Durable, cancellable, resumable conversations",
         lifespan=lifespan,
-        max_body_size=service.settings.max_body_bytes,
     )
     app.state.service = service
     problems.install(app)
@@ -74,8 +74,10 @@ def create_app(
     app.include_router(responses.router)
     app.include_router(conversations.router)
     app.include_router(errors.router)  # the last of OpenAI's: it has all of their addresses
+    limits = service.settings
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=limits.max_body_bytes)
     app.add_middleware(SegmentPaths)
-    app.add_middleware(HeaderLimit, max_bytes=service.settings.max_header_bytes)
+    app.add_middleware(SizeLimits, max_header_bytes=limits.max_header_bytes, max_body_bytes=limits.max_body_bytes)
     if service.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

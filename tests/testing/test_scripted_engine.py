@@ -104,7 +104,7 @@ async def test_words_are_streamed_one_by_one_with_pauses() -> None:
     assert text(await stage.run()) == "one two three"
     assert asyncio.get_running_loop().time() - began >= 13
     deltas = [event.text for event in (await stage.core.reads.events())[0] if isinstance(event, TextDelta)]
-    assert deltas == ["one ", "two ", "three"]
+    assert deltas == ["one ", "two ", "three", ""], "the last one says that it is the last"
 
 
 async def test_a_cancel_stops_a_pause() -> None:

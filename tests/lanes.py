@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-FIRST_ROOMS = {"client", "hosting", "inference"}
+FIRST_ROOMS = {"client", "console", "examples", "hosting", "inference"}
 """Whose tests on Ray take as long as those of all other rooms."""
 
 NO_TESTS = 5

@@ -404,7 +404,9 @@ class ManagerRequests:
 
     def _execution_once(self, run_id: str, user_id: str | None) -> Request[tuple[ClusterClient, RunRecord] | None]:
         """Return a run of `run_once`, by any manager of this Ray, as long as it is there."""
-        if self._client.read_only or not is_there(ONCE_STORE, self._client.namespace):
+        if self._client.read_only or not (
+            yield Consult(partial(asyncio.to_thread, is_there, ONCE_STORE, self._client.namespace))
+        ):
             return None
         client = yield from self._client_once()
         store = client.stores[0]

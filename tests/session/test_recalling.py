@@ -278,3 +278,18 @@ def test_a_run_reports_its_degraded_recall_though_the_memory_answers_another_fir
         assert [len(await degraded(core)) for core in (one, other)] == [1, 0]
 
     asyncio.run(asyncio.wait_for(story(), 30))
+
+
+async def test_memories_are_asked_before_the_commit_that_stores_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    parrot, asked_at_commit = Parrot(), list[int]()
+    core = await opened(Talker(), parrot)
+    await ask(core, "Hello")  # activates the session
+    commit = InMemoryStore.commit
+
+    async def noting(self: InMemoryStore, *args: Any, **options: Any) -> Any:
+        asked_at_commit.append(len(parrot.asked))
+        return await commit(self, *args, **options)
+
+    monkeypatch.setattr(InMemoryStore, "commit", noting)
+    await ask(core, "And again")
+    assert asked_at_commit[0] == 2, "the second prompt's question has left"

@@ -1,10 +1,14 @@
-# Everything runs in .venv, which is made from requirements.lock when it is missing, outdated or moved here from elsewhere.
-# It takes a Python of 3.11 or later and nothing more: make PYTHON=/path/to/python3.12
+# Everything runs in .venv, which is made from the locks when it is missing, outdated or moved here from elsewhere: first from
+# requirements.lock, with what turnwise runs on; then, where a target needs it, with what the service or the tests need besides.
+# It takes a Python of 3.11 or later and nothing more: make PYTHON=/path/to/python3.12. Python compiles what it
+# imports, which is a small part of what is installed.
 
 PYTHON ?= python3
 
 BIN := .venv/bin
 READY := .venv/ready
+SERVING := .venv/serving
+TESTING := .venv/testing
 
 export RAY_USAGE_STATS_ENABLED := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -23,21 +27,29 @@ $(READY): pyproject.toml requirements.lock
 	@cd src/turnwise && for folder in actors memory strategies; do \
 	    [ -e $$folder ] || ln -s ../../$$folder $$folder; done # an unpacked sdist has no links
 	$(PYTHON) -m venv $(VENV_FLAGS) .venv
-	$(BIN)/python -m pip install --quiet -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q actors memory strategies src # as pip does with what it unpacks: each session's process loads it
 	@printf '%s\n' '$(CURDIR)' > $@
+
+$(SERVING): $(READY) requirements-test.lock
+	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements-test.lock -e '.[console]'
+	@touch $@
+
+$(TESTING): $(READY) requirements-test.lock
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements-test.lock
+	@touch $@
 
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: venv
-venv: $(READY) ## make or refresh .venv
+venv: $(TESTING) ## make or refresh .venv
 
 .PHONY: serve
-serve: $(READY) ## serve sessions over HTTP, with a simulated model where OPENAI_API_KEY is not set: make serve ARGS="--port 8001"
-	$(BIN)/python -m turnwise.cli serve --demo --console --packed 2 $(ARGS)
+serve: $(SERVING) ## serve sessions over HTTP, with a simulated model where OPENAI_API_KEY is not set: make serve ARGS="--port 8001"
+	$(BIN)/python -m turnwise serve --demo --console --packed 2 $(ARGS)
 
 .PHONY: demo
 demo: $(READY) ## run the quickstart, against a local stand-in provider where OPENAI_API_KEY is not set
@@ -56,19 +68,23 @@ memory: $(READY) ## play an HR assistant that remembers over days, and forgets, 
 	$(BIN)/python examples/hr_policy_chat.py
 
 .PHONY: test
-test: $(READY) ## run all tests but the soak, in three lanes
+test: $(TESTING) ## run all tests but the soak, in three lanes
 	$(BIN)/python tests/lanes.py $(ARGS)
 
 .PHONY: races
-races: $(READY) ## run all schedules of the races and random histories, of which `make test` runs a part
+races: $(TESTING) ## run all schedules of the races and random histories, of which `make test` runs a part
 	TURNWISE_ALL=1 $(BIN)/python -m pytest --timeout 900 $$(grep -lE 'TURNWISE_ALL|import share|@given' tests/*/test_*.py) $(ARGS)
 
 .PHONY: soak
-soak: $(READY) ## inject 10,000 faults over 20 minutes or more, and write what came of it to tests/soak/LAST.md
+soak: $(TESTING) ## inject 10,000 faults over 20 minutes or more, and write what came of it to tests/soak/LAST.md
 	$(BIN)/python -m pytest -m soak tests/soak $(ARGS)
 
+.PHONY: long
+long: $(TESTING) ## run the tests of clusters, of Ray Serve's commands and of kills that take minutes each
+	$(BIN)/python -m pytest -m soak --ignore tests/soak --ignore tests/project/test_bench.py $(ARGS)
+
 .PHONY: siege
-siege: $(READY) ## attack it from outside for 20 minutes, and write what came of it to tests/siege/LAST.md
+siege: $(TESTING) ## attack it from outside for 20 minutes, and write what came of it to tests/siege/LAST.md
 	RAY_worker_niceness=0 PYTHONPATH=tests/support:tests/siege $(BIN)/python tests/siege/siege.py $(ARGS)
 
 # The tests of the console drive a browser of the system, so that nothing comes from elsewhere.
@@ -83,14 +99,22 @@ browser: ## install Debian's Chromium, which the console's tests drive, if there
 	        apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 
 .PHONY: lint
-lint: $(READY) ## format, lint, types
+lint: $(TESTING) ## format, lint, types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
 
+.PHONY: docs
+docs: $(TESTING) ## build the docs site into site/; a warning or a broken link is an error
+	PYTHONPATH=tests/support $(BIN)/python tests/support/docs_site.py
+
+.PHONY: reference
+reference: $(TESTING) ## make the pages of docs/reference from the code
+	PYTHONPATH=tests/support $(BIN)/python tests/support/reference_pages.py
+
 .PHONY: check
-check: lint ## lint, and house rules, what is in the wheel, what the README shows
-	$(BIN)/python -m pytest tests/project/test_house.py tests/project/test_wheel.py tests/project/test_readme.py tests/project/test_types.py
+check: lint docs browser ## lint, docs, and house rules, what is in the wheel, what the README and the docs show
+	$(BIN)/python -m pytest tests/project/test_house.py tests/project/test_wheel.py tests/project/test_readme.py tests/project/test_docs.py tests/project/test_types.py
 
 # 740 MB, which take a minute, and nothing of it is turnwise's: so it has an environment of its own.
 LITELLM := .venv-litellm
@@ -101,34 +125,79 @@ $(LITELLM)/ready: requirements-litellm.lock
 	@touch $@
 
 .PHONY: test-litellm
-test-litellm: $(READY) $(LITELLM)/ready ## run the tests with LiteLLM's proxy in between, which this installs
+test-litellm: $(TESTING) $(LITELLM)/ready ## run the tests with LiteLLM's proxy in between, which this installs
 	$(BIN)/python -m pytest -m litellm tests/inference/test_litellm.py $(ARGS)
 
+FRONT_ENDS := .front-ends
+
+$(FRONT_ENDS)/ready: tests/adapters/front_ends/package.json
+	rm -rf $(FRONT_ENDS)
+	mkdir $(FRONT_ENDS)
+	cp tests/adapters/front_ends/package.json $(FRONT_ENDS)
+	npm install --prefix $(FRONT_ENDS) --ignore-scripts --no-audit --no-fund --no-package-lock
+	@touch $@
+
+.PHONY: test-frontends
+test-frontends: $(TESTING) $(FRONT_ENDS)/ready ## run the tests with the clients of front ends, which this installs from npm: it needs node
+	$(BIN)/python -m pytest -m frontends tests/adapters/test_front_ends_in_node.py $(ARGS)
+
+# The oldest versions that pyproject.toml allows, all at once. Resolved for Python 3.11, since old ones lack wheels for later.
+FLOORS := .venv-floors
+
+$(FLOORS)/ready: requirements-floors.lock
+	$(PYTHON) -m venv --clear $(FLOORS)
+	$(FLOORS)/bin/python -m pip install --quiet -r requirements-floors.lock
+	$(FLOORS)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: test-floors
+test-floors: $(FLOORS)/ready ## run the tests that meet each dependency with the oldest versions allowed, which this installs
+	$(FLOORS)/bin/python -m pytest -p no:cacheprovider $(ARGS) tests/stores/test_store_contract.py tests/inference/test_openai_engine.py \
+	    tests/longterm/test_vector_memory.py tests/http/test_config.py tests/http/test_app_on_ray.py tests/telemetry tests/cli/test_list_commands.py \
+	    tests/cli/test_mcp_command.py tests/adapters
+
 .PHONY: quirks
-quirks: $(READY) ## list what servers send, and what came of each
+quirks: $(TESTING) ## list what servers send, and what came of each
 	PYTHONPATH=tests/support $(BIN)/python tests/inference/test_quirks.py
 
 .PHONY: test-bench
-test-bench: $(READY) ## see that the bench prints all that it is to print
+test-bench: $(TESTING) ## see that the bench prints all that it is to print
 	$(BIN)/python -m pytest -m soak tests/project/test_bench.py $(ARGS)
 
 .PHONY: bench
-bench: $(READY) ## measure what turns and sessions cost; parts of it: make bench ARGS="openings packed"
+bench: $(TESTING) ## measure what turns and sessions cost; parts of it: make bench ARGS="openings packed"
 	PYTHONPATH=tests/support $(BIN)/python tests/bench/bench.py $(ARGS)
 
+# The libraries that turnwise is compared with, and what draws the pictures: an environment of its own.
+PEERS := .venv-peers
+
+$(PEERS)/ready: requirements-peers.lock
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet -r requirements-peers.lock
+	@touch $@
+
+.PHONY: bench-peers
+bench-peers: $(TESTING) $(PEERS)/ready ## measure turnwise among other libraries, into docs/benchmarks.md; QUICK=1 only shows that it works
+	PYTHONPATH=tests/bench QUICK=$(QUICK) $(PEERS)/bin/python -m peers $(ARGS)
+
 .PHONY: bench-memory
-bench-memory: $(READY) ## measure what long-term memory finds in conversations: make bench-memory DATA=file
+bench-memory: $(TESTING) ## measure what long-term memory finds in conversations: make bench-memory DATA=file
 	PYTHONPATH=tests/support $(BIN)/python tests/bench/recall.py $(DATA) $(ARGS)
 
 .PHONY: crowd
-crowd: $(READY) ## let 200 users chat, save and recall at once for ten minutes; shorter: make crowd ARGS="--seconds 20 --users 40"
+crowd: $(TESTING) ## let 200 users chat, save and recall at once for ten minutes; shorter: make crowd ARGS="--seconds 20 --users 40"
 	PYTHONPATH=tests/support $(BIN)/python tests/bench/crowd.py $(ARGS)
 
 .PHONY: screenshots
-screenshots: $(READY) ## make the pictures of the console in docs/images
+screenshots: $(TESTING) ## make the pictures of the console in docs/images
 	$(BIN)/python tests/console/screenshots.py
+
+.PHONY: pictures
+pictures: $(TESTING) ## make the pictures of the README and of the command line, of real programs in a terminal
+	$(BIN)/python tests/project/pictures.py
+	$(BIN)/python tests/cli/terminal_pictures.py
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds
-	rm -rf .venv $(LITELLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv $(LITELLM) $(FLOORS) $(PEERS) $(FRONT_ENDS) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

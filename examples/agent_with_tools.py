@@ -1,5 +1,6 @@
 """An agent with tools: concurrent calls, approval by a person, a killed process, a result from outside.
 
+    pip install turnwise
     python examples/agent_with_tools.py                       with a simulated model: no key, no network
     OPENAI_API_KEY=... python examples/agent_with_tools.py    with a real model, set by OPENAI_BASE_URL and OPENAI_MODEL
 

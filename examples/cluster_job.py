@@ -1,5 +1,6 @@
 """A job for a Ray cluster: conversations with processes on all nodes, stored in PostgreSQL.
 
+    pip install 'turnwise[postgres]'    on each node
     RAY_ADDRESS=head:6379 python examples/cluster_job.py postgresql://user@host/name    a driver on any node
     ray job submit -- python examples/cluster_job.py postgresql://user@host/name        needs ray[default] on the head
         --packed 2                  sessions share two hosts; without it, each has its own process

@@ -1,5 +1,6 @@
 """An HR assistant with memories: two conversations days apart, another employee, and a user who is forgotten.
 
+    pip install turnwise
     python examples/hr_policy_chat.py                       with a simulated model: no key, no network
     OPENAI_API_KEY=... python examples/hr_policy_chat.py    with a real model, set by OPENAI_BASE_URL and OPENAI_MODEL
     python examples/hr_policy_chat.py --days 40             sets the days between the two conversations
@@ -34,7 +35,6 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}  # Ray reads it when it is import
 
 import ray
 
-from hr_policies import HANDBOOK
 from turnwise import (
     ExtractiveMemory,
     MemoryConfig,
@@ -57,6 +57,37 @@ from turnwise.strategies import ByteCounter
 from turnwise.testing import LocalProvider, Message
 from turnwise.testing.local_provider.assistant import Memory, assistant_reply, sections_of
 from turnwise.testing.local_provider.replies import texts_of
+
+POLICIES = [
+    "Annual leave is 28 days a year, and 30 from the sixth year on.",
+    "Sick leave needs a doctor's note from the third day on.",
+    "Sick leave is paid in full for six weeks, then at seventy percent.",
+    "Parental leave takes up to fourteen months, in at most three parts.",
+    "Parental leave is paid by the state; the company adds up to eighty percent.",
+    "Parental leave is announced seven weeks before it begins.",
+    "Remote work is fine on three days a week; the team agrees on which.",
+    "Remote work from abroad is limited to 30 days a year, within the EU.",
+    "For remote work the company pays 300 euros once, for desk and chair.",
+    "Training is five days and 2,000 euros a year for everybody.",
+    "Overtime is made up for by time off within three months, and never paid.",
+    "To the pension plan the company adds one euro for each that is paid in.",
+]
+
+TRAVEL = [
+    ("how much may a hotel cost on travel", "On travel a hotel may cost 140 euros a night, 190 in a capital."),
+    ("which class of train may travel be booked in", "Travel goes by train, first class from three hours on."),
+    ("when may travel go by plane", "Travel goes by plane only where the train takes more than six hours."),
+    ("what is the daily allowance on travel", "The daily allowance on travel is 36 euros, less what meals were free."),
+    ("by when must expenses be handed in", "Expenses are handed in within 60 days, with a photo of each receipt."),
+    ("who approves of expenses", "Expenses over 500 euros need the manager's approval, over 5,000 the controller's."),
+    ("how soon are expenses paid back", "Expenses are paid back with the next salary, or within ten days if urgent."),
+    ("how often is the laptop replaced", "The laptop is replaced every four years; a broken one on the same day."),
+    ("what if equipment is stolen", "Stolen equipment is reported within a day, to the police and to the help desk."),
+    ("may equipment be used in private", "Equipment may be used in private, but not by others and not for a business."),
+]
+"""Questions about travel, expenses and equipment, and the rules that answer them."""
+
+HANDBOOK = [*POLICIES, *(rule for _, rule in TRAVEL)]
 
 SYSTEM = "You help the employees of Northwind. Answer in two sentences, from the handbook and what you remember."
 
@@ -168,7 +199,7 @@ def first_conversation(manager: SessionManager, story: Story) -> None:
     story.ask(chat, LISBON)
     story.claim(story.has("static", "limited to 30 days"), "the rule was in the request, from static memory")
     chat.memory.replace_notes(f"To do: send her form {FORM}.")
-    for question, _ in HANDBOOK[8:15] + HANDBOOK[18:21]:
+    for question, _ in TRAVEL:
         chat.run(f"One more thing: {question}?").wait(120)
     tell("  ... and ten questions more, about travel, expenses and equipment")
     chat.memory.wait(120)
@@ -279,7 +310,7 @@ def traces(folder: Path, texts: Sequence[str]) -> list[str]:
 def play(data: Path, engine: OpenAIEngine, story: Story, set_days: Callable[[float], None], days: float) -> None:
     """Run all conversations, with memories in this folder."""
     memories: list[LongTermMemory] = [
-        StaticMemory([rule for _, rule in HANDBOOK]),
+        StaticMemory(HANDBOOK),
         ExtractiveMemory(engine, SQLFacts(f"sqlite:///{data}/facts.db")),
         VectorMemory(data / "said.db", embedding=None),  # by words alone, so that nothing is downloaded
     ]

@@ -1,5 +1,6 @@
-"""turnwise in a few seconds: four conversations at once that stream, stop, crash and come back.
+"""turnwise in a few seconds: four conversations at once that stream, stop, survive a kill and come back.
 
+    pip install turnwise
     python examples/quickstart.py                       with a simulated model: no key, no network
     OPENAI_API_KEY=... python examples/quickstart.py    with a real model, set by OPENAI_BASE_URL and OPENAI_MODEL
     python examples/quickstart.py --db chats.db         keeps the conversations, and continues them the next time
@@ -10,58 +11,48 @@ Exits with 0 only if everything that it prints was checked.
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from contextlib import ExitStack, nullcontext
 
 # Ray reads these when it is imported: send no statistics, and do not report the process that is killed on purpose.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 import ray
+from rich.columns import Columns
 from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
 
-from side_by_side import SideBySide
-from turnwise import (
-    AsyncExecutionHandle,
-    AsyncSessionManager,
-    OpenAIEngine,
-    RunCancelledError,
-    RunInterruptedError,
-    Turn,
-    blocks,
-    events,
-)
-from turnwise.stores import SQLStore
-from turnwise.testing import LocalProvider, Message
+from turnwise import AsyncExecutionHandle, AsyncSessionManager, OpenAIEngine, RunCancelledError, SessionConfig, events
+from turnwise.testing import LocalProvider
 
 RIVERS, WHALES = "Why do rivers meander? Answer in 40 words.", "How do whales sleep? Answer in 40 words."
-BREAD, GLASS = "Why does bread rise? Answer in 40 words.", "What is glass? Answer in 40 words."
-SKY, FIRST = "Why is the sky blue? Answer in 40 words.", "What was the first thing I asked you?"
+GLASS, SKY = "What is glass? Answer in 40 words.", "Why is the sky blue? Answer in 40 words."
+FIRST = "What was the first thing I asked you?"
 
 
-async def ask_twice(manager: AsyncSessionManager, screen: SideBySide) -> list[Turn]:
-    """Ada asks, reads the streamed answer, and asks about her first question."""
+async def ask_twice(manager: AsyncSessionManager, screen: "Screen") -> None:
+    """Ada asks, reads the streamed answer, and asks about her first question: the session has the history."""
     chat = await manager.open("ada/rivers", user_id="ada")
-    turns = []
     for prompt in (RIVERS, FIRST):
-        screen.ask(chat.id, prompt)
+        screen.tell(chat.id, f"> {prompt}")
         run = await chat.run(prompt)
-        await follow(run, screen)
-        turns.append(await run)
-        screen.note(chat.id, f"turn {turns[-1].index} is complete and in the store")
-    return turns
+        _, seen = await follow(run, screen)
+        turn = await run
+        assert turn.text == seen
+        screen.tell(chat.id, f"* turn {turn.index} is in the store")
 
 
-async def cancel_midway(manager: AsyncSessionManager, screen: SideBySide) -> list[Turn]:
+async def cancel_midway(manager: AsyncSessionManager, screen: "Screen") -> None:
     """Grace cancels in the middle of an answer. The part that she has seen is kept."""
     chat = await manager.open("grace/whales", user_id="grace")
-    screen.ask(chat.id, WHALES)
+    screen.tell(chat.id, f"> {WHALES}")
     run = await chat.run(WHALES)
     _, seen = await follow(run, screen, pieces=15)
     await run.cancel(reason="Grace has heard enough")
@@ -69,114 +60,107 @@ async def cancel_midway(manager: AsyncSessionManager, screen: SideBySide) -> lis
         await run
         raise AssertionError("the run was not cancelled")
     except RunCancelledError as error:
-        screen.note(chat.id, f"RunCancelledError: {error.why}")
+        screen.tell(chat.id, f"* RunCancelledError: {error.why}")
         kept = error.turn
     assert kept
     assert kept.text.startswith(seen)
-    assert kept == await chat.latest()
-    screen.note(chat.id, f"kept in the history: the {len(kept.text.split())} words above")
-    return [kept]
+    screen.tell(chat.id, f"* kept in the history: the {len(kept.text.split())} words above")
 
 
-async def kill_and_return(manager: AsyncSessionManager, screen: SideBySide) -> list[Turn]:
-    """The process of Alan's session is killed in the middle of a run. The session comes back by itself."""
-    chat = await manager.open("alan/bread", user_id="alan")
-    screen.ask(chat.id, BREAD)
-    run = await chat.run(BREAD)
-    await follow(run, screen)
-    before, pid = await run, (await chat.info()).pid
-
-    screen.ask(chat.id, GLASS)
+async def kill_midway(manager: AsyncSessionManager, screen: "Screen") -> None:
+    """The process of Alan's session is killed in the middle of an answer. Another one takes over and goes on."""
+    chat = await manager.open("alan/glass", user_id="alan")
+    screen.tell(chat.id, f"> {GLASS}")
     run = await chat.run(GLASS)
-    await follow(run, screen, pieces=8)
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
-    screen.note(chat.id, f"process {pid} was killed")
-    try:
-        await run
-        raise AssertionError("the run was not interrupted")
-    except RunInterruptedError as error:
-        screen.note(chat.id, f"RunInterruptedError: {error.why}")
-
-    screen.ask(chat.id, FIRST)
-    run = await chat.run(FIRST)
-    await follow(run, screen)
-    after, new_pid = await run, (await chat.info()).pid
-    assert new_pid != pid
-    assert after.blocks[: len(before.blocks)] == before.blocks
-    screen.note(chat.id, f"came back as process {new_pid} with the same history")
-    return [before, after]
+    seq, _ = await follow(run, screen, pieces=8)
+    pid = (await chat.info()).pid
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    screen.tell(chat.id, f"* process {pid} was killed")
+    _, seen = await follow(run, screen, after=seq)
+    assert (await run).text == seen
+    screen.tell(chat.id, f"* process {(await chat.info()).pid} has answered, and the stream went on")
 
 
-async def reattach(manager: AsyncSessionManager, screen: SideBySide, other_manager: AsyncSessionManager) -> list[Turn]:
+async def reattach(manager: AsyncSessionManager, screen: "Screen", other: AsyncSessionManager) -> None:
     """Ada's client disconnects in the middle of an answer. Another continues from there; it needs only the run's id."""
     chat = await manager.open("ada/sky", user_id="ada")
-    screen.ask(chat.id, SKY)
+    screen.tell(chat.id, f"> {SKY}")
     run = await chat.run(SKY)
     seq, first_half = await follow(run, screen, pieces=15)
-
-    again = await other_manager.execution(run.run_id)
-    screen.note(chat.id, f"re-attached to run {run.run_id} after event {seq}")
+    again = await other.execution(run.run_id)
+    screen.tell(chat.id, f"* re-attached to run {run.run_id} after event {seq}")
     _, second_half = await follow(again, screen, after=seq)
-    turn = await again
     assert second_half
-    assert turn.text == first_half + second_half
-    screen.note(chat.id, "the two halves are the whole answer: nothing is missing, nothing came twice")
-    return [turn]
+    assert (await again).text == first_half + second_half
+    screen.tell(chat.id, "* the two halves are the whole answer: nothing is missing, nothing came twice")
 
 
 async def follow(
-    run: AsyncExecutionHandle, screen: SideBySide, *, after: int = 0, pieces: int | None = None
+    run: AsyncExecutionHandle, screen: "Screen", *, after: int = 0, pieces: int | None = None
 ) -> tuple[int, str]:
     """Show a streamed answer, all of it or some pieces; return the number of the last event, and the text."""
     seen: list[str] = []
     async for event in run.events(after):
         after = event.seq
+        if isinstance(event, events.RunResumed):
+            seen.clear()
+            screen.tell(run.session_id, f"* resumed: {event.why}")
         if isinstance(event, events.TextDelta):
-            screen.say(run.session_id, event.text)
             seen.append(event.text)
+            screen.say(run.session_id, event.text)
             if len(seen) == pieces:
                 break
+    screen.answered(run.session_id, seen)
     return after, "".join(seen)
 
 
-async def converse(store: str, engine: OpenAIEngine, screen: SideBySide) -> list[Turn]:
-    """Hold all four conversations concurrently; return turns that are now in the store."""
+class Screen:
+    """Shows each conversation in a panel of its own if it is a terminal, and line by line elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = Console(force_terminal=sys.stdout.isatty(), highlight=False)
+        self.is_live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._talks: dict[str, Text] = {}
+
+    def tell(self, talk: str, line: str) -> None:
+        self._talks.setdefault(talk, Text()).append(f"\n{line}\n", "bold cyan" if line[0] == ">" else "yellow")
+        if not self.is_live:
+            print(f"[{talk}] {line}", flush=True)
+
+    def say(self, talk: str, piece: str) -> None:
+        self._talks[talk].append(piece)
+
+    def answered(self, talk: str, pieces: list[str]) -> None:
+        if not self.is_live:
+            print(f"[{talk}] {''.join(pieces).strip()} (streamed in {len(pieces)} pieces)", flush=True)
+
+    def __rich__(self) -> Columns:
+        width, height = self.console.width // 2 - 1, max(self.console.height // 2 - 2, 6)
+        newest = {talk: text.wrap(self.console, width - 4)[2 - height :] for talk, text in self._talks.items()}
+        panels = [(talk, Text("\n").join(lines)) for talk, lines in newest.items()]
+        return Columns([Panel(text, title=f"[bold]{talk}", width=width, height=height) for talk, text in panels])
+
+
+async def converse(store: str, engine: OpenAIEngine, screen: Screen) -> None:
+    """Hold all four conversations concurrently."""
+    config = SessionConfig(on_lost="resume")
     async with (
         asyncio.timeout(90),
-        AsyncSessionManager(store, engine=engine) as manager,
-        AsyncSessionManager(store, engine=engine) as other_manager,
+        AsyncSessionManager(store, engine=engine, config=config) as manager,
+        AsyncSessionManager(store, engine=engine, config=config) as other,
     ):
-        with screen.live():
-            turns = await asyncio.gather(
-                ask_twice(manager, screen),
-                cancel_midway(manager, screen),
-                kill_and_return(manager, screen),
-                reattach(manager, screen, other_manager),
-            )
-    return [turn for some in turns for turn in some]
+        with Live(screen, console=screen.console, refresh_per_second=15) if screen.is_live else nullcontext():
+            talks = ask_twice, cancel_midway, kill_midway
+            await asyncio.gather(*(talk(manager, screen) for talk in talks), reattach(manager, screen, other))
+        print("\nIn the store")
+        for session in await manager.list():
+            print(f"  {session.session_id} of user {session.user_id}: {session.usage.output_tokens} tokens of answers")
 
 
-async def show(db: Path) -> None:
-    """Print the conversations from their file, without a session, an engine or Ray."""
-    store = SQLStore(f"sqlite:///{db}")
-    for session in reversed((await store.query()).items):
-        print(f"{session.session_id} of user {session.user_id}")
-        for turn in await store.turns(session.session_id):
-            for block in map(blocks.decode, await store.blocks([*turn.prompt, *turn.output])):
-                if isinstance(block, blocks.User | blocks.Text):
-                    print("  >" if isinstance(block, blocks.User) else "   ", block.text)
-            if turn.status != "completed":
-                print(f"    [{turn.status}]")
-        print()
-    await store.close()
-    assert not ray.is_initialized()
-
-
-def stand_in(messages: list[Message]) -> str:
+def stand_in(messages: list[dict[str, str]]) -> str:
     """Simulate a model: answer known questions, and otherwise repeat the first prompt of the conversation."""
-    contents = [message["content"] for message in messages if message["role"] == "user"]
-    prompts = [content if isinstance(content, str) else content[-1]["text"] for content in contents]
+    prompts = [message["content"] for message in messages if message["role"] == "user"]
     recall = f'The first thing was: "{prompts[0]}" And this is message {len(messages)} of our conversation.'
     return LEARNT.get(prompts[-1], recall)
 
@@ -186,8 +170,6 @@ LEARNT = {
     "slow inside it drops what it carried. So bends grow, until a flood cuts through one and leaves a lake behind.",
     WHALES: "With one half of the brain at a time. The other half keeps them swimming, minds the calf and remembers "
     "to come up for air, as a whale breathes only when it decides to. Sperm whales sleep upright, like columns.",
-    BREAD: "Yeast eats the sugar in the dough and breathes out carbon dioxide. Kneading has made the gluten elastic, "
-    "so the gas is caught in thousands of bubbles. In the oven they grow, and then the starch sets around them.",
     GLASS: "Sand, soda and lime, melted and then cooled so fast that no crystal had time to form. Its atoms have the "
     "disorder of a liquid and the stiffness of a solid. It does not flow, whatever is said of church windows.",
     SKY: "Sunlight holds all colours, and air scatters the short waves most. So the blue comes to us from everywhere, "
@@ -196,39 +178,23 @@ LEARNT = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Four conversations at once that stream, stop, crash and come back.")
-    parser.add_argument("--db", type=Path, help="where to keep the conversations; by default, nowhere")
-    parser.add_argument("--show", type=Path, metavar="DB", help="only print the conversations that are kept there")
+    parser = argparse.ArgumentParser(description="Four conversations at once.")
+    parser.add_argument("--db", help="the file where to keep the conversations; by default, they are not kept")
     options = parser.parse_args()
-    if options.show:
-        if not options.show.is_file():
-            parser.error(f"there is no file {options.show}")
-        asyncio.run(show(options.show))
-        return
-
     began = time.monotonic()
-    screen = SideBySide(Console(force_terminal=sys.stdout.isatty(), highlight=False))
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         key, base_url = os.environ.get("OPENAI_API_KEY"), os.environ.get("OPENAI_BASE_URL")
         model = os.environ.get("OPENAI_MODEL", "gpt-5-mini")
         if not key:
             provider = stack.enter_context(LocalProvider(token_delay_s=0.04, reply=stand_in))
             key, base_url, model = "no-key", provider.base_url, "stand-in"
             os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}  # sessions inherit it
-        db = options.db or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnwise-")), "chats.db")
-        screen.tell(f"Four conversations at once\n  with {model} at {base_url or 'OpenAI'}\n  kept in {db}\n")
-
+        db = options.db or f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='turnwise-'))}/chats.db"
+        print(f"Four conversations at once\n  with {model} at {base_url or 'OpenAI'}\n  kept in {db}\n", flush=True)
         stack.callback(ray.shutdown)
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        engine = OpenAIEngine(model, base_url=base_url, api_key=key)
-        turns = asyncio.run(converse(f"sqlite:///{db}", engine, screen))
-
-        screen.tell("\nA second process reads them from the store, without Ray\n")
-        command = [sys.executable, __file__, "--show", str(db)]
-        shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603 - this file
-        screen.tell(shown)
-        assert all(" ".join(turn.text.split()) in " ".join(shown.split()) for turn in turns)
-    screen.tell(f"All of this has happened, in {time.monotonic() - began:.0f} s")
+        asyncio.run(converse(f"sqlite:///{db}", OpenAIEngine(model, base_url=base_url, api_key=key), Screen()))
+    print(f"\nAll of this has happened, in {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -65,11 +65,15 @@ class Window:
         *,
         sends_system: bool = True,
         newest_turn: int | None = None,
+        newest_output: int | None = None,
     ) -> None:
         index.cover(spans, cache)
         self._newest_turn = size(spans) if newest_turn is None else newest_turn
         """The position at which the newest turn's own blocks begin, if known. An exchange begins with the turn's first
         prompt, even if earlier prompts were never answered."""
+        self._newest_output = size(spans) if newest_output is None else newest_output
+        """The position at which the newest turn's output begins, if known. Prompts in it have joined its run, and begin
+        no exchange, since the output of a turn stays whole while it is the newest."""
         self._sends_system = sends_system
         """Whether the conversation's own system prompt is sent. An engine may replace it."""
         self._spans = spans
@@ -180,7 +184,7 @@ class Window:
                     stop, says = self._newest_turn, False
                 begins, says = at, says or _says(block)
                 continue
-            if begins is not None and says and not unmatched:
+            if begins is not None and begins <= self._newest_output and says and not unmatched:
                 start = self._newest_turn if at < self._newest_turn <= begins else begins
                 yield Range(start, stop)
                 stop = start

@@ -10,13 +10,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
-from lanes import may_need_ray
+from lanes import TAKEN, mark_of, may_need_ray, take
 
 from engines import ScriptedEngine
 from scale import share
@@ -27,15 +28,20 @@ from virtual_time import play
 if TYPE_CHECKING:
     from postgres_server import PostgresServer
     from redis_server import RedisServer
+    from snippets import SnippetRunner
 
 # Ray reads this when it is imported, and hands it to the processes that it starts: no statistics leave the machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-# It looks for new logs ten times in a second, which costs the more the more processes there have been.
+# It looks for new logs ten times in a second, and at all processes once in five: the more there are, the more it takes.
 os.environ["RAY_LOG_MONITOR_MANY_FILES_THRESHOLD"], os.environ["LOG_NAME_UPDATE_INTERVAL_S"] = "0", "2"
+os.environ["REPORTER_UPDATE_INTERVAL_MS"] = "60000"
 
 # It gives its workers the lowest priority but four, and they would get next to nothing beside the tests that compute.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it
+
+# A machine that stands still for a while is no dead node.
+os.environ.setdefault("RAY_health_check_failure_threshold", "20")
 
 # The processes of sessions import the engines of these tests.
 ROOMS = [str(folder) for folder in sorted(Path(__file__).parent.iterdir()) if folder.is_dir()]
@@ -47,6 +53,9 @@ IN_MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
 if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > ENOUGH:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     tempfile.tempdir = str(IN_MEMORY)
+
+# Not for what tests start.
+LANE = os.environ.pop(TAKEN, None)
 
 # Who is started in the background ignores SIGINT, and so would what tests start: they interrupt it, and themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -75,9 +84,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
 
 
-def pytest_collection_finish() -> None:
-    """Let no garbage collection walk what was imported, also in processes that tests fork: it was a tenth of a run."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the tests of the files that no other lane has taken, in a lane; see `tests/lanes.py`."""
+    if LANE is None or session.testsfailed or session.config.option.collectonly:
+        return None
+    left = take(session.items, LANE)
+    item = next(left, None)
+    while item is not None:
+        following = next(left, None)  # pytest keeps the fixtures that it shares with this one
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+        item = following
+    return True
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Say which files have no tests of this lane's kind, for other lanes to collect them no more.
+
+    Also let no garbage collection walk what was imported, also in processes that tests fork: it was a tenth of a run.
+    """
     gc.freeze()
+    if LANE is not None:
+        has_some = {item.path for item in session.items}
+        for file in map(Path, session.config.args):
+            if file not in has_some:
+                mark_of(file, LANE).touch()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -96,13 +131,22 @@ def ray_session() -> Iterator[ModuleType]:
     """One Ray on this machine for the whole test session. Yields the module `ray`."""
     import ray
 
-    ray.init(
+    init: Callable[[], Any] = partial(
+        ray.init,
         address="local",  # never a cluster that happens to be there
         num_cpus=4,
         include_dashboard=False,
         configure_logging=False,
         log_to_driver=False,
     )
+    try:
+        init()
+    except Exception as error:  # Ray raises no class of its own
+        if "timed out during startup" not in str(error):
+            raise
+        init()
+    node: Any = ray._private.worker._global_node
+    node.kill_log_monitor()  # it reads all logs ten times in a second, and prints none
     try:
         yield ray
     finally:
@@ -192,6 +236,19 @@ def redis_server() -> Iterator["RedisServer"]:
             server.kill()
 
 
+@pytest.fixture(scope="session")
+def snippets() -> Iterator["SnippetRunner"]:
+    """Runs code blocks of the documentation: on one Ray, and in one process."""
+    from snippets import SnippetRunner, snippet_environment
+
+    with snippet_environment() as env:
+        runner = SnippetRunner(env)
+        try:
+            yield runner
+        finally:
+            runner.close()
+
+
 @pytest.fixture
 def redis_url(redis_server: "RedisServer") -> str:
     """The URL of a Redis that is empty."""
@@ -222,7 +279,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     )
     from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS, carry_out
 
-    if share(10) == 10:
+    if share(20) == 20:
         return 1
     monkeypatch.setattr(vector_memory, "BATCH", 26)
     monkeypatch.setattr(collection, "PAGE", 200)

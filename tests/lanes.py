@@ -1,20 +1,68 @@
-"""Runs the tests in three lanes side by side: two of those that need a Ray, which wait a lot, and one of all others.
+"""Runs the tests in lanes side by side. Each lane takes the next file that no other has taken, the longest first.
 
 python tests/lanes.py [arguments of pytest]
+
+Two lanes begin with the tests that need a Ray, which wait a lot, and one with all others; a lane that has none left
+helps with the rest. If the arguments name files, there is one lane for each kind of tests.
 """
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-FIRST_ROOMS = {"client", "console", "examples", "hosting", "inference"}
-"""Whose tests on Ray take as long as those of all other rooms."""
+TESTS = Path(__file__).parent
+
+_USUAL = "not soak and not litellm and not frontends"
+
+KINDS = {"others": f"{_USUAL} and not ray", "ray": f"{_USUAL} and ray"}
+"""Which tests one process runs: some of the others fork, which a process that talks to a Ray should not."""
+
+LANES: Mapping[str, Sequence[str]] = {
+    "lane 1": ("others", "ray"),
+    "lane 2": ("ray", "others"),
+    "lane 3": ("ray", "others"),
+}
+
+LONGEST = [
+    "project/test_docs.py",
+    "cli/test_chat_on_ray.py",
+    "strategies/test_window_on_ray.py",
+    "inference/test_agents_on_ray.py",
+    "client/test_sessions_on_ray.py",
+    "project/test_readme.py",
+    "longterm/test_erasing.py",
+    "project/test_types.py",
+    "http/test_openai_chat_on_ray.py",
+    "http/test_server_on_ray.py",
+    "http/test_ray_serve.py",
+    "examples/test_programs.py",
+    "hosting/test_two_rays.py",
+    "hosting/test_own_ray.py",
+    "hosting/test_waits_on_ray.py",
+]
+"""These are taken first, so that no lane ends long after the others."""
+
+TAKEN = "TURNWISE_TAKEN"
+"""The environment variable that names a folder. It has an empty file for each file of tests that a lane has taken."""
 
 NO_TESTS = 5
-"""What pytest exits with if it was given none: a lane may be empty."""
+"""What pytest exits with if it was given none."""
+
+
+class InFile(Protocol):
+    """A test."""
+
+    path: Path
+
+
+Test = TypeVar("Test", bound=InFile)
 
 
 def may_need_ray(file: Path) -> bool:
@@ -22,45 +70,87 @@ def may_need_ray(file: Path) -> bool:
     return bool(re.search(r"\b(ray_session|ray_address|make_manager|mark\.ray)\b", file.read_text(encoding="utf-8")))
 
 
-def lanes_of(arguments: Sequence[str]) -> Mapping[str, list[str]]:
-    """Return what pytest is given in each lane. Arguments that name files leave one lane for those on Ray."""
-    others, on_ray = ["-m", "not soak and not litellm and not ray"], ["-m", "not soak and not litellm and ray"]
-    if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
-        return {"others": others, "ray": on_ray}
-    # To import all files of tests takes seconds, so these lanes are told which ones.
-    files = [file for file in sorted(Path(__file__).parent.glob("*/test_*.py")) if may_need_ray(file)]
-    first = [str(file) for file in files if file.parent.name in FIRST_ROOMS]
-    second = [str(file) for file in files if file.parent.name not in FIRST_ROOMS]
-    return {"others": others, "ray 1": [*on_ray, *first], "ray 2": [*on_ray, *second]}
+def name_of(file: Path) -> str:
+    return file.relative_to(TESTS).as_posix()
 
 
-def tell(lane: str, process: "subprocess.Popen[str]") -> None:
-    for line in process.stdout or ():
-        print(f"{lane:>6} | {line}", end="", flush=True)
+def files_of(kind: str) -> list[Path]:
+    """Return the files that may have tests of a kind, as lanes take them. To import all files takes seconds."""
+    rank = {name: at for at, name in enumerate(LONGEST)}
+    files = [file for file in sorted(TESTS.glob("*/test_*.py")) if kind != "ray" or may_need_ray(file)]
+    return sorted(files, key=lambda file: rank.get(name_of(file), len(rank)))
 
 
-def main(arguments: list[str]) -> int:
-    processes = {
-        lane: subprocess.Popen(
-            [sys.executable, "-m", "pytest", "--durations=12", *chosen, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for lane, chosen in lanes_of(arguments).items()
-    }
-    tellers = [threading.Thread(target=tell, args=each) for each in processes.items()]
-    for teller in tellers:
-        teller.start()
-    try:
-        codes = {lane: process.wait() for lane, process in processes.items()}
-    finally:
-        for process in processes.values():
-            process.terminate()  # those that an interrupt has left
-    for teller in tellers:
-        teller.join()
-    failed = [code for code in codes.values() if code not in (0, NO_TESTS)]
-    return failed[0] if failed else min(codes.values())
+def mark_of(file: Path, taken: str) -> Path:
+    """Return the file that says that a lane has taken a file."""
+    return Path(taken, name_of(file).replace("/", "-"))
+
+
+def take(tests: Sequence[Test], taken: str) -> Iterator[Test]:
+    """Yield the tests of files that no other lane has taken. A file is taken when its first test is asked for."""
+    for file, group in groupby(tests, lambda test: test.path):
+        try:
+            mark_of(file, taken).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        yield from group
+
+
+class Lane(threading.Thread):
+    """Runs kinds of tests one after the other, and prints what pytest prints."""
+
+    def __init__(self, name: str, kinds: Sequence[str], arguments: Sequence[str], taken: str | None) -> None:
+        super().__init__(name=name)
+        self.codes: list[int] = []
+        self._kinds, self._arguments, self._taken = list(kinds), arguments, taken
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self) -> None:
+        while self._kinds:
+            kind = self._kinds.pop(0)
+            chosen, env = ["-m", KINDS[kind]], dict(os.environ)
+            if self._taken is not None:
+                env[TAKEN] = taken = f"{self._taken}/{kind}"
+                left = [str(file) for file in files_of(kind) if not mark_of(file, taken).exists()]
+                if not left:
+                    continue
+                chosen += ["-o", "console_output_style=classic", *left]  # nobody knows how much of them it will take
+            with subprocess.Popen(
+                [sys.executable, "-m", "pytest", "--durations=12", *chosen, *self._arguments],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            ) as self._process:
+                for line in self._process.stdout or ():
+                    print(f"{self.name} | {line}", end="", flush=True)
+            self.codes.append(self._process.returncode)
+
+    def stop(self) -> None:
+        self._kinds.clear()
+        if self._process is not None:
+            self._process.terminate()
+
+
+def main(arguments: Sequence[str]) -> int:
+    with tempfile.TemporaryDirectory(prefix="turnwise-") as taken:
+        for kind in KINDS:
+            Path(taken, kind).mkdir()
+        if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
+            lanes = [Lane(f"{kind:>6}", [kind], arguments, None) for kind in KINDS]
+        else:
+            lanes = [Lane(name, kinds, arguments, taken) for name, kinds in LANES.items()]
+        for lane in lanes:
+            lane.start()
+        try:
+            for lane in lanes:
+                lane.join()
+        finally:
+            for lane in lanes:
+                lane.stop()  # what an interrupt has left
+    codes = [code for lane in lanes for code in lane.codes]
+    failed = [code for code in codes if code not in (0, NO_TESTS)]
+    return failed[0] if failed else min(codes)
 
 
 if __name__ == "__main__":

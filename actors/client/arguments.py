@@ -7,18 +7,22 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
 
 from turnwise.actors.inference.tools.tool import record_of_tools
 from turnwise.errors import InvalidIdError, InvalidInputError, shown
+from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
+from turnwise.memory.conversation.message_formats import MessageFormat
 from turnwise.memory.conversation.model_params import ModelParams, check_params
 from turnwise.memory.conversation.output_type import MAX_RETRIES
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS
+from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory, MemoryType
@@ -39,6 +43,9 @@ MAX_JSON_BYTES = 4_000_000
 """The largest arguments of a tool call, or notes of a working memory, in bytes of JSON in UTF-8."""
 
 
+_building = Lock()
+
+
 def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
     """Decorate a request so that its arguments are validated strictly, by their annotations, before it is made.
 
@@ -47,12 +54,16 @@ def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
         TypeError: there is no such argument.
     """
     names = list(inspect.signature(request).parameters)
-    check = validate_call(config=ConfigDict(strict=True, defer_build=True))(request)
+    built: list[Callable[Given, Made]] = []
 
     @wraps(request)
     def made(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        if not built:
+            with _building:  # pydantic resolves names in a stack that the threads of a first call would share
+                if not built:
+                    built.append(validate_call(config=ConfigDict(strict=True))(request))
         try:
-            return check(*args, **kwargs)
+            return built[0](*args, **kwargs)
         except ValidationError as error:
             raise _refusal(request.__name__, error, names) from None
 
@@ -138,6 +149,12 @@ def _look(value: Any) -> Verify:
     raise ValueError("must be True, False or 'files'")
 
 
+def _removable(value: Any) -> Any:
+    if not isinstance(value, Turn | ChatMessage):
+        raise ValueError("must be a turn or a message of the session")
+    return value
+
+
 def _which(value: Any) -> int | str:
     if isinstance(value, str):
         try:
@@ -177,6 +194,7 @@ Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
 """The index of a turn, or the number of an event."""
 Which = Annotated[int | str, PlainValidator(_which)]
 """The index of a turn, or its id."""
+Removable = Annotated[Turn | ChatMessage, PlainValidator(_removable)]
 Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Count = Annotated[int, Field(ge=0, le=MAX_ITEMS)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
@@ -191,6 +209,8 @@ State = Annotated[Status, PlainValidator(_state)]
 Look = Annotated[Verify, PlainValidator(_look)]
 Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
 Model = Annotated[str, PlainValidator(partial(check_id, "model"))]
+Format = Annotated[MessageFormat, Field()]
+"""The format of messages of another library."""
 Instructions = Annotated[str, AfterValidator(_not_blank)]
 Tools = Annotated[Any, PlainValidator(record_of_tools)]
 """The external tools of a run; validated to their record."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import random
 import threading
@@ -18,8 +17,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from turnwise.actors.client.actor_lookup import ActorLookup, LiveLookup, make_lookup
 from turnwise.actors.client.requests import Call, Consult, Pause, Portal, Request
+from turnwise.actors.cluster.actor_names import store_id_of
 from turnwise.actors.cluster.actor_spec import ActorSpec, StoreSpec
 from turnwise.actors.cluster.identity import identity
+from turnwise.actors.cluster.logs import LogSettings
 from turnwise.actors.cluster.nodes import is_file
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.remote_memory import RemoteMemory, equip
@@ -46,6 +47,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, OverloadedError, ReadOnlyStoreError, SessionFencedError, SessionLostError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.urls import check_history_url
@@ -154,11 +156,8 @@ class ClusterClient:
         url = resolve_url(store) if isinstance(store, str) else StoreObject.of("store", store, SessionStore)
         if read_only and not isinstance(store, str):
             raise ConfigError("read_only", True, "needs a store that is given by its URL")
-        # Managers with and without encryption cannot read each other's sessions, so they use different actors.
-        name = f"{namespace}\n{url.url if isinstance(url, StoreObject) else url}" + (
-            "\nencrypted" if encryption else ""
-        )
-        client = cls(namespace, hashlib.sha256(name.encode()).hexdigest()[:16])
+        own = url.url if isinstance(url, StoreObject) else url
+        client = cls(namespace, store_id_of(namespace, own, is_encrypted=bool(encryption)))
         client._placement, client.read_only = placement, read_only
         history_url: str | StoreObject | None = None
         if isinstance(history_store, str):
@@ -278,9 +277,8 @@ class ClusterClient:
     def _make_lookup(self) -> ActorLookup:
         if self._place is None or self.read_only:
             return LiveLookup(self.namespace, self.name)
-        return make_lookup(
-            self.namespace, self.name, self._placement, ActorSpec(self._place, self._engine_id, self._engine)
-        )
+        spec = ActorSpec(self._place, self._engine_id, self._engine, LogSettings.of_this_process())
+        return make_lookup(self.namespace, self.name, self._placement, spec)
 
     def warm_up(self) -> None:
         """Start the processes of packed hosts and memories, without waiting for them; notify hosts they replace."""
@@ -364,13 +362,19 @@ class ClusterClient:
         """Start a run with this client's engine; the engine is sent first if the session has another."""
         cache = self.cache(session_id)
         started: StartAnswer = yield from self.ask(session_id, "start", prompts, settings, cache.held, with_engine=True)
-        return StartedRun(started.run_id, started.turn_index, self._ended(started.outcome, cache))
+        outcome = self._ended(started.outcome, cache)
+        return StartedRun(started.run_id, started.turn_index, outcome, started.dropped)
+
+    def check_start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[str | None]:
+        """Check a run, as `start` would with this client's engine; see `RunAdmission.check_start`."""
+        found: tuple[str | None] = yield from self.ask(session_id, "check_start", prompts, settings, with_engine=True)
+        return found[0]
 
     def _ended(self, packed: PackedOutcome | None, cache: BlockCache) -> Ended | None:
         if packed is None:
             return None
         turn = self.unpack(packed.turn, cache) if packed.turn else None
-        return Ended(packed.state, packed.why, packed.code, turn)
+        return Ended(packed.state, packed.why, packed.code, turn, packed.successor)
 
     def compact(self, session_id: str, *, explain: bool) -> Request[Compaction | None]:
         """Compact the session's window with this client's strategy."""
@@ -394,9 +398,12 @@ class ClusterClient:
         done: Forgotten = yield from self.ask(session_id, "forget_turn", index, verify, with_engine=True)
         return done
 
-    def clear(self, session_id: str, keep_last: int, *, memory: bool, verify: Verify) -> Request[Forgotten]:
+    def clear(
+        self, session_id: str, keep_last: int, *, memory: bool, verify: Verify, updated_at: float | None = None
+    ) -> Request[Forgotten]:
         """Remove a session's older turns from its history; if `memory` is set, this client's memories forget them."""
-        done: Forgotten = yield from self.ask(session_id, "clear", keep_last, memory, verify, with_engine=True)
+        given = (keep_last, memory, verify, updated_at, new_id())
+        done: Forgotten = yield from self.ask(session_id, "clear", *given, with_engine=True)
         self.drop(session_id)
         return done
 

@@ -24,6 +24,7 @@ from turnwise.errors import (
     RunFailedError,
     RunInterruptedError,
     RunLimitError,
+    RunReplacedError,
     TurnNotFoundError,
     WaitTimeoutError,
     shown,
@@ -33,9 +34,10 @@ from turnwise.memory.conversation.codec import encode_json
 from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id, public_id
+from turnwise.memory.conversation.notebook import Rows, facts_html
 from turnwise.memory.conversation.partial_output import Partials
 from turnwise.memory.conversation.phases import Phases, phase_of
-from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.runs import REPLACED, RunRecord, RunState
 from turnwise.memory.conversation.steps import Step, steps_of
 from turnwise.memory.conversation.tool_calls import PendingCall
 from turnwise.memory.conversation.tool_results import result_of
@@ -60,7 +62,7 @@ PAGE = 1000
 """How many events one call fetches at most."""
 
 
-class EventPage(list[AnyEvent]):
+class EventPage(Rows[AnyEvent]):
     """A list of events."""
 
     def __init__(self, events: Iterable[AnyEvent] = (), next: int | None = None) -> None:
@@ -72,7 +74,10 @@ class EventPage(list[AnyEvent]):
 class _Handle:
     """Common base of both handle classes: the ids of a run and the requests about it."""
 
-    __slots__ = ("_client", "_outcome", "_output", "_sink", "_stored_id", "run_id", "session_id", "turn_index")
+    __slots__ = (
+        *("_client", "_outcome", "_output", "_sink", "_stored_id"),
+        *("dropped", "run_id", "session_id", "turn_index"),
+    )
 
     def __init__(
         self,
@@ -82,6 +87,7 @@ class _Handle:
         turn_index: int,
         outcome: Ended | None = None,
         *,
+        dropped: bool = False,
         output: Any = None,
         on_event: EventSink | None = None,
     ) -> None:
@@ -94,6 +100,8 @@ class _Handle:
         self.session_id = public_id(session_id)
         self.run_id = run_id
         self.turn_index = turn_index
+        self.dropped = dropped
+        """Whether `run(if_busy="drop")` stored nothing, since a run was active: then this is that run's handle."""
         self._sink = self._push(on_event) if on_event else None
         """Calls `on_event` with the run's events; it is not pickled with the handle."""
 
@@ -103,6 +111,11 @@ class _Handle:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.run_id} of {self.session_id}#{self.turn_index}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"run_id": self.run_id, "session_id": self.session_id, "turn_index": self.turn_index}
+        ended = {"state": self._outcome.state, "why": self._outcome.why} if self._outcome else {}
+        return facts_html(type(self).__name__, {**facts, **ended})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Handle) and (self._stored_id, self.run_id) == (other._stored_id, other.run_id)
@@ -127,6 +140,8 @@ class _Handle:
             raise TurnNotFoundError(self.session_id, self.turn_index)  # it was cleared
         if outcome.state == "completed" and outcome.turn:
             return outcome.turn if self._output is None else outcome.turn.typed(self._output)
+        if outcome.code == REPLACED:
+            raise RunReplacedError(self.session_id, self.run_id, outcome.why, outcome.turn, outcome.successor)
         kind = _ERRORS_BY_CODE.get(outcome.code) or _ERRORS[outcome.state]
         raise kind(self.session_id, self.run_id, outcome.why, outcome.turn)
 
@@ -152,10 +167,19 @@ class _Handle:
 
     def _input(self) -> Request[Turn]:
         cache = self._client.cache(self._stored_id)
-        packed: PackedTurn = yield from self._client.ask(self._stored_id, "turn", self.turn_index, cache.held)
-        if packed.record.run_id != self.run_id:
-            raise TurnNotFoundError(self.session_id, self.turn_index)
-        return self._client.unpack(packed, cache).as_started()
+        packed: PackedTurn
+        run_id, index = self.run_id, self.turn_index
+        while True:
+            try:
+                packed = yield from self._client.ask(self._stored_id, "turn", index, cache.held)
+                if packed.record.run_id == run_id:
+                    return self._client.unpack(packed, cache).as_started()
+            except TurnNotFoundError:
+                pass
+            record = yield from self._record()
+            if record.run_id == run_id:
+                raise TurnNotFoundError(self.session_id, self.turn_index)
+            run_id, index = record.run_id, record.turn_index  # it was merged
 
     @checked
     def _add_event(self, name: Text, data: Any) -> Request[int]:
@@ -165,15 +189,14 @@ class _Handle:
         return seq
 
     def _pending(self) -> Request[list[PendingCall]]:
-        pending: list[PendingCall] = yield from self._client.ask(self._stored_id, "pending", self.run_id)
-        return pending
+        return Rows((yield from self._client.ask(self._stored_id, "pending", self.run_id)))
 
     def _record(self) -> Request[RunRecord]:
         record: RunRecord = yield from self._client.ask(self._stored_id, "run", self.run_id)
         return record
 
     def _steps(self) -> Request[list[Step]]:
-        return steps_of((yield from self._events_now()))
+        return Rows(steps_of((yield from self._events_now())))
 
     def _phase(self) -> Request[Phase]:
         return phase_of((yield from self._events_now())) or "prompted"
@@ -226,6 +249,8 @@ class ExecutionHandle(_Handle):
 
         Raises:
             RunCancelledError, RunFailedError, RunInterruptedError: how the run ended; `.turn` is what was kept of it.
+            RunReplacedError: `if_busy="latest"` of the run `.replaced_by` came while this one was queued; it is a
+                RunCancelledError.
             OutputInvalidError, OutputRefusedError, OutputCutError: the run had `output=` and got no such answer; these
                 are RunFailedErrors, so they have `.turn` too.
             WaitTimeoutError: the run has not ended after `timeout_s`.
@@ -405,6 +430,8 @@ class AsyncExecutionHandle(_Handle):
 
         Raises:
             RunCancelledError, RunFailedError, RunInterruptedError: how the run ended; `.turn` is what was kept of it.
+            RunReplacedError: `if_busy="latest"` of the run `.replaced_by` came while this one was queued; it is a
+                RunCancelledError.
             OutputInvalidError, OutputRefusedError, OutputCutError: the run had `output=` and got no such answer; these
                 are RunFailedErrors, so they have `.turn` too.
             WaitTimeoutError: the run has not ended after `timeout_s`.

@@ -9,10 +9,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from turnwise.actors.cluster.actor_names import actor_name, find_actor
+from turnwise.actors.cluster.actor_names import actor_name, find_actor, store_id_of
+from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.sharding import find_layouts
 from turnwise.actors.cluster.wire import HostInfo, HostLoad
 from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.stores.urls import resolve_url
 
 ANSWER_S = 3.0
 """How long a process may take to answer, in seconds; all are asked at once."""
@@ -27,6 +29,19 @@ async def find_hosts(namespace: str, store_id: str) -> list[HostInfo]:
         return []
     found: list[HostInfo] = await asyncio.gather(*await asyncio.to_thread(_find, namespace, store_id))
     return found
+
+
+def placement_in_use(namespace: str, store: str, session_id: str | None = None) -> Placement:
+    """Return the placement of the processes that this Ray has for a store, by its URL, or for one of its sessions.
+
+    A manager with this placement uses those processes, and so takes no session from them. `Dedicated()` if none has
+    packed hosts. Blocks; the process must be connected to Ray.
+    """
+    store_id = store_id_of(namespace, resolve_url(store))
+    if session_id is None or find_actor(namespace, actor_name(store_id, session_id)) is None:
+        for layout in find_layouts(namespace, store_id):
+            return Packed(hosts=layout.hosts)
+    return Dedicated()
 
 
 def _find(namespace: str, store_id: str) -> list[Any]:
@@ -58,8 +73,10 @@ async def _ask(actor: Any, host: HostInfo, nodes: dict[str, str], session_id: st
         asked.append(actor.load.options(max_task_retries=0).remote())
     try:
         answers = asyncio.gather(*(asyncio.wrap_future(each.future()) for each in asked))
-        (node_id, pid), *loads = await asyncio.wait_for(answers, ANSWER_S)
+        ((node_id, pid, *memory), *loads) = await asyncio.wait_for(answers, ANSWER_S)
     except (RayError, TimeoutError):
         return host
     load = loads[0] if loads else HostLoad(sessions=1, recent=(str(session_id),))
-    return replace(host, node_id=node_id, pid=pid, node=nodes.get(node_id), load=load)
+    return replace(
+        host, node_id=node_id, pid=pid, node=nodes.get(node_id), load=load, memory_bytes=next(iter(memory), None)
+    )

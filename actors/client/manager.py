@@ -18,6 +18,7 @@ from turnwise.actors.cluster.ray_runtime import interruptible
 from turnwise.actors.cluster.wire import HostInfo, SessionRef
 from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.message_formats import MessageFormat
 from turnwise.memory.conversation.model_params import ModelParams
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import RunRecord, RunState
@@ -75,6 +76,7 @@ class SessionManager(ManagerRequests):
         read_only: read only, beside the Ray that uses the store. Sessions that are live on a Ray to which this process
             is connected answer for themselves; all others are read from the store. The manager starts no Ray, and
             creates and migrates no tables. Methods that would change something raise ReadOnlyStoreError.
+        telemetry: traces and metrics of the sessions: `turnwise.telemetry.Telemetry()`. If omitted, `config.telemetry`.
 
     Raises:
         StoreURLError, ConfigError: an argument cannot be used, or another Ray has the SQLite file of the store open.
@@ -138,6 +140,42 @@ class SessionManager(ManagerRequests):
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
         settings |= {"engine": engine, "title": title, "if_exists": if_exists}
         found = carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings), self._client.portal)
+        return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+
+    def import_messages(
+        self,
+        session_id: str,
+        messages: Sequence[Any],
+        format: MessageFormat | None = None,
+        *,
+        system: str | None = None,
+        idempotency_key: str | None = None,
+        user_id: str | None = None,
+        agent: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        title: str | None = None,
+        engine: str | None = None,
+        memory: MemoryUse | bool = False,
+    ) -> Session:
+        """Store a conversation from elsewhere in a session, which is created if it does not exist; return the session.
+
+        The messages are checked first, so a conversation that cannot be stored creates no session. They are stored in
+        one commit, behind the session's newest turn, and a repeated call stores nothing: see `Session.import_messages`.
+
+        Args:
+            messages, format, system, idempotency_key, memory: see `Session.import_messages`.
+            user_id, agent, metadata, title, engine: see `open`.
+
+        Raises:
+            InvalidInputError: names the first message that cannot be read, stored or continued, by its index, and says
+                what to do; nothing was stored.
+            ConfigError: the format needs a package that is not installed; or `enforce_user` is set without a user.
+            SessionBusyError, SessionEndedError, SessionOwnerError: nothing was stored.
+        """
+        given: dict[str, Any] = {"system": system, "idempotency_key": idempotency_key, "memory": memory}
+        given |= {"user_id": user_id, "agent": agent, "metadata": metadata, "title": title, "engine": engine}
+        request = self._import_messages(session_id, messages, format, **given)
+        found = carry_out(request, self._client.portal)
         return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     def run_once(
@@ -395,6 +433,7 @@ class AsyncSessionManager(ManagerRequests):
         read_only: read only, beside the Ray that uses the store. Sessions that are live on a Ray to which this process
             is connected answer for themselves; all others are read from the store. The manager starts no Ray, and
             creates and migrates no tables. Methods that would change something raise ReadOnlyStoreError.
+        telemetry: traces and metrics of the sessions: `turnwise.telemetry.Telemetry()`. If omitted, `config.telemetry`.
 
     Raises:
         StoreURLError, ConfigError: an argument cannot be used.
@@ -460,6 +499,42 @@ class AsyncSessionManager(ManagerRequests):
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
         settings |= {"engine": engine, "title": title, "if_exists": if_exists}
         found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings))
+        return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+
+    async def import_messages(
+        self,
+        session_id: str,
+        messages: Sequence[Any],
+        format: MessageFormat | None = None,
+        *,
+        system: str | None = None,
+        idempotency_key: str | None = None,
+        user_id: str | None = None,
+        agent: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        title: str | None = None,
+        engine: str | None = None,
+        memory: MemoryUse | bool = False,
+    ) -> AsyncSession:
+        """Store a conversation from elsewhere in a session, which is created if it does not exist; return the session.
+
+        The messages are checked first, so a conversation that cannot be stored creates no session. They are stored in
+        one commit, behind the session's newest turn, and a repeated call stores nothing: see `Session.import_messages`.
+
+        Args:
+            messages, format, system, idempotency_key, memory: see `Session.import_messages`.
+            user_id, agent, metadata, title, engine: see `open`.
+
+        Raises:
+            InvalidInputError: names the first message that cannot be read, stored or continued, by its index, and says
+                what to do; nothing was stored.
+            ConfigError: the format needs a package that is not installed; or `enforce_user` is set without a user.
+            SessionBusyError, SessionEndedError, SessionOwnerError: nothing was stored.
+        """
+        given: dict[str, Any] = {"system": system, "idempotency_key": idempotency_key, "memory": memory}
+        given |= {"user_id": user_id, "agent": agent, "metadata": metadata, "title": title, "engine": engine}
+        request = self._import_messages(session_id, messages, format, **given)
+        found = await carry_out_async(request)
         return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     async def run_once(

@@ -17,6 +17,9 @@ from turnwise.actors.client.arguments import (
     AgentName,
     EngineName,
     Folder,
+    Format,
+    IdempotencyKey,
+    Instructions,
     Lifetime,
     Limit,
     Look,
@@ -44,8 +47,9 @@ from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.ray_runtime import connect, this_ray
 from turnwise.actors.cluster.store_actor import is_there
 from turnwise.actors.cluster.wire import HostInfo, SessionRef
-from turnwise.actors.inference.engine import EngineBuilder, check_taken
+from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named
+from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.attached import Eraser
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
@@ -68,12 +72,14 @@ from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.ids import new_id, own_id, public_id
 from turnwise.memory.conversation.memory_use import memory_use
 from turnwise.memory.conversation.model_params import merged
+from turnwise.memory.conversation.prompts import takes_all
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.base import LongTermMemory, Scope, is_read_only
 from turnwise.memory.longterm.deletion import Erasure
 from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.base import Page, SessionOrder, SessionStore
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -129,11 +135,13 @@ class ManagerRequests:
         enforce_user: bool = False,
         encryption: Encryption | None = None,
         read_only: bool = False,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._enforce_user = enforce_user
         self._is_encrypted = encryption is not None
         self._engine = engine
         config = config or SessionConfig()
+        config = replace(config, telemetry=telemetry) if telemetry else config
         self._config = config
         self._max_metadata_bytes = config.max_metadata_bytes
         self._client = ClusterClient.of(
@@ -334,6 +342,35 @@ class ManagerRequests:
             return found
         changed: SessionRecord = yield from self._client.ask(session_id, "update", title, metadata, True)
         return replace(found, title=changed.title, metadata=changed.metadata)
+
+    @checked
+    def _import_messages(
+        self,
+        session_id: SessionId,
+        messages: Any,
+        format: Format | None,
+        *,
+        system: Instructions | None,
+        idempotency_key: IdempotencyKey | None,
+        user_id: UserId | None,
+        agent: AgentName | None,
+        metadata: Any,
+        title: Title | None,
+        engine: EngineName | None,
+        memory: Use,
+    ) -> Request[SessionRecord]:
+        self._check_user(user_id)
+        self._check_writes(session_id, "import_messages")
+        given = read_messages(messages, format, system=system)
+        # As its session will, so that none is created for a conversation that cannot be stored.
+        builder = self._check_engine(engine, session_id)
+        given.encoded(self._config.max_prompt_bytes, builder.refuses if isinstance(builder, Selective) else takes_all)
+        own: dict[str, Any] = {"ttl_s": None, "model": None, "params": None, "if_exists": "refuse"}
+        found: SessionRecord = yield from self._open(
+            session_id, user_id, agent, metadata, True, engine=engine, title=title, **own
+        )
+        yield from self._client.ask(SessionRef.of(found), "import_turns", given, idempotency_key, None, memory)
+        return found
 
     @checked
     def _open_once(

@@ -11,6 +11,7 @@ from pydantic import InstanceOf
 from turnwise.actors.client.arguments import (
     Count,
     EngineName,
+    Format,
     IdempotencyKey,
     Instructions,
     Labels,
@@ -21,11 +22,13 @@ from turnwise.actors.client.arguments import (
     Params,
     ParentRun,
     Patience,
+    Removable,
     Retries,
     RunId,
     Seconds,
     SessionId,
     Text,
+    Time,
     Title,
     Tools,
     TurnId,
@@ -39,24 +42,33 @@ from turnwise.actors.client.event_sinks import EventSink, Sink
 from turnwise.actors.client.execution import AsyncExecutionHandle, EventPage, ExecutionHandle
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
+from turnwise.actors.client.trace_context import callers_trace
 from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, StartedRun
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.actors.session.admission import IfBusy
+from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.ids import is_own_id, new_id, own_id, public_id
 from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.message_formats import MessageFormat, Messages, functions_of, to_messages
 from turnwise.memory.conversation.model_params import ModelParams
+from turnwise.memory.conversation.notebook import Rows, facts_html
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import join, places, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.compaction import Compaction
+
+_EXPORTED_AT_ONCE = 100
+"""How many turns are read at once for an export."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -65,6 +77,7 @@ class RunOptions(TypedDict, total=False):
     turn_id: str | None
     parent: str | None
     if_busy: IfBusy
+    debounce_s: float | None
     idempotency_key: str | None
     timeout_s: float | None
     labels: Mapping[str, str] | None
@@ -95,6 +108,9 @@ class _Session:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r} of user {self.user_id!r}>"
 
+    def _repr_html_(self) -> str:
+        return facts_html(type(self).__name__, {"id": self.id, "user_id": self.user_id, "agent": self.agent})
+
     def __reduce__(self) -> tuple[object, ...]:
         return partial(type(self), own_ids=self._own_ids), (self._client, self._stored_id, self.user_id, self.agent)
 
@@ -112,13 +128,61 @@ class _Session:
         return self._client.unpack(packed, cache)
 
     @checked
-    def _start(
+    def _import_messages(
         self,
-        prompts: Any,
+        messages: Any,
+        format: Format | None,
+        *,
+        system: Instructions | None,
+        idempotency_key: IdempotencyKey | None,
+        after: Number | None,
+        memory: Use,
+    ) -> Request[Turn]:
+        given = read_messages(messages, format, system=system)
+        index: int = yield from self._ask("import_turns", given, idempotency_key, after, memory)
+        try:
+            return (yield from self._turn(index))
+        except TurnNotFoundError:  # a repeated import, whose last prompts moved on
+            latest = yield from self._latest()
+            if latest is None:
+                raise
+            return latest
+
+    @checked
+    def _export_messages(self, format: Format) -> Request[Messages]:
+        functions_of(format, "write")  # before anything is read
+        blocks: list[AnyBlock] = []
+        after, is_first = -1, True
+        while turns := (yield from self._turns(after, _EXPORTED_AT_ONCE)):
+            for turn in turns:
+                is_fork = is_first and turn.parent is not None and turn.parent.rpartition("#")[0] != self.id
+                is_first = False
+                if turn.record.forgotten:
+                    continue
+                if is_fork and not turn.record.is_open:
+                    blocks += turn.blocks
+                    continue
+                own = turn.asked if turn.record.is_open else turn.new_blocks
+                blocks += (block for number, block in enumerate(own) if number not in turn.removed)
+            after = turns[-1].index
+        return to_messages(blocks, format)
+
+    def _start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[StartedRun]:
+        settings = self._settings(**options)
+        return (yield from self._client.start(self._stored_id, plain_prompts(self.id, prompts), settings))
+
+    def _check_start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[str | None]:
+        settings = self._settings(**options)
+        return (yield from self._client.check_start(self._stored_id, plain_prompts(self.id, prompts), settings))
+
+    @checked
+    def _settings(
+        self,
         *,
         turn_id: TurnId | None = None,
         parent: ParentRun | None = None,
         if_busy: IfBusy = "reject",
+        debounce_s: Seconds | None = None,
         idempotency_key: IdempotencyKey | None = None,
         timeout_s: Seconds | None = None,
         labels: Labels | None = None,
@@ -130,12 +194,13 @@ class _Session:
         instructions: Instructions | None = None,
         tools: Tools | None = None,
         on_event: Sink | None = None,
-    ) -> Request[StartedRun]:
-        settings = {
+    ) -> dict[str, Any]:
+        return {
             "run_id": new_id(),
             "turn_id": turn_id,
             "parent": parent,
             "if_busy": if_busy,
+            "debounce_s": debounce_s,
             "idempotency_key": idempotency_key,
             "timeout_s": timeout_s,
             "labels": dict(labels or {}),
@@ -145,8 +210,8 @@ class _Session:
             "output": None if output is None else output_record(output, output_retries),
             "instructions": instructions,
             "tools": tools or {},
+            **callers_trace(),
         }
-        return (yield from self._client.start(self._stored_id, plain_prompts(self.id, prompts), settings))
 
     def _latest(self) -> Request[Turn | None]:
         cache = self._client.cache(self._stored_id)
@@ -163,14 +228,14 @@ class _Session:
     def _turns(self, after: Number, limit: Limit) -> Request[list[Turn]]:
         cache = self._client.cache(self._stored_id)
         packed: list[PackedTurn] = yield from self._ask("turns", after, limit, cache.held)
-        turns: list[Turn] = []
+        turns: Rows[Turn] = Rows()
         for turn in packed:
             turns.append(self._client.unpack(turn, turns[-1].cache if turns else cache))
         return turns
 
     @checked
     def _runs(self, after: Number, limit: Limit) -> Request[list[RunRecord]]:
-        return list((yield from self._ask("runs", after, limit)))
+        return Rows((yield from self._ask("runs", after, limit)))
 
     @checked
     def _messages(self, limit: Limit, before: Text | None, newest_first: bool) -> Request[Page[ChatMessage]]:
@@ -227,8 +292,21 @@ class _Session:
         return changed
 
     @checked
-    def _clear(self, keep_last: Count, memory: bool, verify: Look) -> Request[Forgotten]:
-        return (yield from self._client.clear(self._stored_id, keep_last, memory=memory, verify=verify))
+    def _remove(self, what: Removable, blocks: tuple[Count, ...]) -> Request[int]:
+        spans = join(what.record.prompt, what.record.output) if isinstance(what, Turn) else what.places
+        own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
+        if high := [number for number in blocks if number >= len(own)]:
+            raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
+        if public_id(what.session_id) != self.id:
+            raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
+        chosen = join(union([own[number] for number in blocks] if blocks else own))
+        removed: int = yield from self._ask("remove", index, chosen, new_id())
+        return removed
+
+    @checked
+    def _clear(self, keep_last: Count, memory: bool, verify: Look, updated_at: Time | None) -> Request[Forgotten]:
+        given: dict[str, Any] = {"memory": memory, "verify": verify, "updated_at": updated_at}
+        return (yield from self._client.clear(self._stored_id, keep_last, **given))
 
     @checked
     def _delete(self, memory: bool, verify: Look) -> Request[Forgotten]:
@@ -259,6 +337,60 @@ class Session(_Session):
         """
         return carry_out(self._append(prompts), self._client.portal)
 
+    def import_messages(
+        self,
+        messages: Sequence[Any],
+        format: MessageFormat | None = None,
+        *,
+        system: str | None = None,
+        idempotency_key: str | None = None,
+        after: int | None = None,
+        memory: MemoryUse | bool = False,
+    ) -> Turn:
+        """Store a conversation from elsewhere behind the newest turn, in one commit; return its last turn.
+
+        Each of its turns is prompts with their answer, tool calls and results included; it has ended, without a run.
+        Prompts at the end wait for the next run, like appended ones. Long-term memories get them with `memory`. The
+        conversation is checked as a provider would check it. Durable on return. May be repeated: the same conversation
+        is stored once, and again only after its turns were cleared.
+
+        Args:
+            messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.
+            format: their format; by default it is found, which fails where two formats are mixed.
+            system: the system prompt, where it is not among the messages. Several become one, at the beginning.
+            idempotency_key: identifies this import; by default a digest of the messages does. Pass one to store the
+                same messages twice.
+            after: the index of the newest ended turn that you know, -1 for none: nothing is stored behind another one.
+            memory: with `on` or True, the session's long-term memories get the turns as those of runs, in the
+                background, also after a kill. Not by default, as some ask a model for each turn. For a conversation
+                that is stored already it changes nothing.
+
+        Raises:
+            InvalidInputError: names the first message that cannot be read, stored or continued, by its index, and says
+                what to do; or prompts wait for a run, or the key was used for other messages. Nothing was stored.
+            TurnsChangedError: another turn than `after` is the newest; nothing was stored.
+            ConfigError: the format needs a package that is not installed.
+            SessionBusyError, SessionEndedError: nothing was stored.
+        """
+        given: dict[str, Any] = {"system": system, "idempotency_key": idempotency_key, "after": after, "memory": memory}
+        return carry_out(
+            self._import_messages(messages, format, **given),
+            self._client.portal,
+        )
+
+    def export_messages(self, format: MessageFormat) -> Messages:
+        """Return the whole conversation as messages of another library, oldest first; see `to_messages`.
+
+        It has what was said, also where the model's window was compacted, with prompts that wait, and without what was
+        removed or forgotten, and without the answer of a run that is active. A fork begins with what it continues.
+
+        Raises:
+            InvalidInputError: there is no such format.
+            UnsupportedBlockError: a picture or a file in a form that the format does not have.
+            ConfigError: the format needs a package that is not installed.
+        """
+        return carry_out(self._export_messages(format), self._client.portal)
+
     def start(self, **options: Unpack[RunOptions]) -> ExecutionHandle:
         """Start a run on the appended prompts, like `run` without prompts."""
         return self.run(**options)
@@ -266,14 +398,40 @@ class Session(_Session):
     def run(self, *prompts: Prompt, **options: Unpack[RunOptions]) -> ExecutionHandle:
         """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
 
+        While another run is active, `if_busy` decides:
+
+        | `if_busy` | what is stored | what runs | what callers of other runs get |
+        |---|---|---|---|
+        | `reject` | nothing: raises SessionBusyError | the active run goes on | as before |
+        | `drop` | nothing: returns the active run's handle, with `dropped` set | the active run goes on | as before |
+        | `enqueue` | the prompts, in a turn of their own | they, after all queued runs | as before |
+        | `latest` | the prompts; queued ones are dropped | they, after the active run | queued ones: RunReplacedError |
+        | `merge` | the prompts, after those of queued runs that ask alike | all these, as one turn | its answer |
+        | `inject` | the prompts | the active run, with them from its next call on; else as `enqueue` | as before |
+        | `debounce` | the prompts | they, with those that come within `debounce_s`, as one turn | as before |
+        | `interrupt` | the prompts, after those of the ended runs | they, next | RunCancelledError; text is kept |
+        | `rollback` | the prompts; those of the ended runs are dropped | they, next | RunCancelledError |
+
+        Prompts that were stored by `append` are never dropped. Handles of merged runs lead to the one run: all of their
+        verbs mean it. Runs ask alike if their model, params, output, instructions, tools, memory, timeout_s, parent and
+        engine are equal and the new run has no `turn_id`; another run waits as with `enqueue`.
+        An injected prompt joins with the results of tool calls, or with a decision, and shares the end of the active
+        run then. It waits as with `enqueue` if others wait before it, or prompts stored by `append`; if it has a
+        picture or file, or an option that the active run cannot have (any but `labels`, `idempotency_key` and
+        `on_event`); if the prompts that join would take more than a quarter of the window, or not fit into it with the
+        active turn; and if the engine has no tool loop.
+
+        `debounce` waits for silence also if no run is active. Meanwhile the session is busy: other policies treat the
+        run like any that waits. Prompts with `debounce` that ask alike are merged, and each restarts the time. What is
+        stored outlives a kill: the run begins when its time has come, or when a process has the session again.
+
         Args:
             turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
                 and `turn(turn_id)` finds the turn. Without it, the turn has its index only.
             parent: the id of the run, in any session of the user, on whose behalf this run is started, such as that of
                 an agent that calls this one; it is in the run's record.
-            if_busy: what to do while another run is active: `reject` (raise SessionBusyError), `enqueue` (wait behind
-                it, in order of arrival), `interrupt` (cancel it and all queued runs, keep their prompts and text, then
-                run) or `rollback` (cancel them, remove their turns, then run).
+            if_busy: what to do while another run is active; see the table above.
+            debounce_s: for `debounce`, how many seconds nobody must have added a prompt before the run begins.
             idempotency_key: a repeated call with the same key and the same prompts returns the run that the first call
                 started.
             timeout_s: the run fails after so many seconds.
@@ -305,12 +463,15 @@ class Session(_Session):
             InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
                 object; the engine does not support typed output, or instructions and tools of runs; or it has a tool of
                 the same name. Nothing was stored.
-            SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
-            IdempotencyConflictError, TurnIdTakenError: nothing was stored.
+            SessionBusyError, QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
+            EmptyTurnError, InvalidPromptError: there are no prompts, or one cannot be stored; nothing was stored.
+            IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
             RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
         """
         started = carry_out(self._start(prompts, **options), self._client.portal)
         whose = self._stored_id, started.run_id, started.turn_index
+        if started.dropped:  # it is another caller's run
+            return ExecutionHandle(self._client, *whose, started.outcome, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
         return ExecutionHandle(self._client, *whose, started.outcome, output=output, on_event=on_event)
 
@@ -467,7 +628,32 @@ class Session(_Session):
         """End the session: cancel its runs and accept no new ones. Ending twice is fine."""
         carry_out(self._client.end(self._stored_id), self._client.portal)
 
-    def clear(self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False) -> Forgotten:
+    def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:
+        """Take blocks of an ended turn, or prompts that wait, out of what the next run continues; return how many.
+
+        The results of removed calls go too. `messages` does not show the blocks any more. What cannot be sent without
+        them stays there, but is not sent either, so the next request is valid: the call of a removed result, the calls
+        of removed thoughts, thoughts of which nothing else is left, and answers before the first prompt. A summary of
+        the blocks gives way to the others that it replaced.
+
+        One commit, durable on return. Nothing is erased: turns keep their snapshots and name the blocks as `removed`,
+        `fork(at=...)` after an earlier turn still has them, and memories keep what they have. To erase, use `clear`,
+        or `memory.forget(turn_index=...)` and `delete`.
+
+        Args:
+            what: a turn of this session, or one of its `messages`.
+            blocks: numbers of its `new_blocks`, or of the message's `blocks`, from 0; all if there are none.
+
+        Raises:
+            SessionBusyError: a run is active, waits or is queued; nothing was removed.
+            TurnNotFoundError: there is no such turn, or its last waiting prompt was removed meanwhile.
+            InvalidInputError: the blocks are not of this turn, or a number is too high; nothing was removed.
+        """
+        return carry_out(self._remove(what, blocks), self._client.portal)
+
+    def clear(
+        self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
+    ) -> Forgotten:
         """Remove the messages of the session for good, with what this manager's memories keep of them.
 
         The session stays, with its title, its metadata, the records of its runs and their usage; the indexes of turns
@@ -479,12 +665,14 @@ class Session(_Session):
             keep_last: how many of the newest turns stay, pending ones included.
             memory: if false, memories keep what they have of the turns.
             verify: how memories are checked afterwards for remains; see `delete`.
+            updated_at: clear only if the session's last change was at this time, as `info().session.updated_at` says.
 
         Raises:
             SessionBusyError: a run is active or queued; nothing was removed.
+            SessionChangedError: the last change was not at `updated_at`; nothing was removed.
             LongTermMemoryError: memories failed; the error names them. The history was not changed: repeat the call.
         """
-        request = self._clear(keep_last, memory, verify)
+        request = self._clear(keep_last, memory, verify, updated_at)
         return carry_out(request, self._client.portal)
 
     def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
@@ -532,6 +720,57 @@ class AsyncSession(_Session):
         """
         return await carry_out_async(self._append(prompts))
 
+    async def import_messages(
+        self,
+        messages: Sequence[Any],
+        format: MessageFormat | None = None,
+        *,
+        system: str | None = None,
+        idempotency_key: str | None = None,
+        after: int | None = None,
+        memory: MemoryUse | bool = False,
+    ) -> Turn:
+        """Store a conversation from elsewhere behind the newest turn, in one commit; return its last turn.
+
+        Each of its turns is prompts with their answer, tool calls and results included; it has ended, without a run.
+        Prompts at the end wait for the next run, like appended ones. Long-term memories get them with `memory`. The
+        conversation is checked as a provider would check it. Durable on return. May be repeated: the same conversation
+        is stored once, and again only after its turns were cleared.
+
+        Args:
+            messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.
+            format: their format; by default it is found, which fails where two formats are mixed.
+            system: the system prompt, where it is not among the messages. Several become one, at the beginning.
+            idempotency_key: identifies this import; by default a digest of the messages does. Pass one to store the
+                same messages twice.
+            after: the index of the newest ended turn that you know, -1 for none: nothing is stored behind another one.
+            memory: with `on` or True, the session's long-term memories get the turns as those of runs, in the
+                background, also after a kill. Not by default, as some ask a model for each turn. For a conversation
+                that is stored already it changes nothing.
+
+        Raises:
+            InvalidInputError: names the first message that cannot be read, stored or continued, by its index, and says
+                what to do; or prompts wait for a run, or the key was used for other messages. Nothing was stored.
+            TurnsChangedError: another turn than `after` is the newest; nothing was stored.
+            ConfigError: the format needs a package that is not installed.
+            SessionBusyError, SessionEndedError: nothing was stored.
+        """
+        given: dict[str, Any] = {"system": system, "idempotency_key": idempotency_key, "after": after, "memory": memory}
+        return await carry_out_async(self._import_messages(messages, format, **given))
+
+    async def export_messages(self, format: MessageFormat) -> Messages:
+        """Return the whole conversation as messages of another library, oldest first; see `to_messages`.
+
+        It has what was said, also where the model's window was compacted, with prompts that wait, and without what was
+        removed or forgotten, and without the answer of a run that is active. A fork begins with what it continues.
+
+        Raises:
+            InvalidInputError: there is no such format.
+            UnsupportedBlockError: a picture or a file in a form that the format does not have.
+            ConfigError: the format needs a package that is not installed.
+        """
+        return await carry_out_async(self._export_messages(format))
+
     async def start(self, **options: Unpack[RunOptions]) -> AsyncExecutionHandle:
         """Start a run on the appended prompts, like `run` without prompts."""
         return await self.run(**options)
@@ -539,14 +778,40 @@ class AsyncSession(_Session):
     async def run(self, *prompts: Prompt, **options: Unpack[RunOptions]) -> AsyncExecutionHandle:
         """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
 
+        While another run is active, `if_busy` decides:
+
+        | `if_busy` | what is stored | what runs | what callers of other runs get |
+        |---|---|---|---|
+        | `reject` | nothing: raises SessionBusyError | the active run goes on | as before |
+        | `drop` | nothing: returns the active run's handle, with `dropped` set | the active run goes on | as before |
+        | `enqueue` | the prompts, in a turn of their own | they, after all queued runs | as before |
+        | `latest` | the prompts; queued ones are dropped | they, after the active run | queued ones: RunReplacedError |
+        | `merge` | the prompts, after those of queued runs that ask alike | all these, as one turn | its answer |
+        | `inject` | the prompts | the active run, with them from its next call on; else as `enqueue` | as before |
+        | `debounce` | the prompts | they, with those that come within `debounce_s`, as one turn | as before |
+        | `interrupt` | the prompts, after those of the ended runs | they, next | RunCancelledError; text is kept |
+        | `rollback` | the prompts; those of the ended runs are dropped | they, next | RunCancelledError |
+
+        Prompts that were stored by `append` are never dropped. Handles of merged runs lead to the one run: all of their
+        verbs mean it. Runs ask alike if their model, params, output, instructions, tools, memory, timeout_s, parent and
+        engine are equal and the new run has no `turn_id`; another run waits as with `enqueue`.
+        An injected prompt joins with the results of tool calls, or with a decision, and shares the end of the active
+        run then. It waits as with `enqueue` if others wait before it, or prompts stored by `append`; if it has a
+        picture or file, or an option that the active run cannot have (any but `labels`, `idempotency_key` and
+        `on_event`); if the prompts that join would take more than a quarter of the window, or not fit into it with the
+        active turn; and if the engine has no tool loop.
+
+        `debounce` waits for silence also if no run is active. Meanwhile the session is busy: other policies treat the
+        run like any that waits. Prompts with `debounce` that ask alike are merged, and each restarts the time. What is
+        stored outlives a kill: the run begins when its time has come, or when a process has the session again.
+
         Args:
             turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
                 and `turn(turn_id)` finds the turn. Without it, the turn has its index only.
             parent: the id of the run, in any session of the user, on whose behalf this run is started, such as that of
                 an agent that calls this one; it is in the run's record.
-            if_busy: what to do while another run is active: `reject` (raise SessionBusyError), `enqueue` (wait behind
-                it, in order of arrival), `interrupt` (cancel it and all queued runs, keep their prompts and text, then
-                run) or `rollback` (cancel them, remove their turns, then run).
+            if_busy: what to do while another run is active; see the table above.
+            debounce_s: for `debounce`, how many seconds nobody must have added a prompt before the run begins.
             idempotency_key: a repeated call with the same key and the same prompts returns the run that the first call
                 started.
             timeout_s: the run fails after so many seconds.
@@ -578,12 +843,15 @@ class AsyncSession(_Session):
             InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
                 object; the engine does not support typed output, or instructions and tools of runs; or it has a tool of
                 the same name. Nothing was stored.
-            SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
-            IdempotencyConflictError, TurnIdTakenError: nothing was stored.
+            SessionBusyError, QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
+            EmptyTurnError, InvalidPromptError: there are no prompts, or one cannot be stored; nothing was stored.
+            IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
             RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
         """
         started = await carry_out_async(self._start(prompts, **options))
         whose = self._stored_id, started.run_id, started.turn_index
+        if started.dropped:  # it is another caller's run
+            return AsyncExecutionHandle(self._client, *whose, started.outcome, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
         return AsyncExecutionHandle(self._client, *whose, started.outcome, output=output, on_event=on_event)
 
@@ -742,7 +1010,32 @@ class AsyncSession(_Session):
         """End the session: cancel its runs and accept no new ones. Ending twice is fine."""
         await carry_out_async(self._client.end(self._stored_id))
 
-    async def clear(self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False) -> Forgotten:
+    async def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:
+        """Take blocks of an ended turn, or prompts that wait, out of what the next run continues; return how many.
+
+        The results of removed calls go too. `messages` does not show the blocks any more. What cannot be sent without
+        them stays there, but is not sent either, so the next request is valid: the call of a removed result, the calls
+        of removed thoughts, thoughts of which nothing else is left, and answers before the first prompt. A summary of
+        the blocks gives way to the others that it replaced.
+
+        One commit, durable on return. Nothing is erased: turns keep their snapshots and name the blocks as `removed`,
+        `fork(at=...)` after an earlier turn still has them, and memories keep what they have. To erase, use `clear`,
+        or `memory.forget(turn_index=...)` and `delete`.
+
+        Args:
+            what: a turn of this session, or one of its `messages`.
+            blocks: numbers of its `new_blocks`, or of the message's `blocks`, from 0; all if there are none.
+
+        Raises:
+            SessionBusyError: a run is active, waits or is queued; nothing was removed.
+            TurnNotFoundError: there is no such turn, or its last waiting prompt was removed meanwhile.
+            InvalidInputError: the blocks are not of this turn, or a number is too high; nothing was removed.
+        """
+        return await carry_out_async(self._remove(what, blocks))
+
+    async def clear(
+        self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
+    ) -> Forgotten:
         """Remove the messages of the session for good, with what this manager's memories keep of them.
 
         The session stays, with its title, its metadata, the records of its runs and their usage; the indexes of turns
@@ -754,12 +1047,14 @@ class AsyncSession(_Session):
             keep_last: how many of the newest turns stay, pending ones included.
             memory: if false, memories keep what they have of the turns.
             verify: how memories are checked afterwards for remains; see `delete`.
+            updated_at: clear only if the session's last change was at this time, as `info().session.updated_at` says.
 
         Raises:
             SessionBusyError: a run is active or queued; nothing was removed.
+            SessionChangedError: the last change was not at `updated_at`; nothing was removed.
             LongTermMemoryError: memories failed; the error names them. The history was not changed: repeat the call.
         """
-        request = self._clear(keep_last, memory, verify)
+        request = self._clear(keep_last, memory, verify, updated_at)
         return await carry_out_async(request)
 
     async def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
@@ -781,3 +1076,11 @@ class AsyncSession(_Session):
         """Return the session's record, its active and queued runs, and the process that hosts it, if any."""
         info: SessionInfo = await carry_out_async(self._ask("info"))
         return info
+
+
+async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options: RunOptions) -> str | None:
+    """Raise what `run` would raise with these prompts and options if no run were active or queued. Stores nothing.
+
+    Returns the id of the run that was started with the same idempotency key; None if there is none.
+    """
+    return await carry_out_async(session._check_start(tuple(prompts), **options))  # noqa: SLF001 - of the same file

@@ -28,6 +28,7 @@ from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.notebook import Rows
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
@@ -207,7 +208,7 @@ class SessionMemory(_SessionMemory):
             category: return items of this category only; its name is accepted: `"semantic"`.
             as_of: return what was valid at this time, in seconds since the epoch.
         """
-        return list(carry_out(self._recall(query, limit, types, category, as_of), self._client.portal))
+        return Rows(carry_out(self._recall(query, limit, types, category, as_of), self._client.portal))
 
     def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:
         """Return up to `limit` items of each memory that are relevant to the query, by kinds of memories.
@@ -403,7 +404,7 @@ class AsyncSessionMemory(_SessionMemory):
             category: return items of this category only; its name is accepted: `"semantic"`.
             as_of: return what was valid at this time, in seconds since the epoch.
         """
-        return list(await carry_out_async(self._recall(query, limit, types, category, as_of)))
+        return Rows(await carry_out_async(self._recall(query, limit, types, category, as_of)))
 
     async def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:
         """Return up to `limit` items of each memory that are relevant to the query, by kinds of memories.

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import ray
+
+
+def store_id_of(namespace: str, store: object, *, is_encrypted: bool = False) -> str:
+    """Return what stands for a store in the names of its actors; `store` is its resolved URL, or its object.
+
+    Managers with and without encryption cannot read each other's sessions, so they use different actors.
+    """
+    name = f"{namespace}\n{store}" + ("\nencrypted" if is_encrypted else "")
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def actor_name(store_id: str, session_id: str) -> str:

@@ -5,9 +5,10 @@ This module imports nothing heavy, since every new session process waits for its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from turnwise.actors.cluster.logs import LogSettings
 from turnwise.actors.cluster.store_object import StoreObject
 
 if TYPE_CHECKING:
@@ -86,3 +87,4 @@ class ActorSpec:
     place: StoreSpec
     engine_id: str
     engine: bytes
+    logs: LogSettings = field(default_factory=LogSettings)

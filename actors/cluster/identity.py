@@ -29,6 +29,12 @@ def identity(value: object) -> str:
     return _Walk().digest(value).hex()
 
 
+def pickled(value: object) -> bytes:
+    """Return a value as it travels to other processes: what a script or a notebook defines travels by value."""
+    data: bytes = cloudpickle.dumps(value)
+    return data
+
+
 class _Walk:
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, bytes]] = {}

@@ -14,6 +14,7 @@ from functools import partial
 import ray
 from ray.exceptions import RayError
 
+from turnwise.actors.cluster.ray_address import check_ray_address
 from turnwise.errors import ConfigError
 from turnwise.memory.stores.sharing import RayId
 
@@ -26,7 +27,8 @@ def connect(*, logs: bool = True) -> None:
     """Connect this process to a running Ray, or start one that ends with this process. Takes seconds.
 
     Args:
-        logs: whether this process prints what sessions' processes print; Ray's log files have it in any case.
+        logs: whether this process prints what sessions' processes print, and Ray's warnings; Ray's log files have the
+            former in any case.
 
     Raises:
         ConfigError: Ray cannot be joined or started.
@@ -72,11 +74,22 @@ def interruptible() -> Iterator[None]:
 
 
 def _init(logs: bool) -> None:
+    check_ray_address()
+    init = partial(ray.init, logging_level=logging.WARNING if logs else logging.ERROR, log_to_driver=logs)
     try:
-        context = ray.init(logging_level=logging.WARNING, log_to_driver=logs)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        with _without_notices():
+            try:
+                context = init()
+            except Exception as error:  # Ray raises no class of its own
+                if not _is_late(error):
+                    raise
+                _log.warning("Ray did not start within 30 s, so it is started once more: is this machine too busy?")
+                context = init()
+    except Exception as error:
+        if not isinstance(error, ConnectionError | RuntimeError | ValueError | RayError) and not _is_late(error):
+            raise
         address = os.environ.get("RAY_ADDRESS")
-        why = f"no Ray could be joined or started ({type(error).__name__}: {error}): correct or unset the variable"
+        why = f"no Ray could be joined or started ({type(error).__name__}: {error}): {_remedy(error)}"
         raise ConfigError("RAY_ADDRESS", address, why) from error
     session = str(getattr(context, "address_info", {}).get("session_dir"))
     if session.endswith(f"_{os.getpid()}"):  # it has the id of the process that started it
@@ -84,6 +97,46 @@ def _init(logs: bool) -> None:
             "started a Ray that ends with this process, together with the runs of its sessions;"
             " runs outlive this process in a Ray that was started before, by `ray start --head`"
         )
+
+
+def _is_late(error: Exception) -> bool:
+    """Return whether a Ray of this process did not start in time. Its processes, if any, end with this process."""
+    return "timed out during startup" in str(error)
+
+
+def _remedy(error: Exception) -> str:
+    if _is_late(error):
+        return "try again when this machine is less busy, or run `ray start --head` before"
+    cause: BaseException | None = error
+    while cause is not None:
+        if "AuthenticationError" in f"{type(cause).__name__} {cause}":  # Ray names it in a text only
+            return (
+                "it asks for its token, so set RAY_AUTH_MODE=token and, unless the file ~/.ray/auth_token has the"
+                " token, RAY_AUTH_TOKEN"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return "correct or unset the variable"
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Keep Ray from saying how it authenticates its own processes, unless it cannot, and that it handles no SIGTERM.
+
+    It handles none where it is connected on another thread, as by `AsyncSessionManager`; nothing here needs it.
+    """
+    authentication = logging.getLogger("ray._private.authentication.authentication_token_setup")
+    worker, before = logging.getLogger("ray._private.worker"), authentication.level
+    authentication.setLevel(logging.ERROR)
+    worker.addFilter(_says_more)
+    try:
+        yield
+    finally:
+        authentication.setLevel(before)
+        worker.removeFilter(_says_more)
+
+
+def _says_more(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("SIGTERM handler is not set")
 
 
 def _on_a_thread_that_stays(work: Callable[[], None]) -> None:

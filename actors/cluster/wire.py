@@ -8,6 +8,7 @@ from typing import Self
 from turnwise.actors.session.reads import Outcome
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.notebook import record_html
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, subtract, union
@@ -90,6 +91,7 @@ class Ended:
     why: str | None
     code: str | None
     turn: Turn | None
+    successor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,13 @@ class PackedOutcome:
     why: str | None
     code: str | None
     turn: PackedTurn | None
+    successor: str | None = None
 
     @classmethod
     def pack(cls, outcome: Outcome, held: Spans) -> PackedOutcome:
         """Pack the outcome, with the blocks that are not in `held`, the receiver's spans."""
         turn = PackedTurn.pack(outcome.turn, held) if outcome.turn else None
-        return cls(outcome.run.state, outcome.run.why, outcome.run.code, turn)
+        return cls(outcome.run.state, outcome.run.why, outcome.run.code, turn, outcome.run.successor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ class StartAnswer:
     run_id: str
     turn_index: int
     outcome: PackedOutcome | None
+    dropped: bool = False
+    """Whether the prompts were dropped; then this is the run that was active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,7 @@ class StartedRun:
     run_id: str
     turn_index: int
     outcome: Ended | None
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +163,8 @@ class HostInfo:
     """The address of the node."""
     load: HostLoad | None = None
     """None if it did not answer in time."""
+    memory_bytes: int | None = None
+    """The memory that the process has in use, shared parts included; None if its system does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,3 +177,5 @@ class SessionInfo:
     pid: int | None
     """The id of the process that hosts the session, on its node; None if the session has no process."""
     node_id: str | None
+
+    _repr_html_ = record_html

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import warnings
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class PackedActor:
 
     def __init__(self, post: HostPost, making: ActorSpec) -> None:
         collect_rarely()
+        making.logs.apply()
         self._post = post
         self._making = making
         context = ray.get_runtime_context()
@@ -58,9 +60,15 @@ class PackedActor:
         self._leave = Shutdown(partial(drop_overrides, post.namespace, self._actor_id))
         self._host: asyncio.Task[PackedHost] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_back = context.was_current_actor_reconstructed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
+            self._is_back = context.was_current_actor_reconstructed
         if self._is_back:
             self._leave.actor.come_back.remote()
+
+    def __repr__(self) -> str:
+        """Return what Ray's dashboard and log lines call the process."""
+        return f"SessionHost({self._post.index + 1} of {self._post.layout.hosts})"
 
     async def ready(self) -> int:
         """Return the process id, once the process has started and loaded its modules."""
@@ -74,8 +82,8 @@ class PackedActor:
     async def _load_again(self) -> None:
         await self._loaded()
 
-    async def where(self) -> tuple[str, int]:
-        """Return the id of this process's node, and the process id."""
+    async def where(self) -> tuple[str, int, int | None]:
+        """Return the id of this process's node, the process id, and its memory in bytes."""
         return where()
 
     async def call(self, request: bytes) -> bytes:

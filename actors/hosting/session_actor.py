@@ -17,6 +17,7 @@ from turnwise.actors.cluster.gc_tuning import collect_rarely
 from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
 from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry
+from turnwise.memory.conversation.ids import public_id
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec
@@ -28,6 +29,7 @@ class SessionActor:
 
     def __init__(self, session_id: str, namespace: str, making: ActorSpec, max_waits: int) -> None:
         collect_rarely()
+        making.logs.apply()
         self._max_waits = max_waits
         self._settings = (session_id, namespace, making)
         context = ray.get_runtime_context()
@@ -35,18 +37,23 @@ class SessionActor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
             self._key = str(context.get_actor_name())
+            is_back = context.was_current_actor_reconstructed
         self._leave = Shutdown(self._forget)
         self._host: asyncio.Task[SessionHost] | None = None
-        if context.was_current_actor_reconstructed:
+        if is_back:
             # The lost process may have left runs to resume or turns to save, which must not wait for the next call.
             self._leave.actor.come_back.remote()
+
+    def __repr__(self) -> str:
+        """Return what Ray's dashboard and log lines call the process."""
+        return f"Session({public_id(self._settings[0])})"
 
     async def ready(self) -> int:
         """Return the process id, once the process has started."""
         return os.getpid()
 
-    async def where(self) -> tuple[str, int]:
-        """Return the id of this process's node, and the process id."""
+    async def where(self) -> tuple[str, int, int | None]:
+        """Return the id of this process's node, the process id, and its memory in bytes."""
         return where()
 
     async def come_back(self) -> None:

@@ -40,15 +40,18 @@ SaveOwnOverride = Callable[[EngineOverride, Mapping[str, bytes]], Awaitable[None
 """The same for one session: engine ids, pickled engines by id."""
 
 
-_AS_CORE = frozenset(("add_event", "decide", "fork", "refresh", "update", "use_engine", "use_memory"))
+_AS_CORE = frozenset(
+    ("add_event", "decide", "fork", "import_turns", "refresh", "remove", "update", "use_engine", "use_memory")
+)
 """The verbs that have the arguments and answers of the method of `SessionCore`."""
 
 _WAITS = frozenset(("events", "wait"))
 """The reads that wait, whose callers are counted."""
 
 _WITH_ENGINE = frozenset(("clear", "compact", "delete", "forget_turn", "memory", "use_engine", "wait_for_memory"))
-"""The verbs that use the caller's engine, strategy and memories; their first argument is its id. `start` is not among
-them: it switches the engine itself, so that no other caller's engine is switched to before the run has begun."""
+"""The verbs that use the caller's engine, strategy and memories; their first argument is its id. `start` and
+`check_start` are not among them: they switch the engine themselves, so that no other caller's engine is switched to
+before the run has begun."""
 
 
 class SessionService:
@@ -170,11 +173,19 @@ class SessionService:
         for _ in range(ENGINE_TICKS):
             await asyncio.sleep(0)
         outcome = None
-        if self.core.reads.is_ending(started.run_id):
-            with suppress(TurnwiseError):  # the start is stored anyway; `wait` raises the error
+        with suppress(TurnwiseError):  # the start is stored anyway; `wait` raises the error
+            if await self.core.reads.is_ending(started.run_id):
                 outcome = await self.core.reads.wait(started.run_id, END_COMMIT_S)
         packed = PackedOutcome.pack(outcome, held) if outcome else None
-        return StartAnswer(started.run_id, started.turn_index, packed)
+        return StartAnswer(started.run_id, started.turn_index, packed, started.dropped)
+
+    async def do_check_start(
+        self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any]
+    ) -> tuple[str | None] | EngineWanted:
+        async with self._switching:
+            if not await self._switch(engine_id):
+                return EngineWanted()
+            return (await self.core.check_start(prompts, **settings),)
 
     async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
         return await self.waits.wait(
@@ -202,8 +213,10 @@ class SessionService:
     async def do_forget_turn(self, index: int, verify: Verify) -> Forgotten:
         return await self.core.forget_turn(index, verify=verify)
 
-    async def do_clear(self, keep_last: int, memory: bool, verify: Verify) -> Forgotten:
-        return await self.core.clear(keep_last, memory=memory, verify=verify)
+    async def do_clear(
+        self, keep_last: int, memory: bool, verify: Verify, updated_at: float | None, key: str
+    ) -> Forgotten:
+        return await self.core.clear(keep_last, memory=memory, verify=verify, updated_at=updated_at, key=key)
 
     async def do_wait_for_memory(self, timeout_s: float | None) -> tuple[bool | None]:
         ask = self.core.wait_for_memory

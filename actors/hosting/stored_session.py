@@ -69,8 +69,9 @@ class StoredSession:
         await self._look()
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        while (record := await self._journal.records.find_run(run_id)).is_open:
-            if not await self._poll(deadline):
+        while (record := await self._journal.records.find_run(run_id)).is_open or record.leads_to:
+            run_id = record.leads_to or run_id
+            if record.is_open and not await self._poll(deadline):
                 return None
         turn = await self._journal.records.find_turn_of(record)
         return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
+from turnwise.actors.inference.observing import observer_of
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -171,4 +172,5 @@ def _unpickle(engine: bytes) -> Equipment:
     except Exception as error:
         why = f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
         raise ConfigError("engine or overflow", type(error).__name__, why) from error
+    observer_of(config.telemetry)  # on this thread, since the imports take a while
     return builder, config, overflow, memories, working

@@ -15,6 +15,7 @@ from turnwise.errors import (
     CompactionError,
     ContextOverflowError,
     EngineError,
+    GuardrailError,
     LimitError,
     OutputError,
     RequestRefusedError,
@@ -103,6 +104,8 @@ class Attempt:
         self._timer: asyncio.TimerHandle | None = None
         self._call = run.spent
         """The run's usage at the start of the last model call."""
+        self._limit: int | None = None
+        """How many model calls the run may make."""
         self._announces = False
         """Whether the engine announces its model calls, by `begin_call`."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
@@ -144,6 +147,11 @@ class Attempt:
             "failed", reason(error), error.code if isinstance(error, LimitError | OutputError) else _code(error)
         )
 
+    @property
+    def has_calls_left(self) -> bool:
+        """Whether the engine's limit of model calls allows another one."""
+        return self._limit is None or self.run.spent.calls < self._limit
+
     def close(self) -> None:
         """Publish the remaining deltas, and close the context."""
         if not self.closed:
@@ -153,7 +161,9 @@ class Attempt:
     def output(self, ending: Ending) -> list[Block]:
         """Return the run's complete output for this ending, repaired so that the next request is valid."""
         ledger, stored = self.ledger, self.run.output.blocks
-        if ending.answer is not None:
+        if ending.code == GUARDRAIL:
+            ledger = Ledger(stored)
+        elif ending.answer is not None:
             ledger = Ledger(stored)
             ledger.flush_assistant(ending.answer)
         elif stored:
@@ -210,6 +220,7 @@ class Attempt:
     def emit(self, part: str | Block) -> None:
         if self.closed:
             return
+        self.run.operation.answers()
         if isinstance(part, Text) and not part.interrupted:
             part = part.text
         if isinstance(part, str):
@@ -306,7 +317,7 @@ class Attempt:
         spent = self.run.spent
         if limit is not None and spent.calls >= limit:
             raise LimitError(f"the run has called the model {limit} times: raise max_steps=", "step_limit")
-        self._call, self._announces = spent, True
+        self._call, self._announces, self._limit = spent, True, limit
         self.run.unbilled += Usage(calls=1)
         self.stop_reason = None
         self._end_part()
@@ -410,6 +421,9 @@ def _code(error: BaseException) -> str | None:
 REFUSED = "refused"
 """The code of a run whose provider refused the content of the conversation."""
 
+GUARDRAIL = "guardrail"
+"""The code of a run that a guardrail stopped: the answer that a model was giving is not kept."""
+
 _COMPLETE_ANSWER = ("output_invalid", "output_refused")
 """The codes of runs that failed although the model completed its answer."""
 
@@ -418,6 +432,7 @@ _CODES: Mapping[type[TurnwiseError], str] = {
     ContextOverflowError: "window",
     StrategyError: "compaction",
     CompactionError: "compaction",
+    GuardrailError: GUARDRAIL,
     RequestRefusedError: REFUSED,
     UnsupportedBlockError: REFUSED,
 }

@@ -24,9 +24,13 @@ class SessionView:
     """The session for which an engine is built: its ids, user, agent and metadata."""
 
     session_id: str
+    """Unique within its user, if the manager has `enforce_user`; else within the store."""
     user_id: str
     agent: str | None
     metadata: Mapping[str, Any]
+    key: str = ""
+    """Names the session among those of all stores. No other session gets it, also after this one was deleted; empty for
+    a question that belongs to no session."""
 
 
 class RunContext(Protocol):
@@ -243,6 +247,18 @@ class InferenceRunner(Protocol):
         When a run is resumed, after its process was lost or after a decision, `turn.blocks` ends with the output that
         was recorded before.
         """
+
+
+@runtime_checkable
+class Joinable(Protocol):
+    """Optional protocol of a runner that takes further prompts in the middle of a run, such as `ToolLoop`.
+
+    The turn that `StepContext.record` returns may then end with prompts of the user, by `run(if_busy="inject")`, once
+    all calls have results; so may the turn of a runner that is called again after a decision. The runner must make its
+    next request of that turn. With other runners, such prompts wait for the end of the run.
+    """
+
+    takes_prompts: bool
 
 
 @runtime_checkable

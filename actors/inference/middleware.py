@@ -61,7 +61,11 @@ class SystemPrompt:
 
 @dataclass(frozen=True, slots=True)
 class LogCalls:
-    """Logs ids, sizes and duration of each model call, never texts."""
+    """Logs ids, sizes and duration of each model call, never texts.
+
+    The processes of sessions log from the level on that the logger `turnwise` had in the program that started them, so
+    `logging.basicConfig(level=logging.INFO)` there shows these lines, which also have `session_id` and `run_id`.
+    """
 
     logger: str = "turnwise.calls"
     level: int = logging.INFO
@@ -69,15 +73,18 @@ class LogCalls:
     async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         """See `Middleware`."""
         log, began = logging.getLogger(self.logger), time.monotonic()
-        about = (context.session.session_id, context.run_id, len(turn.blocks))
+        session_id, run_id = context.session.session_id, context.run_id
+        about, ids = (session_id, run_id, len(turn.blocks)), {"session_id": session_id, "run_id": run_id}
         try:
             answer = await runner.run(turn, context)
         except BaseException as error:
             took = time.monotonic() - began
-            log.log(self.level, "session %s run %s: %d blocks, %s after %.3f s", *about, type(error).__name__, took)
+            text = "session %s run %s: %d blocks, %s after %.3f s"
+            log.log(self.level, text, *about, type(error).__name__, took, extra=ids)
             raise
         took = time.monotonic() - began
-        log.log(self.level, "session %s run %s: %d blocks, %d back in %.3f s", *about, len(answer), took)
+        text = "session %s run %s: %d blocks, %d back in %.3f s"
+        log.log(self.level, text, *about, len(answer), took, extra=ids)
         return answer
 
 

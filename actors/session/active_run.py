@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.attempt import Attempt, storable
 from turnwise.actors.inference.engine import NewEvent, SessionView
+from turnwise.actors.inference.observing import NO_OPERATION, Operation
 from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.run_events import about
 from turnwise.memory.conversation.blocks import Block, Recalled
@@ -43,7 +44,11 @@ class ActiveRun:
         """Set, to the reason, when the run is asked to cancel."""
         self.decided = asyncio.Event()
         """Set when all tool calls of a run that awaits approval have been decided."""
+        self.takes_prompts: bool | None = None
+        """Whether its engine takes further prompts (see `Joinable`); None if it was not built for this run yet."""
         self.discard = False
+        self.operation: Operation = NO_OPERATION
+        """The run as telemetry follows it, until it ends or waits for a decision."""
         self.attempt: Attempt | None = None
         """The current attempt, while an engine works on the run."""
         self.recalled: Recalled | None = None
@@ -140,6 +145,8 @@ class ActiveRun:
 
     def ended(self, state: RunState, why: str | None, at: float, **more: Any) -> RunRecord:
         """Return the run's record with this final state and end time."""
+        if self.record.state == "queued":
+            more["started_at"] = None  # it never began
         said = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
         return replace(self.record, state=state, why=said, ended_at=at, **more)
 
@@ -177,8 +184,21 @@ class ActiveRun:
         if not self.done.done():
             self.done.set_result(None)
 
+    def follow(self) -> None:
+        """Have telemetry follow the run, if it does not yet, and tell it the run's record."""
+        if self.operation is NO_OPERATION:
+            self.operation = self.run_resources.follow(self.session, self.record)
+        self.operation.note(record=self.record)
+
+    def close_operation(self, error: Exception | None = None) -> None:
+        """Tell telemetry that the run has ended, or waits for a decision, as its record says."""
+        self.follow()
+        self.operation.end(error)
+        self.operation = NO_OPERATION
+
     def fail(self, error: Exception) -> None:
         """Make all callers that wait for the run's end raise `error`."""
+        self.operation.end(error)
         if not self.done.done():
             self.done.set_exception(error)
             self.done.exception()  # mark it as retrieved, since there may be no waiters

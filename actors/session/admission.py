@@ -7,17 +7,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice, takewhile
 from typing import Any, Literal, Required, TypedDict, Unpack
 
 from turnwise.actors.inference.attempt import storable
 from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken, engine_of_run
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines
+from turnwise.actors.inference.observing import NO_OPERATION, within
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.reads import SessionReads
 from turnwise.actors.session.run_driver import RunDriver
-from turnwise.actors.session.run_events import about, end_event, start_event, turn_key
+from turnwise.actors.session.run_events import about, end_event, merged_into, start_event, turn_key
 from turnwise.actors.session.run_queue import kept_prompts, with_earlier_prompts
 from turnwise.actors.session.run_resources import RunResources
 from turnwise.actors.session.session_engines import SessionEngines
@@ -45,11 +47,18 @@ from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.prompts import Prompt, accept, check_calls, takes_all
-from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.runs import REPLACED, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, join
 
-IfBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
+IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "latest", "drop", "merge", "inject", "debounce"]
+"""What happens to a new run while another one is active, or waits for silence: see `Session.run`."""
+
+_CLEARS_QUEUE = ("interrupt", "rollback", "latest")
+"""Those that end all queued runs."""
+
+_DISCARDS = ("rollback", "latest")
+"""Those that drop the prompts of the runs that they end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,9 @@ class Started:
 
     run_id: str
     turn_index: int
+    """Its turn; for a merged run, the turn of the run that has its prompts."""
+    dropped: bool = False
+    """Whether nothing was stored, by `if_busy="drop"`; then it is the active run."""
 
 
 class StartOptions(TypedDict, total=False):
@@ -67,6 +79,7 @@ class StartOptions(TypedDict, total=False):
     turn_id: str | None
     parent: str | None
     if_busy: IfBusy
+    debounce_s: float | None
     idempotency_key: str | None
     timeout_s: float | None
     labels: Mapping[str, str] | None
@@ -76,6 +89,7 @@ class StartOptions(TypedDict, total=False):
     output: Mapping[str, Any] | None
     instructions: str | None
     tools: Mapping[str, Mapping[str, Any]] | None
+    trace: Mapping[str, str] | None
 
 
 class _StartRequest:
@@ -92,6 +106,8 @@ class _StartRequest:
         self.turn_id = options.get("turn_id")
         self.if_busy: IfBusy = options.get("if_busy", "reject")
         self.key = options.get("idempotency_key")
+        self.operation = NO_OPERATION
+        """The run as telemetry follows it."""
         self.fingerprint = self._fingerprint() if self.key else None
         """A digest of prompts and of all that the model is asked with. A start that repeats a key must have the same
         digest."""
@@ -181,12 +197,20 @@ class RunAdmission:
 
         `if_busy` decides what happens while another run is active: `reject` (the default) raises; `enqueue` waits
         behind it and all queued runs, in order of arrival; `interrupt` cancels them all and keeps their turns;
-        `rollback` cancels them all and drops their turns; after either, this run is next. Cancelled queued runs pass
-        their prompts to the next run (`interrupt`) or drop them (`rollback`); prompts that were stored by `append` are
-        never dropped.
+        `rollback` cancels them all and drops their turns; after either, this run is next. `latest` ends the queued
+        runs alone, with the code `replaced`, so this run is next after the active one. Cancelled queued runs pass their
+        prompts to the next run (`interrupt`) or drop them (`rollback`, `latest`); prompts that were stored by `append`
+        are never dropped. `merge` makes this run and those at the end of the queue that ask in the same way (see
+        `asks_alike`) one run, the first of them; the others and this one end at once, with the code `merged`. `inject`
+        waits as `enqueue` does, and ends with the code `merged` when the active run takes the prompts: see
+        `PromptJoining`. A run with options of its own (`_OWN`) does not join. `drop` stores nothing, and returns the
+        active run. `debounce` begins `debounce_s` seconds later, also if no run is active; if the last queued run waits
+        for silence too and asks in the same way, that one gets the prompts and waits anew. A session whose first queued
+        run waits for silence is busy.
 
         Args:
             run_id: a new id; repeating an id starts nothing and returns the existing run.
+            debounce_s: the seconds of silence before a run with `if_busy="debounce"` begins, by the store's clock.
             turn_id: the caller's id of the turn. The event that stores the run has it as its key, so the store refuses
                 an id that the session has already had.
             parent: the run, of any session of the user, on whose behalf this one is started; costs two more reads.
@@ -200,64 +224,115 @@ class RunAdmission:
             output: the type of the run's answer; see `OutputType`.
             instructions: the system prompt of this run alone.
             tools: the tools of this run alone; see `RunContext.tools`.
+            trace: the W3C trace context of the caller.
 
         Raises:
-            SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
-            IdempotencyConflictError, TurnIdTakenError: nothing was stored.
+            SessionBusyError, QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
+            EmptyTurnError, InvalidPromptError: there are no prompts, or one cannot be stored; nothing was stored.
+            IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
             InvalidInputError: labels or instructions are larger than `SessionConfig` allows, or the engine does not
                 support a parameter, a choice of model, typed output, instructions or tools; nothing was stored.
         """
-        _check_labels(options.get("labels") or {}, self._engines.config)
-        _check_instructions(options.get("instructions"), self._engines.config)
-        blocks, encoded = await self._accept(prompts)
-        request = _StartRequest(options, blocks, encoded, self._engines.whole)
+        request = await self._requested(prompts, options)
         try:
             return await self._transactor.run(partial(self._start, request))
-        except DuplicateKeyError:
+        except DuplicateKeyError as error:
+            request.operation.end(error)
             if found := await self._find_run(request, stored=True):
                 return found
             if request.turn_id is not None:
                 await self._refuse_taken(request.turn_id)
             raise
+        except Exception as error:
+            request.operation.end(error)
+            raise
+
+    async def check_start(self, prompts: Sequence[Prompt], **options: Unpack[StartOptions]) -> str | None:
+        """Raise what `start` would raise if no run were active or queued. Stores nothing.
+
+        Returns the id of the run that was started with the same idempotency key; None if there is none.
+        """
+        request = await self._requested(prompts, options)
+        await self._transactor.loaded()
+        if found := await self._find_run(request):
+            return found.run_id
+        await self._check_parent(self._checked_record(request, is_free=True))
+        if request.turn_id is not None:
+            await self._refuse_taken(request.turn_id)
+        return None
+
+    async def _requested(self, prompts: Sequence[Prompt], options: StartOptions) -> _StartRequest:
+        """Return the request of a run, whose prompts and options can be stored."""
+        _check_labels(options.get("labels") or {}, self._engines.config)
+        _check_instructions(options.get("instructions"), self._engines.config)
+        _check_debounce(options)
+        blocks, encoded = await self._accept(prompts)
+        return _StartRequest(options, blocks, encoded, self._engines.whole)
 
     async def _start(self, request: _StartRequest) -> Started:
-        """Commit a run as running, or as queued behind the active one; then launch it, or cancel the active one.
+        """Store a run, unless it is dropped. Call it within a change.
 
-        Call it within a change. Returns the existing run if the same run was requested before.
+        Returns the existing run if the same run was requested before.
         """
         if found := await self._find_run(request):
             return found
         try:
             record = self._checked_record(request)
+            merging = self._to_merge(request, record)
+            self._check_room(request, merging)
         except Exception:
             # Before refusing, look in the store: this may be the second delivery of a start that was acknowledged.
             if found := await self._find_run(request, stored=True):
                 return found
             raise
         await self._check_parent(record)
-        blocks, if_busy = request.blocks, request.if_busy
-        run_queue, now = self._state.run_queue, record.created_at
-        busy, preempts, rollback = self._state.active, if_busy in ("interrupt", "rollback"), if_busy == "rollback"
-        prompts = (*self._journal.blocks.cache.read(run_queue.next_turn(0, now).prompt), *blocks)
-        asked = None if busy else await self._retrieval.ask_early(request.run_resources, record.memory, prompts)
-        gone = list(run_queue.queue) if busy and preempts else []
-        ends = [run.ended("cancelled", f"{if_busy} by run {record.run_id}", now) for run in gone]
+        if (busy := self._state.busy) and request.if_busy == "drop":
+            found = await self._find_run(request, stored=True)
+            return found or Started(busy.run_id, busy.turn.index, dropped=True)
+        record = self._followed(request, record)
+        return await (self._merge(request, record, merging) if merging else self._store(request, record))
+
+    def _followed(self, request: _StartRequest, record: RunRecord) -> RunRecord:
+        """Have telemetry follow the run; return its record with the trace context."""
+        depth, caller = len(self._state.open_runs), request.options.get("trace")
+        operation = request.run_resources.follow(self._state.view(), record, caller or {}, depth)
+        if operation is NO_OPERATION:
+            return record
+        operation.note(prompts=request.blocks)
+        request.operation = operation
+        return replace(record, trace=FrozenDict(operation.trace))
+
+    async def _store(self, request: _StartRequest, record: RunRecord) -> Started:
+        """Commit a run as running, or as queued behind the active one; then launch it, or cancel the active one."""
+        active, if_busy, operation = self._state.active, request.if_busy, request.operation
+        begins = if_busy != "debounce" and (self._state.busy is None or not (active or if_busy not in _CLEARS_QUEUE))
+        blocks, run_queue, now = request.blocks, self._state.run_queue, record.created_at
+        gone = list(run_queue.queue) if if_busy in _CLEARS_QUEUE else []
+        why = f"{if_busy} by run {record.run_id}"
+        said = {"code": REPLACED, "successor": record.run_id} if if_busy == "latest" else {}
+        ends = [run.ended("cancelled", why, now, **said) for run in gone]
         span, session = self._journal.extend(len(blocks))
-        turn = with_earlier_prompts(run_queue.next_turn(session.next_index, now), kept_prompts(gone, discard=rollback))
+        kept = kept_prompts(gone, discard=if_busy in _DISCARDS)
+        turn = with_earlier_prompts(run_queue.next_turn(session.next_index, now), kept)
         try:
             self._check_calls(turn.prompt, blocks, is_whole=True)
         except InvalidPromptError:
             if found := await self._find_run(request, stored=True):
                 return found
             raise
+        prompts, asked = (*self._journal.blocks.cache.read(turn.prompt), *blocks), None
+        if begins:
+            with within(operation):
+                asked = await self._retrieval.ask_early(request.run_resources, record.memory, prompts)
         turn = replace(
             turn, run_id=record.run_id, turn_id=request.turn_id, status="queued", prompt=join(turn.prompt, (span,))
         )
         record = replace(record, turn_index=turn.index, first_seq=self._journal.log.next_seq() + len(ends))
         run = ActiveRun(self._state.view(), record, turn, request.run_resources)
+        run.operation = operation
         added = {"span": (span.start, span.stop), "blocks": tuple(blocks)} if blocks else {}
         event: NewEvent = RunQueued, {**about(record), **added}
-        if busy is None:
+        if begins:
             run.asked = asked
             run.record, run.turn = self._driver.begin(record, turn, self._state.head)
             event = start_event(run.record, run.turn, self._state.head, session, prompts)
@@ -272,19 +347,61 @@ class RunAdmission:
             dropped_turns=[run.turn.index for run in gone],
             new_run=run.record,
             runs=ends,
-            live=True,
+            live=begins or active is not None,
         )
         run_queue.clear_pending()
         run_queue.apply((), gone)
         for preempted, end in zip(gone, ends, strict=True):
             self._driver.note_end(preempted, end, None)
-        if busy is None:
+        if begins:
             self._driver.launch(run)
         else:
             run_queue.add(run)
-            if preempts:
-                busy.request_cancel(f"{if_busy} by run {run.run_id}", discard=rollback)
+        self._driver.watch_queue()
+        if active and if_busy in ("interrupt", "rollback"):
+            active.request_cancel(why, discard=if_busy == "rollback")
         return Started(run.run_id, turn.index)
+
+    async def _merge(self, request: _StartRequest, record: RunRecord, merging: Sequence[ActiveRun]) -> Started:
+        """Add the prompts of this run to the first of these queued runs, behind those of the others, in one commit."""
+        first, *others = merging
+        blocks, run_queue, now = request.blocks, self._state.run_queue, record.created_at
+        span, session = self._journal.extend(len(blocks))
+        turn = run_queue.next_turn(session.next_index, now)
+        prompt = join(kept_prompts(merging, discard=False), turn.prompt)
+        try:
+            self._check_calls(prompt, blocks, is_whole=True)
+        except InvalidPromptError:
+            if found := await self._find_run(request, stored=True):
+                return found
+            raise
+        appended = join(kept_prompts(merging, discard=True), turn.appended)
+        grown = replace(first.turn, prompt=join(prompt, (span,)), appended=appended)
+        anew = [replace(first.record, started_at=record.started_at)] if record.started_at else []
+        said = merged_into(first.run_id)
+        ends = [run.ended(at=now, **said) for run in others]
+        record = replace(record, turn_index=turn.index, first_seq=self._journal.log.next_seq() + len(ends))
+        run = ActiveRun(self._state.view(), record, turn, request.run_resources)
+        run.operation, end = request.operation, run.ended(at=now, **said)
+        added = {"span": (span.start, span.stop), "blocks": tuple(blocks)} if blocks else {}
+        gone = [*others, *([run] if run_queue.pending else [])]
+        await self._transactor.commit(
+            replace(session, next_index=max(session.next_index, turn.index + 1)),
+            [*map(end_event, ends), (RunQueued, {**about(record), **added}), end_event(end)],
+            blocks=blocks,
+            encoded=request.encoded,
+            turns=[grown],
+            dropped_turns=[each.turn.index for each in gone],
+            new_run=end,
+            runs=[*ends, *anew],
+        )
+        run_queue.clear_pending()
+        run_queue.apply([grown], others)
+        first.record = next(iter(anew), first.record)
+        self._driver.watch_queue()
+        for each, its_end in zip([*others, run], [*ends, end], strict=True):
+            self._driver.note_end(each, its_end, None)
+        return Started(run.run_id, grown.index)
 
     async def cancel(self, reason: str, run_id: str | None = None, timeout_s: float | None = None) -> bool | None:
         """Cancel a run, by default the active one, and wait for its end; return whether it ended as cancelled.
@@ -293,7 +410,8 @@ class RunAdmission:
 
         Idempotent: the first reason is kept, and cancelling a run that has ended does nothing. An engine that ignores
         the cancel delays the return by no more than `cancel_grace_s`. A cancelled queued run passes its prompts to the
-        next run, or drops them if `on_cancel` is `discard`.
+        next run, or drops them if `on_cancel` is `discard`. Instead of a merged run, the run that has its prompts is
+        cancelled.
 
         Raises:
             NoActiveRunError: no run was named and none is active.
@@ -304,7 +422,10 @@ class RunAdmission:
         if run is None:
             if run_id is None:
                 raise NoActiveRunError(self._state.session_id)
-            return (await self._reads.stored_run(run_id)).state == "cancelled"
+            record = await self._reads.run(run_id)
+            if record.run_id != run_id:
+                return await self.cancel(reason, record.run_id, timeout_s)
+            return record.state == "cancelled"
 
         async def change() -> None:
             if run in self._state.run_queue.queue:
@@ -316,6 +437,8 @@ class RunAdmission:
             run.request_cancel(reason, discard=self._discards)
         if not await run.wait(timeout_s):
             return None
+        if run.record.leads_to:  # it was merged meanwhile
+            return await self.cancel(reason, run.record.leads_to, timeout_s)
         return run.record.state == "cancelled"
 
     async def end_session(self, reason: str, timeout_s: float | None) -> bool:
@@ -348,6 +471,7 @@ class RunAdmission:
         self._state.run_queue.apply(requeued, runs)
         for run, end in zip(runs, ends, strict=True):
             self._driver.note_end(run, end, None)
+        self._driver.watch_queue()
 
     @property
     def _discards(self) -> bool:
@@ -390,8 +514,37 @@ class RunAdmission:
         if self._journal.session.status == "ended":
             raise SessionEndedError(self._state.session_id)
 
-    def _checked_record(self, request: _StartRequest) -> RunRecord:
+    def _check_room(self, request: _StartRequest, merging: Sequence[ActiveRun]) -> None:
+        """Raise QueueFullError if one more run would have to wait than may wait."""
+        busy, most = self._state.busy, self._engines.config.max_queued
+        waiting = 0 if request.if_busy == "latest" else len(self._state.run_queue.queue)
+        is_added = request.if_busy not in ("interrupt", "rollback", "drop") and not merging
+        if busy and is_added and waiting >= most:
+            raise QueueFullError(self._state.session_id, busy.run_id, most)
+
+    def _to_merge(self, request: _StartRequest, record: RunRecord) -> list[ActiveRun]:
+        """Return the runs at the end of the queue that are to become one with this run.
+
+        Only the first of them may have a turn id, since it alone keeps its turn.
+        """
+        if request.if_busy not in ("merge", "debounce") or request.turn_id is not None:
+            return []
+        used, queue = request.run_resources, self._state.run_queue.queue
+        alike = takewhile(lambda run: run.run_resources is used and asks_alike(run.record, record), reversed(queue))
+        if request.if_busy == "debounce":
+            return [run for run in islice(alike, 1) if run.record.started_at]
+        found: list[ActiveRun] = []
+        for run in alike:
+            found.insert(0, run)
+            if run.turn.turn_id is not None:
+                break
+        return found
+
+    def _checked_record(self, request: _StartRequest, *, is_free: bool = False) -> RunRecord:
         """Return a record, in state `queued` and with no turn yet, of a run that may start now.
+
+        Args:
+            is_free: whether the session will be free when it starts, whatever runs are active now.
 
         Raises:
             TurnwiseError: the run may not start; the error says why.
@@ -400,12 +553,8 @@ class RunAdmission:
         state, session, options = self._state, self._journal.session, request.options
         if not request.blocks and state.run_queue.pending is None:
             raise EmptyTurnError(state.session_id)
-        if state.active:
-            if request.if_busy == "reject":
-                raise SessionBusyError(state.session_id, state.active.run_id)
-            most = self._engines.config.max_queued
-            if request.if_busy == "enqueue" and len(state.run_queue.queue) >= most:
-                raise QueueFullError(state.session_id, state.active.run_id, most)
+        if state.busy and request.if_busy == "reject" and not is_free:
+            raise SessionBusyError(state.session_id, state.busy.run_id)
         output = options.get("output")
         request.run_resources = request.run_resources.of_engine(session.engine)
         builder = request.run_resources.builder
@@ -415,12 +564,14 @@ class RunAdmission:
         instructions, tools = options.get("instructions"), options.get("tools") or {}
         check_taken(engine_of_run(builder, instructions, tools), model, params)
         check_answers(builder, output, params)
+        now, silence_s = self._journal.clock(), options.get("debounce_s")
         return RunRecord(
             session_id=state.session_id,
             turn_index=0,
             state="queued",
             first_seq=0,
-            created_at=self._journal.clock(),
+            created_at=now,
+            started_at=now + silence_s if silence_s else None,
             run_id=request.run_id,
             idempotency_key=request.key,
             fingerprint=request.fingerprint,
@@ -434,6 +585,7 @@ class RunAdmission:
             output=FrozenDict(output) if output else None,
             instructions=instructions,
             tools=FrozenDict(tools),
+            joins=bool(state.busy) and request.if_busy == "inject" and not any(map(options.get, _OWN)),
         )
 
     async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
@@ -449,7 +601,39 @@ class RunAdmission:
                 record = await self._journal.records.find_run(request.run_id)
             except RunNotFoundError:
                 return None
-        return Started(record.run_id, record.turn_index) if record else None
+        return Started(record.run_id, await self._turn_of(record)) if record else None
+
+    async def _turn_of(self, record: RunRecord) -> int:
+        """Return the index of the turn that has the run's prompts: its own, or for a merged run the leading run's."""
+        index, leads_to = record.turn_index, record.leads_to
+        while leads_to:
+            open_run, ended = self._state.open_run(leads_to), self._state.ended_run(leads_to)
+            try:
+                leading = open_run.record if open_run else ended[0] if ended else None
+                leading = leading or await self._journal.records.find_run(leads_to)
+            except RunNotFoundError:  # it was cleared
+                break
+            index, leads_to = leading.turn_index, leading.leads_to
+        return index
+
+
+def _check_debounce(options: StartOptions) -> None:
+    """Raise InvalidInputError if there are seconds without the policy, or the policy without seconds."""
+    silence_s, if_busy = options.get("debounce_s"), options.get("if_busy")
+    if (silence_s is None) == (if_busy == "debounce"):
+        why = "pass if_busy='debounce' and the seconds of silence together, such as debounce_s=2.0"
+        raise InvalidInputError("debounce_s", shown(silence_s), why)
+
+
+def asks_alike(one: RunRecord, other: RunRecord) -> bool:
+    """Return whether one run can answer the prompts of both: labels apart, they ask in the same way."""
+    return all(getattr(one, name) == getattr(other, name) for name in _ASKED)
+
+
+_OWN = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools")
+"""The options with which a run does not join another one, since it would lose them."""
+
+_ASKED = ("engine", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "joins")
 
 
 def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:

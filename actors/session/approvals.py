@@ -11,7 +11,9 @@ from typing import Any
 from turnwise.actors.inference.attempt import reason, storable
 from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
 from turnwise.actors.session.active_run import ActiveRun
+from turnwise.actors.session.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.recorded_output import RecordedOutput
+from turnwise.actors.session.run_driver import RunDriver
 from turnwise.actors.session.run_events import about
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
@@ -63,7 +65,17 @@ class ApprovalDecision:
 class Approvals:
     """Stores decisions about waiting tool calls, and resumes a run when all of its calls are decided."""
 
-    def __init__(self, state: SessionState, transactor: Transactor, engines: SessionEngines) -> None:
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        *,
+        driver: RunDriver,
+        joining: PromptJoining,
+    ) -> None:
+        self._driver = driver
+        self._joining = joining
         self._state = state
         self._journal = state.journal
         self._transactor = transactor
@@ -86,6 +98,7 @@ class Approvals:
         await self._transactor.loaded()
         if decision.input is not None:
             await self._check_arguments(run_id, call_id, decision.input)
+        await self._joining.prepare(run_id)
 
         async def change() -> None:
             run = self._state.open_run(run_id)
@@ -141,8 +154,16 @@ class Approvals:
         events: list[NewEvent] = [(CallDecided, said)]
         if goes_on:
             events.append((RunResumed, {**about(record), "why": "all decisions have been made"}))
-        turns = [turn] if new else []
-        await self._transactor.commit(run.charged(session, record), events, blocks=new, turns=turns, runs=[record])
+        joining = self._joining.of(run, new) if goes_on and not ledger.uses_without_result() else Joining()
+        turn = joining.grown(turn)
+        await self._transactor.commit(
+            run.charged(session, record),
+            [*events, *joining.events],
+            blocks=new,
+            turns=[turn] if new or joining.runs else [],
+            dropped_turns=joining.indices,
+            runs=[record, *joining.ends],
+        )
         run.turn, run.output = turn, RecordedOutput.read(turn.output, self._journal.blocks.cache)
         run.billed(record)
         if run.attempt and isinstance(block, ToolUse):
@@ -151,6 +172,7 @@ class Approvals:
                 run.attempt.ledger.replace_use(block)
         elif run.attempt and block:
             run.attempt.ledger.append(block)
+        self._joining.apply(joining, self._driver.note_end)
         if goes_on:
             run.decided.set()
 

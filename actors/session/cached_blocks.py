@@ -18,14 +18,12 @@ TRIM_BYTES = 1 << 20
 
 def _missing_blocks(event: Event, log: str) -> dict[str, Spans]:
     """Return the fields of an event that lack their blocks, with the positions of the blocks."""
-    if isinstance(event, Adding):
-        return {"blocks": (Span(log, *event.span),)} if event.span and not event.blocks else {}
-    if not isinstance(event, Continuing):
-        return {}
     held: dict[str, Places] = {}
+    if isinstance(event, Adding) and event.span and not event.blocks:
+        held["blocks"] = (("", *event.span),)
     if isinstance(event, RunStarted) and not event.blocks:
         held["blocks"] = event.prompt
-    if not event.input_blocks:
+    if isinstance(event, Continuing) and not event.input_blocks:
         held["input_blocks"] = event.input or ()
     return {name: from_places(places, log) for name, places in held.items() if places}
 

@@ -19,9 +19,9 @@ from turnwise.actors.inference.engine import (
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError, SummaryRefusedError, TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import Block, Summary, System
+from turnwise.memory.conversation.blocks import Block, Summary, System, User
 from turnwise.memory.conversation.runs import CUT_SHORT, RunRecord
-from turnwise.memory.conversation.spans import Span, Spans, join, overlap, size, subtract
+from turnwise.memory.conversation.spans import Span, Spans, cut, join, overlap, places, size, subtract
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.turn_items import TurnBlocks
@@ -102,6 +102,12 @@ def frame_of(builder: EngineBuilder) -> RequestFrame:
 
 LEAST_SHARE, MOST_SUMMARY = 8, 1000
 """The share of a request that a summary may take by default, as a divisor, and its maximum in tokens."""
+
+JOIN_SHARE = 4
+"""The share of a request that prompts may take that join an active run, as a divisor."""
+
+_MOST_BYTES = 8
+"""Prompts with more bytes for each token that they may take are too large, without counting a megabyte exactly."""
 
 SHRINKS_TO = 0.75
 """The part of a request's size that the next one may have, after a provider refused the request as too long."""
@@ -230,8 +236,38 @@ class Compactor:
             raise ConfigError(
                 "token_counter", type(self.config.token_counter).__name__, f"it raised {error!r}"
             ) from error
-        newest = _newest_turn(turn, spans, index)
-        return Window(spans, cache, index, sends_system=self._frame.system is None, newest_turn=newest)
+        newest, output = _newest_turn(turn, spans, index), size(spans) - size(turn.output)
+        has_output = cut(spans, output)[1] == join(turn.output)
+        return Window(
+            spans,
+            cache,
+            index,
+            sends_system=self._frame.system is None,
+            newest_turn=newest,
+            newest_output=output if has_output else None,
+        )
+
+    def may_join(
+        self, run: RunRecord, turn: TurnRecord, new: Sequence[Block], prompts: Spans, cache: BlockCache
+    ) -> bool:
+        """Return whether prompts may join an active run, since they leave room for its turn, which no strategy drops.
+
+        All prompts that join take at most a quarter of a request, and the turn with them fits into one. Where tokens
+        are estimated, that is rather sooner refused.
+
+        Args:
+            new: blocks of the turn's output that `cache` does not hold yet.
+        """
+        index, budget = self._index or TokenIndex(self._counter), self.of_run(run).budget
+        share = budget.max_tokens // JOIN_SHARE
+        if sum(map(ByteCounter().count, cache.read(prompts))) > share * _MOST_BYTES:
+            return False
+        own = join(turn.prompt, turn.output, prompts)
+        index.cover((*turn.input, *own), cache)
+        output = zip(places(turn.output), cache.read(turn.output), strict=True)
+        joined = join([place for place, block in output if isinstance(block, User)], prompts)
+        taken = index.sum(turn.input, System) + index.sum(own) + sum(map(index.counter.count, new))
+        return index.sum(joined) <= share and budget.overhead + taken <= budget.max_tokens
 
     async def _counted(self, spans: Spans, cache: BlockCache) -> TokenIndex:
         async with self._counting:

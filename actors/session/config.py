@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.budget import Budget, Price
 from turnwise.errors import ConfigError
@@ -65,7 +66,7 @@ class SessionConfig:
     """How long a cancelled engine may take to stop before it is abandoned, in seconds."""
 
     max_queued: int = 16
-    """The maximum number of runs that wait behind the active one with `if_busy="enqueue"`."""
+    """The maximum number of runs that wait behind the active one."""
 
     max_prompt_bytes: int = 4_000_000
     """The largest prompt, as UTF-8 JSON."""
@@ -84,6 +85,9 @@ class SessionConfig:
 
     delta_interval_s: float = 0.005
     """How long pieces of the answer are gathered before they are published as one event, in seconds."""
+
+    telemetry: Telemetry | None = None
+    """Traces and metrics of the sessions; set by `SessionManager(telemetry=...)`."""
 
     store_retry_s: float = 30.0
     """How long storing a finished answer is retried before callers that wait for the run get the StoreError, in

@@ -16,13 +16,16 @@ from turnwise.actors.session.approvals import ApprovalDecision, Approvals
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.forgetting import Forgetting
 from turnwise.actors.session.forking import Forking
+from turnwise.actors.session.importing import Importing
 from turnwise.actors.session.journal import Journal
 from turnwise.actors.session.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.ownership import Ownership
 from turnwise.actors.session.plan_runner import PlanRunner
+from turnwise.actors.session.prompt_joining import PromptJoining
 from turnwise.actors.session.reads import SessionReads
 from turnwise.actors.session.recovery import Recovery
+from turnwise.actors.session.removals import Removals
 from turnwise.actors.session.request_fitting import RequestFitting
 from turnwise.actors.session.run_driver import RunDriver
 from turnwise.actors.session.run_resources import RunResources
@@ -38,9 +41,11 @@ from turnwise.memory.conversation.frozen_json import freeze, plain_json
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.providers.message_reading import Given
 from turnwise.memory.stores.base import Activation, SessionStore
 from turnwise.memory.stores.encrypted.records import is_sealed
 from turnwise.memory.working.memory import WorkingMemory
@@ -99,12 +104,14 @@ class SessionCore:
         plans = PlanRunner(state, transactor, spending)
         self.compaction = WindowCompaction(state, transactor, engines, tasks, plans)
         fitting = RequestFitting(state, transactor, plans, self.compaction, self.retrieval)
+        joining = PromptJoining(state, engines, spending)
         driver = RunDriver(
             state,
             transactor,
             engines,
             tasks,
             spending=spending,
+            joining=joining,
             compaction=self.compaction,
             fitting=fitting,
             retrieval=self.retrieval,
@@ -115,7 +122,7 @@ class SessionCore:
         self._admission = RunAdmission(
             state, transactor, engines, driver=driver, retrieval=self.retrieval, reads=self.reads
         )
-        self._approvals = Approvals(state, transactor, engines)
+        self._approvals = Approvals(state, transactor, engines, driver=driver, joining=joining)
         self._forgetting = Forgetting(
             state,
             transactor,
@@ -125,8 +132,10 @@ class SessionCore:
             ingestion=self.ingestion,
             progress=progress,
         )
+        self._removals = Removals(state, transactor)
         self._additions = Additions(state, transactor)
         self._forking = Forking(state, transactor, self._forgetting)
+        self._importing = Importing(state, transactor, engines, self.ingestion, progress)
         self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
 
     async def _recover(self, found: Activation) -> None:
@@ -178,21 +187,32 @@ class SessionCore:
         """See `RunAdmission.start`."""
         return self._admission.start(prompts, **options)
 
+    def check_start(
+        self, prompts: Sequence[Prompt], **options: Unpack[StartOptions]
+    ) -> Coroutine[Any, Any, str | None]:
+        """See `RunAdmission.check_start`."""
+        return self._admission.check_start(prompts, **options)
+
     def cancel(
         self, reason: str, run_id: str | None = None, timeout_s: float | None = None
     ) -> Coroutine[Any, Any, bool | None]:
         """See `RunAdmission.cancel`."""
         return self._admission.cancel(reason, run_id, timeout_s)
 
-    def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> Coroutine[Any, Any, None]:
-        """See `Approvals.decide`."""
-        return self._approvals.decide(run_id, call_id, decision)
+    async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
+        """See `Approvals.decide`; for a merged run, of the run that has its prompts."""
+        await self._approvals.decide(await self.reads.leading(run_id), call_id, decision)
 
-    def add_event(
-        self, name: str, data: Mapping[str, Any] | None, key: str, run_id: str | None = None
+    async def add_event(self, name: str, data: Mapping[str, Any] | None, key: str, run_id: str | None = None) -> int:
+        """See `Additions.add_event`; for a merged run, of the run that has its prompts."""
+        whose = None if run_id is None else await self.reads.leading(run_id)
+        return await self._additions.add_event(name, data, key, whose)
+
+    def import_turns(
+        self, given: Given, idempotency_key: str | None = None, after: int | None = None, memory: MemoryUse = "off"
     ) -> Coroutine[Any, Any, int]:
-        """See `Additions.add_event`."""
-        return self._additions.add_event(name, data, key, run_id)
+        """See `Importing.import_turns`."""
+        return self._importing.import_turns(given, idempotency_key, after, memory)
 
     # The session as a whole
 
@@ -275,10 +295,20 @@ class SessionCore:
         return self._forgetting.forget_turn(index, verify=verify)
 
     def clear(
-        self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False
+        self,
+        keep_last: int = 0,
+        *,
+        memory: bool = True,
+        verify: Verify = False,
+        updated_at: float | None = None,
+        key: str | None = None,
     ) -> Coroutine[Any, Any, Forgotten]:
         """See `Forgetting.clear`."""
-        return self._forgetting.clear(keep_last, memory=memory, verify=verify)
+        return self._forgetting.clear(keep_last, memory=memory, verify=verify, updated_at=updated_at, key=key)
+
+    def remove(self, index: int, spans: Spans, key: str) -> Coroutine[Any, Any, int]:
+        """See `Removals.remove`."""
+        return self._removals.remove(index, spans, key)
 
     def wait_for_memory(self, timeout_s: float | None = None) -> Coroutine[Any, Any, bool | None]:
         """See `MemoryIngestion.wait_for_memory`."""

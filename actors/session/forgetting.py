@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory.attached import Eraser, MemorySlot
 from turnwise.actors.memory.config import scope_of
+from turnwise.actors.session.leaving_out import carrying, without
 from turnwise.actors.session.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.saving_progress import SavingProgress
@@ -28,8 +29,9 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import CLEARED, Summary, encode
 from turnwise.memory.conversation.events import Continuing, Event, TurnForgotten, TurnsCleared
+from turnwise.memory.conversation.remainder import from_user
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Seen, Span, Spans, cut, join, overlap, size, subtract, to_places, union
+from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap, places, subtract, to_places, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.base import Scope, is_read_only
@@ -113,7 +115,15 @@ class Forgetting:
         await self._retrieval.recall_anew()
         return done
 
-    async def clear(self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False) -> Forgotten:
+    async def clear(
+        self,
+        keep_last: int = 0,
+        *,
+        memory: bool = True,
+        verify: Verify = False,
+        updated_at: float | None = None,
+        key: str | None = None,
+    ) -> Forgotten:
         """Remove all turns but the newest from the history, for good; return what was removed. May be repeated.
 
         Memories are cleared first, so that a call that fails can be repeated. Then one commit removes the turns, the
@@ -127,15 +137,24 @@ class Forgetting:
             keep_last: how many turns stay, the pending one included.
             memory: if false, memories keep what they have of the turns.
             verify: see `forget_turn`.
+            updated_at: clear only if the session's last commit was at this time.
+            key: identifies this call; a repetition after the commit removes no more turns, and returns how many went.
 
         Raises:
             SessionBusyError: a run is active or queued; nothing was removed.
+            SessionChangedError: the last commit was not at `updated_at`; nothing was removed.
             LongTermMemoryError: memories failed; the history was not changed.
         """
 
         async def change() -> Forgotten:
-            if active := self._state.active:
-                raise SessionBusyError(self._state.session_id, active.run_id)
+            found = await self._journal.store.event_of_key(self._state.session_id, key) if key else None
+            if isinstance(found, TurnsCleared):
+                await self._clear_history([], await self._all_turns())
+                return Forgotten(turns=found.turns)
+            if busy := self._state.busy:
+                raise SessionBusyError(self._state.session_id, busy.run_id)
+            if updated_at not in (None, self._journal.session.updated_at):
+                raise SessionChangedError(self._state.session_id)
             turns = await self._all_turns()
             gone, kept = (turns[:-keep_last], turns[-keep_last:]) if keep_last else (turns, [])
             done = Forgotten(waiting=sum(self._progress.make_private(turn.index) for turn in gone))
@@ -144,7 +163,7 @@ class Forgetting:
                 for turn in gone:
                     done += await self._forget_in_memories(turn.index, verify=verify)
             if gone:
-                done += await self._remove(gone, kept)
+                done += await self._remove(gone, kept, key)
             await self._clear_history(gone, kept)
             self._compaction.watch()
             return done
@@ -161,7 +180,7 @@ class Forgetting:
             turns += page
         return turns
 
-    async def _remove(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord]) -> Forgotten:
+    async def _remove(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord], key: str | None) -> Forgotten:
         """Store a history of the turns `kept` only, in one commit."""
         session, blocks = self._journal.session, self._journal.blocks
         own = _kept_blocks(session, gone, kept)
@@ -175,10 +194,11 @@ class Forgetting:
         spans = union(*(part for turn in turns for part in (turn.prompt, turn.input, turn.carried, turn.output)))
         stay = await reach(spans, blocks.read)
         cleared = encode(CLEARED)
-        places = subtract((Span(session.log, 0, session.log_size),), stay)
+        gone_places = subtract((Span(session.log, 0, session.log_size),), stay)
         last = gone[-1].index
         head = next((turn for turn in reversed(turns) if not turn.is_open), None)
-        values = {"input": to_places(head.base if head else (), session.log), "up_to": last, "turns": len(gone)}
+        base = to_places(head.base if head else (), session.log)
+        values = {"input": base, "up_to": last, "turns": len(gone), "key": key}
         await blocks.load(spans)
         await self._transactor.commit(
             session,
@@ -186,7 +206,7 @@ class Forgetting:
             turns=turns,
             dropped_turns=[turn.index for turn in gone],
             forget_turns=last,
-            cleared_blocks=[(at, cleared) for span in places for at in range(span.start, span.stop)],
+            cleared_blocks=[(at, cleared) for span in gone_places for at in range(span.start, span.stop)],
         )
         self._state.replace_backlog(turns)
         self._state.continue_from(head)
@@ -230,7 +250,8 @@ class Forgetting:
         """
         parts: list[Span] = []
         summaries = 0
-        for span, block in zip(_places(spans), await self._journal.blocks.read(spans), strict=True):
+        blocks = await self._journal.blocks.read(spans)
+        for span, block in zip(places(spans), blocks, strict=True):
             if not isinstance(block, Summary):
                 parts += overlap((span,), own)
                 continue
@@ -241,7 +262,10 @@ class Forgetting:
             else:
                 parts.append(span)
         seen = Seen()
-        return join(part for span in parts for part in seen.take(span)), summaries
+        only = join(part for span in parts for part in seen.take(span))
+        where, both = places(only), (*blocks, *await self._journal.blocks.read(only))
+        left = from_user(both, range(len(blocks), len(both)))  # prompts of answers that stay may have been removed
+        return join(where[at - len(blocks)] for at in left), summaries
 
     async def delete(
         self, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
@@ -262,8 +286,8 @@ class Forgetting:
         """
 
         async def change() -> Forgotten:
-            if active := self._state.active:
-                raise SessionBusyError(self._state.session_id, active.run_id)
+            if busy := self._state.busy:
+                raise SessionBusyError(self._state.session_id, busy.run_id)
             if updated_at not in (None, self._journal.session.updated_at):
                 raise SessionChangedError(self._state.session_id)
             await self._compaction.stop()
@@ -321,7 +345,7 @@ class Forgetting:
         if head is None:
             raise TurnNotFoundError(self._state.session_id, turn.index)
         own = join(turn.prompt, turn.output)
-        left, summaries = await self._without(head.base, own)
+        left, summaries = await without(head.base, own, self._journal.blocks.read)
         forgotten = replace(turn, forgotten=True)
         if head.index == turn.index:
             forgotten = head = replace(head, forgotten=True, carried=left)
@@ -329,7 +353,7 @@ class Forgetting:
         elif left == head.base:
             turns = [forgotten]
         else:
-            head = _carrying(head, left)
+            head = carrying(head, left, own)
             turns = [forgotten, head]
         await self._journal.blocks.load(head.base)
         await self._transactor.commit(self._journal.session, [(TurnForgotten, {"turn_index": turn.index})], turns=turns)
@@ -343,28 +367,10 @@ class Forgetting:
         while after < turn.index and (page := await self._journal.store.turns(self._state.session_id, after=after)):
             after = page[-1].index
             gone += (span for each in page if each.forgotten for span in join(each.prompt, each.output))
-        turn = replace(turn, carried=())
+        turn = replace(turn, carried=(), removed=())
         held = turn.spans
-        left, _ = await self._without(held, tuple(gone)) if gone else (held, 0)
-        return turn if left == held else _carrying(turn, left)
-
-    async def _without(self, spans: Spans, own: Spans) -> tuple[Spans, int]:
-        """Return `spans` without the blocks `own`, and how many summaries covered any of them.
-
-        Each such summary is replaced by the other blocks that it covered.
-        """
-        parts: list[Span] = []
-        summaries = 0
-        for span, block in zip(_places(spans), await self._journal.blocks.read(spans), strict=True):
-            if isinstance(block, Summary) and overlap(
-                stands_for := await originals(block, self._journal.blocks.read), own
-            ):
-                parts += _less(stands_for, own)
-                summaries += 1
-            else:
-                parts += _less((span,), own)
-        seen = Seen()
-        return join(part for span in parts for part in seen.take(span)), summaries
+        left, _ = await without(held, tuple(gone), self._journal.blocks.read) if gone else (held, 0)
+        return turn if left == held else carrying(turn, left, tuple(gone))
 
     async def _forget_in_memories(self, index: int | None = None, *, verify: Verify = False) -> Forgotten:
         """Make all writable memories forget the session, or one turn of it, after saves in flight have arrived.
@@ -424,20 +430,3 @@ def _kept_blocks(session: SessionRecord, gone: Sequence[TurnRecord], kept: Seque
         first = 0  # a fork begins with a turn of its parent, so all that it has logged came later
     removed = [part for turn in gone for part in (turn.prompt, turn.output)]
     return union(*added, subtract((Span(session.log, first, session.log_size),), union(*removed)))
-
-
-def _places(spans: Spans) -> list[Span]:
-    return [Span(log, at, at + 1) for log, start, stop in spans for at in range(start, stop)]
-
-
-def _less(spans: Spans, own: Spans) -> list[Span]:
-    """Return `spans` without the positions of `own`, in order."""
-    return [part for span in spans for part in subtract([span], own)]
-
-
-def _carrying(turn: TurnRecord, base: Spans) -> TurnRecord:
-    """Return an ended turn with `carried` set so that the next turn continues `base`.
-
-    `base` must end with the turn's output, unless the turn is forgotten.
-    """
-    return replace(turn, carried=base if turn.forgotten else cut(base, size(base) - size(turn.output))[0])

@@ -11,7 +11,7 @@ from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import scope_of
-from turnwise.actors.session.saving_progress import SavingProgress
+from turnwise.actors.session.saving_progress import SavingProgress, use_of
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.state import SessionState
@@ -168,7 +168,7 @@ class MemoryIngestion:
         for turn in page:
             if not turn.is_open and turn.index > self._progress.saved:
                 run = run_of.get(turn.run_id or "")
-                self._progress.add(turn, run.memory if run else "off", run.first_seq if run else 0)
+                self._progress.add(turn, run.memory if run else use_of(turn), run.first_seq if run else 0)
         return page[-1].index
 
     async def _report_unreadable(self, index: int, error: CorruptRecordError) -> None:
@@ -241,7 +241,9 @@ class MemoryIngestion:
         return items
 
     async def _notes(self, turn: TurnBlocks) -> list[PlannerNote]:
-        """Return the planner notes of the turn's run."""
+        """Return the planner notes of the turn's run; an imported turn has none."""
+        if turn.run_id is None:
+            return []
         after, notes = turn.first_seq - 1, list[PlannerNote]()
         while events := await self._journal.bare_events(after, EVENTS):
             own = [event for event in events if event.run_id == turn.run_id]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from turnwise.actors.inference.attempt import reason
+from turnwise.actors.inference.observing import part
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig, scope_of
 from turnwise.actors.memory.session_memory import SessionMemoryAccess
@@ -20,6 +21,7 @@ from turnwise.actors.session.state import SessionState
 from turnwise.memory.conversation.blocks import Block, Document, Recalled, System, User
 from turnwise.memory.conversation.events import LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
 from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.spans import subtract
 from turnwise.memory.longterm.base import (
     MemoryItem,
     Profiled,
@@ -155,7 +157,7 @@ class MemoryRetrieval:
         head, cache = self._state.head, self._state.journal.blocks.cache
         if head is None or head.forgotten or cache.missing(head.prompt):
             return ()
-        return cache.read(head.prompt)
+        return cache.read(subtract(head.prompt, head.removed) if head.removed else head.prompt)
 
     async def _ask_all(self, run_resources: RunResources, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
         """Return each memory's results, the value of `_forgets` at the start of the search, and the query."""
@@ -203,10 +205,15 @@ class MemoryRetrieval:
         if slot.limits_categories:
             options["per_category"] = True
         try:
-            if _has_profile(slot, config):
-                memory = cast(Profiled, slot.memory)
-                return await memory.recall_with_profile(self._scope, query, **options)
-            return await slot.memory.recall(self._scope, query, **options)
+            with part("recall", lambda: {"memory": slot.name, "query": query, "limit": config.max_results}) as search:
+                found: Sequence[MemoryItem] | ProfiledRecall
+                if _has_profile(slot, config):
+                    memory = cast(Profiled, slot.memory)
+                    found = await memory.recall_with_profile(self._scope, query, **options)
+                else:
+                    found = await slot.memory.recall(self._scope, query, **options)
+                search.note(found=found.found if isinstance(found, ProfiledRecall) else found)
+                return found
         except Exception as error:  # noqa: BLE001 - the run continues without this memory, and an event says so
             return error
 

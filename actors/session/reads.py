@@ -19,7 +19,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
 from turnwise.memory.conversation.chat_messages import ChatMessage, chat_messages_of, parse_message_cursor
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import Event, RunCancelled
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -57,18 +57,26 @@ class SessionReads:
     async def wait(self, run_id: str, timeout_s: float | None = None) -> Outcome | None:
         """Wait for the run's end and return it; None after `timeout_s` seconds. Does not change the run.
 
+        For a merged run, this is the end of the run that has its prompts.
+
         Raises:
             RunNotFoundError: the session has no such run.
             StoreError: the run's end could not be stored.
         """
         await self._load()
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
         while True:
-            if (run := self._state.open_run(run_id)) and not await run.wait(timeout_s):
+            left_s = None if deadline is None else max(0.0, deadline - loop.time())
+            if (run := self._state.open_run(run_id)) and not await run.wait(left_s):
                 return None
-            if ended := self._state.ended_run(run_id):
-                record, turn = ended
+            ended = self._state.ended_run(run_id)
+            record, turn = ended or (await self.stored_run(run_id), None)
+            if record.leads_to:
+                run_id = record.leads_to
+                continue
+            if ended:
                 return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)
-            record = await self.stored_run(run_id)
             if not record.is_open:
                 turn = await self._journal.records.find_turn_of(record)
                 return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)
@@ -76,12 +84,20 @@ class SessionReads:
                 await self._load()  # the run was interrupted, and the next activation ends or resumes it
 
     async def run(self, run_id: str) -> RunRecord:
-        """Return the run's record, with its usage up to now."""
+        """Return the run's record, with its usage up to now; for a merged run, of the run that has its prompts."""
         await self._load()
-        if run := self._state.open_run(run_id):
-            return replace(run.record, usage=run.spent)
-        ended = self._state.ended_run(run_id)
-        return ended[0] if ended else await self.stored_run(run_id)
+        while True:
+            if run := self._state.open_run(run_id):
+                return replace(run.record, usage=run.spent)
+            ended = self._state.ended_run(run_id)
+            record = ended[0] if ended else await self.stored_run(run_id)
+            if not record.leads_to:
+                return record
+            run_id = record.leads_to
+
+    async def leading(self, run_id: str) -> str:
+        """Return the id of the run that has the prompts of this one: its own, unless it was merged."""
+        return run_id if self._state.open_run(run_id) else (await self.run(run_id)).run_id
 
     async def stored_run(self, run_id: str) -> RunRecord:
         """Return a run of this session.
@@ -100,7 +116,7 @@ class SessionReads:
     async def pending(self, run_id: str) -> list[PendingCall]:
         """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
         record = await self.run(run_id)
-        run = self._state.open_run(run_id)
+        run = self._state.open_run(record.run_id)
         uses = {block.call_id: block for block in run.output.blocks if isinstance(block, ToolUse)} if run else {}
         return [
             PendingCall(
@@ -134,9 +150,12 @@ class SessionReads:
         """The id of the active run, or None."""
         return self._state.active.run_id if self._state.active else None
 
-    def is_ending(self, run_id: str) -> bool:
-        """Return whether the run's outcome is decided, whether or not it is stored yet."""
-        run = self._state.open_run(run_id)
+    async def is_ending(self, run_id: str) -> bool:
+        """Return whether the run's outcome is decided, whether or not it is stored yet.
+
+        For a merged run, also one that another process merged, it is that of the run that has its prompts.
+        """
+        run = self._state.open_run(await self.leading(run_id))
         return run is None or run.closed
 
     @property
@@ -225,11 +244,13 @@ class SessionReads:
         """Return events numbered above `after`, the number to continue after, and whether run `run_id` has no more.
 
         Reads up to `limit` events, and of these returns only the run's if `run_id` is given; waits up to `timeout_s`
-        for the first. Events that are no longer in memory come from the store, which has no live events.
+        for the first. Events that are no longer in memory come from the store, which has no live events. For a merged
+        run, the events are those of the run that has its prompts.
         """
         await self._load()
         if run_id is not None:
-            after = max(after, (await self.run(run_id)).first_seq - 1)
+            record = await self.run(run_id)
+            run_id, after = record.run_id, max(after, record.first_seq - 1)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             # Then a run that is not open has not necessarily ended.
@@ -238,12 +259,13 @@ class SessionReads:
             events = await self._journal.events(after, limit)
             after = events[-1].seq if events else after
             chosen = [event for event in events if run_id in (None, event.run_id)]
-            done = ended and len(events) < limit
+            is_merged = any(isinstance(event, RunCancelled) and event.leads_to for event in chosen)
+            done = ended and len(events) < limit and not is_merged
             left = deadline - asyncio.get_running_loop().time()
             if self._journal.lost and not chosen:
                 raise self._journal.lost  # the run continues in another process
             if chosen or done or left <= 0:
-                return chosen, after, done or any(event.terminal for event in chosen if run_id)
+                return chosen, after, done or any(event.terminal for event in chosen if run_id and not is_merged)
             if not events:
                 await self._journal.log.news(left)
 

@@ -162,6 +162,7 @@ class Recovery:
             run.record = record
             self._driver.launch(run)
         self._driver.launch_next(begun)
+        self._driver.watch_queue()
         self._ingestion.save_soon()
 
 

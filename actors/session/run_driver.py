@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any, Literal
 
 from turnwise.actors.inference.attempt import REFUSED, Attempt, Ending
-from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.inference.engine import Joinable, NewEvent
+from turnwise.actors.inference.observing import within
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.refused_attachments import leave_out
 from turnwise.actors.session.request_fitting import RequestFitting
@@ -26,7 +28,7 @@ from turnwise.actors.session.transactor import Transactor, UnknownOutcome
 from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.errors import EngineError, StoreError, TurnwiseError
 from turnwise.memory.background import log_failure, retry
-from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.blocks import Block, ToolResult
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -64,6 +66,7 @@ class RunDriver:
         tasks: SessionTasks,
         *,
         spending: Spending,
+        joining: PromptJoining,
         compaction: WindowCompaction,
         fitting: RequestFitting,
         retrieval: MemoryRetrieval,
@@ -76,6 +79,7 @@ class RunDriver:
         self._engines = engines
         self._tasks = tasks
         self._spending = spending
+        self._joining = joining
         self._compaction = compaction
         self._fitting = fitting
         self._retrieval = retrieval
@@ -97,10 +101,50 @@ class RunDriver:
     def begin_next(self, head: TurnRecord | None, requeued: Sequence[TurnRecord] = ()) -> list[Begun]:
         """Return a list with the first queued run as running, whose turn is the first of `requeued`, if any.
 
-        The list is empty if no run is queued.
+        The list is empty if no run is queued, or if the first one waits for silence.
         """
-        queue = list(self._state.run_queue.queue)[:1]
+        queue = [run for run in list(self._state.run_queue.queue)[:1] if self._silence_s(run) <= 0]
         return [(run, *self.begin(run.record, next(iter(requeued), run.turn), head)) for run in queue]
+
+    def _silence_s(self, run: ActiveRun) -> float:
+        """Return for how many seconds a queued run is still to wait for silence."""
+        return (run.record.started_at or 0.0) - self._journal.clock()
+
+    def watch_queue(self) -> None:
+        """Begin the first queued run in time, if no run is active. Call it after each commit that changes the queue."""
+        first = next(iter(self._state.run_queue.queue), None)
+        if self._state.active or first is None:
+            self._state.set_alarm(None)
+            return
+        loop = asyncio.get_running_loop()
+        self._state.set_alarm(loop.call_later(max(0.0, self._silence_s(first)), self._ring))
+
+    def _ring(self) -> None:
+        if self._journal.lost is None:
+            self._tasks.spawn_logged(self._begin_in_time(), "beginning a run that waited for silence")
+
+    async def _begin_in_time(self) -> None:
+        try:
+            await self._transactor.run_until_stored(self._begin_first)
+        except StoreError:
+            if self._journal.lost is None:  # else another process begins it
+                raise
+
+    async def _begin_first(self) -> None:
+        """Begin the first queued run, if no run is active and it has waited long enough."""
+        head = self._state.head
+        begun = [] if self._state.active else self.begin_next(head)
+        if begun:
+            session = self._journal.session
+            await self._transactor.commit(
+                session,
+                self.start_events(begun, head, session),
+                turns=[turn for _, _, turn in begun],
+                runs=[record for _, record, _ in begun],
+                live=True,
+            )
+            self.launch_next(begun)
+        self.watch_queue()
 
     def start_events(self, begun: Sequence[Begun], head: TurnRecord | None, session: SessionRecord) -> list[NewEvent]:
         """Return the events of runs that begin with the next commit, and continue `head`."""
@@ -175,6 +219,7 @@ class RunDriver:
 
     async def _attempt(self, run: ActiveRun) -> Ending:
         config = self._engines.config
+        run.follow()
         run.attempt = attempt = Attempt(run, self, interval_s=config.delta_interval_s)
         timeout_s = run.record.timeout_s
         if timeout_s is not None:
@@ -184,10 +229,12 @@ class RunDriver:
         )
 
     async def _answer(self, run: ActiveRun, attempt: Attempt) -> Sequence[Block]:
-        runner = await self._engines.runner(run)
-        self._spending.check_run(run)
-        await self._retrieval.recall(run)
-        return await runner.run(await self._fitting.make_room(run), attempt)
+        with within(run.operation):
+            runner = await self._engines.runner(run)
+            run.takes_prompts = isinstance(runner, Joinable)
+            self._spending.check_run(run)
+            await self._retrieval.recall(run)
+            return await runner.run(await self._fitting.make_room(run), attempt)
 
     async def _decided(self, run: ActiveRun) -> Ending | None:
         """Wait until all tool calls are decided (return None) or the run is cancelled (return its ending)."""
@@ -210,6 +257,7 @@ class RunDriver:
         ]
         await self._transactor.commit(run.charged(self._journal.session, record), requests, runs=[record])
         run.billed(record)
+        run.close_operation()
         run.decided.clear()
 
     # Ending
@@ -253,6 +301,7 @@ class RunDriver:
         self._state.set_active(None)
         self.note_end(run, end, None if drop else turn)
         self.launch_next(begun)
+        self.watch_queue()
         self._compaction.watch()
         self._ingestion.save_soon()
 
@@ -262,6 +311,7 @@ class RunDriver:
         if turn:
             self._progress.add_ended(turn, end.memory, end.first_seq)
         run.wake_waiters()
+        run.close_operation()
         self._engines.close_unused()
 
     def requeue_prompts(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
@@ -345,6 +395,9 @@ class RunDriver:
         ledger = Ledger(run.output.blocks)
         ledger.record(blocks)
         turn, new, session = run.with_output(ledger.blocks(), self._journal.session)
+        has_results = any(isinstance(block, ToolResult) for block in blocks)
+        joining = self._joining.of(run, new) if has_results and not ledger.uses_without_result() else Joining()
+        turn = joining.grown(turn)
         states = {call_id: state for call_id, state in {**run.calls, **calls}.items() if state}
         record = replace(run.record, calls=encode_calls(states), usage=run.bill())
         session = run.charged(session, record)
@@ -352,10 +405,21 @@ class RunDriver:
             events = [attempt.end_call()]
         numbered = [(kind, {**about(record), **values}) for kind, values in placed(events, new, session)]
         numbered = [*run.added_events(doubt), *numbered]
-        turns = [turn] if new or turn.metadata != run.turn.metadata else []
-        await self._transactor.commit(session, numbered, blocks=new, turns=turns, runs=[record], doubt=doubt)
+        turns = [turn] if new or joining.runs or turn.metadata != run.turn.metadata else []
+        await self._transactor.commit(
+            session,
+            [*numbered, *joining.events],
+            blocks=new,
+            turns=turns,
+            dropped_turns=joining.indices,
+            runs=[record, *joining.ends],
+            doubt=doubt,
+        )
         run.drop_added()
         run.output = RecordedOutput.read(turn.output, self._journal.blocks.cache)
         run.turn = turn
         run.billed(record)
         attempt.ledger.record(blocks)
+        for block in joining.added(run.output.blocks):
+            attempt.ledger.append(block)
+        self._joining.apply(joining, self.note_end)

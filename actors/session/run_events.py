@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from turnwise.actors.inference.engine import NewEvent
@@ -10,6 +11,7 @@ from turnwise.memory.conversation.blocks import Block, ToolResult
 from turnwise.memory.conversation.events import (
     Appending,
     ApprovalRequested,
+    PromptJoined,
     RunCancelled,
     RunCompleted,
     RunEnded,
@@ -18,9 +20,9 @@ from turnwise.memory.conversation.events import (
     RunStarted,
     ToolEnded,
 )
-from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.runs import MERGED, RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import to_places
+from turnwise.memory.conversation.spans import Spans, to_places
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import TurnRecord
 
@@ -53,15 +55,20 @@ def start_event(
     """
     values: dict[str, Any] = {**about(record), "turn_id": turn.turn_id, "blocks": tuple(prompts)}
     values["prompt"] = to_places(turn.prompt, session.log)
-    if head and not _is_snapshot(head, session.session_id):
+    if head and not is_snapshot(head, session.session_id):
         values["input"] = to_places(turn.input, session.log)
     return RunStarted, values
 
 
-def _is_snapshot(head: TurnRecord, session_id: str) -> bool:
+def is_snapshot(head: TurnRecord, session_id: str) -> bool:
     """Return whether the next turn continues the snapshot of `head`, which the events of this session tell."""
     is_own = head.parent is None or head.parent.startswith(f"{session_id}#")
-    return is_own and not head.carried and not head.forgotten
+    return is_own and not head.carried and not head.carries_all
+
+
+def merged_into(run_id: str) -> dict[str, Any]:
+    """Return the fields of the end of a queued run whose prompts are part of another run."""
+    return {"state": "cancelled", "why": f"merged into run {run_id}", "code": MERGED, "successor": run_id}
 
 
 def end_event(
@@ -75,6 +82,8 @@ def end_event(
         values |= {"usage": end.usage, "stop_reason": end.stop_reason}
     else:
         values["why"] = end.why
+    if end.state == "cancelled":
+        values |= {"code": end.code, "successor": end.successor}
     if discarded:
         values["discarded"] = True
     if end.state == "failed":
@@ -86,6 +95,17 @@ def request_event(record: RunRecord, call_id: str, state: CallState) -> NewEvent
     """Return the event that asks for a decision that does not concern a tool call, such as a budget."""
     asked = {"call_id": call_id, "name": state.name, "wants": state.wants, "why": state.why}
     return ApprovalRequested, about(record) | asked
+
+
+def joined_events(record: RunRecord, joined: str, prompt: Spans, blocks: Sequence[Block]) -> list[NewEvent]:
+    """Return the events of a run that the prompts of the run `joined` have become part of: one for each span."""
+    events: list[NewEvent] = []
+    left = iter(blocks)
+    for span in prompt:
+        own = tuple(islice(left, span.stop - span.start))
+        said = {"joined": joined, "span": (span.start, span.stop), "blocks": own}
+        events.append((PromptJoined, {**about(record), **said}))
+    return events
 
 
 def placed(events: Sequence[NewEvent], new: Sequence[Block], session: SessionRecord) -> list[NewEvent]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner
-from turnwise.actors.inference.named_engines import NamedEngines, engine_named
+from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
+from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, engine_named
+from turnwise.actors.inference.observing import NO_OPERATION, Operation, observer_of
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.compaction_tasks import Compactor
 from turnwise.actors.session.config import SessionConfig
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
@@ -41,8 +43,12 @@ class RunResources:
         self._parts = overflow, off_loop
         self._of_engine: dict[str | None, RunResources] = {}
         self.config = config
+        self.observer = observer_of(config.telemetry)
+        """What telemetry is told by; None without telemetry."""
         self.engine_id = engine_id
-        self.compactor = Compactor(overflow, builder, config, off_loop) if overflow else None
+        engine = engine_named(builder, None)
+        is_there = not isinstance(engine, MissingEngine)  # else runs fail, and the window is not known
+        self.compactor = Compactor(overflow, engine, config, off_loop) if overflow and is_there else None
         used = tuple(slot for slot in memories if slot.is_used)
         self.memories: Sequence[MemorySlot]
         """The memories that runs search and save in."""
@@ -68,6 +74,12 @@ class RunResources:
             self._of_engine[name] = found = RunResources(*own, engine_id=self.engine_id, off_loop=off_loop)
             found.whole = self
         return self._of_engine[name]
+
+    def follow(
+        self, session: SessionView, record: RunRecord, caller: Mapping[str, str] | None = None, depth: int = 0
+    ) -> Operation:
+        """Have telemetry follow a run; see `Observer.run`."""
+        return self.observer.run(session, record, caller or {}, depth) if self.observer else NO_OPERATION
 
     @property
     def each(self) -> list[RunResources]:

@@ -14,6 +14,14 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.base import is_read_only
 from turnwise.memory.longterm.turn_items import TurnBlocks
 
+SAVED = "turnwise.memory"
+"""The metadata of an imported turn that memories get; it has no run that says so."""
+
+
+def use_of(turn: TurnRecord) -> MemoryUse:
+    """Return whether memories get a turn without a run, which was imported."""
+    return "on" if turn.metadata.get(SAVED) == "on" else "off"
+
 
 class SavingProgress:
     """Tracks which turns each memory has; calls no memory and awaits nothing.

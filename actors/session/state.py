@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ class SessionState:
         """The active run: it runs, or waits for a decision about a tool call."""
         self.run_queue = RunQueue()
         """The queued runs, and the appended prompts that no run has used yet."""
+        self._alarm: asyncio.TimerHandle | None = None
+        """Rings when the first queued run is to begin, if it waits for silence."""
         self._interrupted: Sequence[ActiveRun] = ()
         self._ended: OrderedDict[str, tuple[RunRecord, TurnRecord | None]] = OrderedDict()
 
@@ -50,6 +53,11 @@ class SessionState:
     def open_runs(self) -> list[ActiveRun]:
         """The known runs that have not ended."""
         return [run for run in self.known_runs if not run.done.done()]
+
+    @property
+    def busy(self) -> ActiveRun | None:
+        """The active run, or the first queued one, if that waits for silence; None if a new run can begin."""
+        return self.active or next(iter(self.run_queue.queue), None)
 
     def open_run(self, run_id: str) -> ActiveRun | None:
         """Return the active or queued run with this id, or None."""
@@ -88,7 +96,11 @@ class SessionState:
         """Return the session's ids and metadata, as engines get them."""
         session = self.journal.session
         return SessionView(
-            session_id=self.session_id, user_id=session.user_id, agent=session.agent, metadata=session.metadata
+            session_id=self.session_id,
+            user_id=session.user_id,
+            agent=session.agent,
+            metadata=session.metadata,
+            key=session.log,
         )
 
     # Writes
@@ -110,12 +122,25 @@ class SessionState:
         """Set the runs that were interrupted when an earlier process died, until a commit has ended or resumed them."""
         self._interrupted = runs
 
+    def set_alarm(self, alarm: asyncio.TimerHandle | None) -> None:
+        """Set the timer of the first queued run, in place of an earlier one."""
+        if self._alarm:
+            self._alarm.cancel()
+        self._alarm = alarm
+
     def add_ended(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
         """Remember the end of a run that is no longer active."""
         run.record = end
         self._ended[run.run_id] = (end, turn)
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
+
+    def update_ended(self, turns: Iterable[TurnRecord]) -> None:
+        """Replace turns of ended runs that a commit has changed."""
+        changed = {turn.index: turn for turn in turns}
+        for run_id, (record, turn) in self._ended.items():
+            if turn and turn.index in changed:
+                self._ended[run_id] = (record, changed[turn.index])
 
     def drop_turns(self, indices: Container[int]) -> None:
         """Forget the turns of ended runs that were removed from the store."""
@@ -133,6 +158,7 @@ class SessionState:
             run.close()
             run.fail(why)
         self.set_active(None)
+        self.set_alarm(None)
         self.replace_backlog()
         self.set_interrupted(())
         if self.journal.forwarder:
@@ -145,9 +171,9 @@ class SessionState:
 
         Those of `next_run` and of the run before it are kept for readers that lag behind.
         """
-        before = next(reversed(self._ended.values()), None)
+        before = next((record for record, _ in reversed(self._ended.values()) if not record.leads_to), None)
         first = next_run.record.first_seq
-        self.journal.log.trim(min(first, before[0].first_seq if before else first))
+        self.journal.log.trim(min(first, before.first_seq if before else first))
 
     def publish_live(
         self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False

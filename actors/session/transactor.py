@@ -111,7 +111,7 @@ class Transactor:
                 return await change()
             finally:
                 if self._journal.lost:
-                    self.give_up(self._journal.lost)
+                    self._lose(self._journal.lost)
 
     async def run_with_retries(self, change: Callable[[], Awaitable[Result]], *, shielded: bool = True) -> Result:
         """Run one idempotent change, and repeat it after store errors for up to `store_retry_s`.
@@ -216,7 +216,7 @@ class Transactor:
             raise
         except TurnwiseError:
             if self._journal.lost:
-                self.give_up(self._journal.lost)
+                self._lose(self._journal.lost)
             raise
         self._doubt = None
         self._mark.stored(session)
@@ -260,7 +260,15 @@ class Transactor:
             self._doubt.stored = self._doubt.seq in self._journal.caught_up
             self._doubt = None
         await self._recover(found)
+        if observer := self._engines.whole.observer:
+            observer.activated(self._state.view())
         self._journal.mark_loaded()  # from here on, a run that is not open has ended, and its last event is stored
+
+    def _lose(self, why: Exception) -> None:
+        observer, is_first = self._engines.whole.observer, self._recover is not _recover_nothing
+        if observer and is_first and isinstance(why, SessionFencedError):
+            observer.fenced(self._state.view())
+        self.give_up(why)
 
     def give_up(self, why: Exception) -> None:
         """Stop all runs, make all callers that wait for them raise `why`, and close the engines.

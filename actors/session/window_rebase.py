@@ -31,7 +31,7 @@ def rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
     if not begins_with(turn.base, was):
         return None
     whole = join(becomes, cut(turn.base, size(was))[1])
-    if turn.forgotten:
+    if turn.carries_all:
         return replace(turn, carried=whole) if whole else None
     carried, output = cut(whole, size(whole) - size(turn.output))
     return replace(turn, carried=carried) if carried and output == join(turn.output) else None

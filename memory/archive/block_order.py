@@ -83,8 +83,8 @@ class Order:
     A position is complete if every call before it has its result and something follows every thought. A span between
     two complete positions with nothing wrong in it is checked in one step.
 
-    A pair (a call and its result, or a thought and what follows it) must be the same pair in every conversation, and
-    one turn must have added both. So a conversation stays valid when a turn is forgotten, or when the blocks that a
+    A call and its result must be a pair in every conversation. One turn must have added both, and so it is with a
+    thought and what follows it. So a conversation stays valid when a turn is forgotten, or when the blocks that a
     summary replaces are shown instead of it.
     """
 
@@ -101,7 +101,9 @@ class Order:
         self._log_pairs: list[tuple[int, int]] = []
         """The pairs of the log, when it is read from its beginning."""
         self._pairs: dict[int, int] = {}
-        """The pairs of the checked conversations, from the first to the second; of a call and its result also back."""
+        """The pairs of calls and results of the checked conversations, in both directions."""
+        self._thoughts: set[tuple[int, int]] = set()
+        """The pairs of thoughts and what follows them. If that was removed, what comes later follows them."""
         self._read = Seen()
         """The positions that were checked in one step."""
         self._checked: Spans = ()
@@ -124,14 +126,17 @@ class Order:
             self._reader = _Reader()
         self._log_pairs += self._reader.pairs
         self._reader.pairs = []
-        is_of_run = isinstance(block, Summary | Thinking | ToolUse | ToolResult)
+        is_of_run = isinstance(block, Summary)
         self._of_runs.append(self._of_runs[at] + is_of_run)
         self._done.append(at + 1 if self._reader.is_done else self._done[at])
 
-    async def check(self, spans: Spans) -> str | None:
+    async def check(self, spans: Spans, *, is_pending: bool = False) -> str | None:
         """Return why a conversation of these blocks cannot be sent to a model with a new prompt; None if it can.
 
         If it begins with the spans of the previous check, only the blocks after them are checked.
+
+        Args:
+            is_pending: whether it waits for further prompts, which may be the results of calls.
         """
         rest = cut(spans, size(self._checked))[1] if begins_with(spans, self._checked) else spans
         reader = _Reader()
@@ -153,7 +158,7 @@ class Order:
                     await asyncio.sleep(0)
         if self._steps > 1_000_000 + 1000 * len(self._codes):
             return "its turns share too many spans to be checked"
-        if why := reader.why_not_done() or self._note(reader.pairs):
+        if why := (not is_pending and reader.why_not_done()) or self._note(reader.pairs):
             return why
         self._checked = join(spans)
         return None
@@ -174,7 +179,7 @@ class Order:
         read = [pair for pair in self._log_pairs if self._read.common(Span("", pair[0], pair[0] + 1))]
         if why := self._note(read):
             return max(map(line_of, read[-1])), why
-        for number, (before, at) in enumerate(self._pairs.items()):
+        for number, (before, at) in enumerate((*self._pairs.items(), *self._thoughts)):
             if line_of(before) != line_of(at):
                 return max(line_of(before), line_of(at)), _SPLIT
             if number % AT_ONCE == 0:
@@ -184,9 +189,9 @@ class Order:
     def _note(self, pairs: Iterable[tuple[int, int]]) -> str | None:
         """Add pairs. Return why they contradict earlier pairs; None if they do not."""
         for before, at in pairs:
-            if self._pairs.setdefault(before, at) != at:
-                return _SPLIT
-            if self._codes[at] == "answers" and self._pairs.setdefault(at, before) != before:
+            if self._codes[at] != "answers":
+                self._thoughts.add((before, at))
+            elif self._pairs.setdefault(before, at) != at or self._pairs.setdefault(at, before) != before:
                 return _SPLIT
         return None
 

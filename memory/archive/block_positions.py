@@ -11,7 +11,7 @@ from turnwise.memory.conversation.blocks import Summary, decode, encode
 from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Span, Spans, subtract, union
+from turnwise.memory.conversation.spans import Span, Spans, overlap, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import SessionStore
 
@@ -52,6 +52,10 @@ class Places:
             if held.log == span.log and held.start <= span.start and span.stop <= held.stop:
                 return Span(LOG, start + span.start - held.start, start + span.stop - held.start)
         raise CorruptRecordError(f"block {span.log}:{span.start}", "neither the session's log nor its turns have it")
+
+    def turn(self, turn: TurnRecord) -> TurnRecord:
+        """Return a turn of the session with its positions in the archive."""
+        return move_turn(replace(turn, removed=overlap(turn.removed, self.order)), self.of)
 
 
 async def find_places(store: SessionStore, session: SessionRecord) -> Places:
@@ -113,6 +117,7 @@ def move_turn(turn: TurnRecord, move: Move) -> TurnRecord:
         input=moved(turn.input),
         output=moved(turn.output),
         carried=moved(turn.carried),
+        removed=moved(turn.removed),
     )
 
 

@@ -19,7 +19,6 @@ from turnwise.memory.archive.block_positions import (
     blocks_of,
     find_places,
     move_block,
-    move_turn,
     runs_of,
     turns_of,
 )
@@ -90,7 +89,7 @@ async def _written(
     for text in ends.blocks:
         lines.add("block", text)
     async for turn in turns_of(store, session.session_id):
-        lines.add("turn", record_line(ends.turns.get(turn.index) or move_turn(turn, places.of)))
+        lines.add("turn", record_line(ends.turns.get(turn.index) or places.turn(turn)))
     async for run in runs_of(store, session.session_id):
         lines.add("run", record_line(ends.runs.get(run.run_id, run)))
     async for event in _events_of(store, session.session_id, history):

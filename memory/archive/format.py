@@ -14,6 +14,7 @@ from turnwise.memory.conversation.codec import decoded, record_of, record_values
 from turnwise.memory.conversation.events import (
     Adding,
     AnyEvent,
+    BlocksRemoved,
     Continuing,
     Event,
     Places,
@@ -119,11 +120,13 @@ def places_of(event: Event) -> Iterator[tuple[int, int]]:
 
 
 def inputs_of(event: Event) -> Iterator[Places]:
-    """Yield the lists of positions that an event names of what its run was given."""
+    """Yield the lists of positions that an event names of what its run was given, or of what was removed."""
     if isinstance(event, Continuing) and event.input:
         yield event.input
     if isinstance(event, RunStarted):
         yield event.prompt
+    if isinstance(event, BlocksRemoved):
+        yield event.removed
 
 
 def move_event(event: Event, move: Callable[[Span], Span], log: str) -> Event:
@@ -141,6 +144,8 @@ def move_event(event: Event, move: Callable[[Span], Span], log: str) -> Event:
     fields = {"input": moved(event.input)} if isinstance(event, Continuing) and event.input else {}
     if isinstance(event, RunStarted):
         fields["prompt"] = moved(event.prompt)
+    if isinstance(event, BlocksRemoved):
+        fields["removed"] = moved(event.removed)
     return event.model_copy(update=fields)
 
 

@@ -12,7 +12,7 @@ from turnwise.memory.archive.block_positions import LOG, PAGE, move_summary, mov
 from turnwise.memory.archive.format import Line, inputs_of, places_of
 from turnwise.memory.archive.validation import check_event, check_new, check_run, check_turn, checked_block
 from turnwise.memory.conversation.blocks import Summary, encode
-from turnwise.memory.conversation.events import Event, Places
+from turnwise.memory.conversation.events import RUN_IDS, Event, Places
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.runs import RunRecord
@@ -172,7 +172,7 @@ class SessionImport:
             line.refuse(f"turn {turn.index} has a prompt that is also in the turn before")
         self._base = turn.base
         for spans in (turn.spans, turn.base):
-            if why := await self._order.check(spans):
+            if why := await self._order.check(spans, is_pending=turn.status == "pending"):
                 line.refuse(f"turn {turn.index} cannot be sent to a model: {why}")
         return turn
 
@@ -186,7 +186,7 @@ class SessionImport:
         check_new(line, "run", run.run_id, self._run_ids)
         check_new(line, "idempotency key", run.idempotency_key, self._keys)
         self._run = run.turn_index
-        return replace(run, run_id=self._run_id(run.run_id) or "")
+        return replace(run, run_id=self._run_id(run.run_id) or "", successor=self._run_id(run.successor))
 
     def _event(self, line: Line) -> Event:
         event = line.event(self._session.session_id)
@@ -205,7 +205,8 @@ class SessionImport:
         if self._told > 4 * self._size:
             line.refuse("its events name more than four times as many blocks as there are")
         self._seq = event.seq
-        return event.model_copy(update={"run_id": self._run_id(event.run_id)})
+        named = {name: self._run_id(getattr(event, name)) for name in RUN_IDS if hasattr(event, name)}
+        return event.model_copy(update=named)
 
     def _run_id(self, run_id: str | None) -> str | None:
         """Return the id of an imported run. Run ids are unique among all sessions, so a copy gets new ids."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.archive.block_positions import LOG, Places, move_turn, runs_of, turns_of
+from turnwise.memory.archive.block_positions import LOG, Places, runs_of, turns_of
 from turnwise.memory.conversation.blocks import decode, encode
 from turnwise.memory.conversation.events import Event, RunInterrupted
 from turnwise.memory.conversation.ids import public_id
@@ -44,7 +44,7 @@ async def interrupt(store: SessionStore, session: SessionRecord, places: Places)
         turn = next(iter(await store.turns(session.session_id, after=run.turn_index - 1, limit=1)), None)
         if turn is None or turn.index != run.turn_index:
             raise CorruptRecordError(f"turn {session.session_id}#{run.turn_index}", "missing, but its run exists")
-        moved = move_turn(turn, places.of)
+        moved = places.turn(turn)
         if turn.status == "queued":  # the turn that it continues has ended only now
             before = before or await _head(store, session.session_id, places)
             parent = f"{public_id(session.session_id)}#{before.index}" if before else None
@@ -70,7 +70,8 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
         spans.append(Span(LOG, size, size + 1))
         size += 1
     ends.turns[turn.index] = replace(turn, status="interrupted", output=join(spans))
-    ends.runs[run.run_id] = replace(run, state="interrupted", why=WHY, ended_at=session.updated_at)
+    began = None if run.state == "queued" else run.started_at
+    ends.runs[run.run_id] = replace(run, state="interrupted", why=WHY, started_at=began, ended_at=session.updated_at)
     ends.session = replace(session, log_size=size, seq=session.seq + 1)
     ends.events.append(
         RunInterrupted(
@@ -90,4 +91,4 @@ async def _head(store: SessionStore, session_id: str, places: Places) -> TurnRec
     async for turn in turns_of(store, session_id):
         if not turn.is_open:
             head = turn
-    return move_turn(head, places.of) if head else None
+    return places.turn(head) if head else None

@@ -71,13 +71,15 @@ def check_turn(line: Line, turn: TurnRecord) -> None:
     _check_ids(line, {"run id": turn.run_id, "turn id": turn.turn_id, "parent": _session_of(line, turn.parent)})
     _check_numbers(line, turn, "index", "created_at")
     _check_usage(line, turn.usage)
-    for spans in (turn.prompt, turn.appended, turn.input, turn.output, turn.carried):
+    for spans in (turn.prompt, turn.appended, turn.input, turn.output, turn.carried, turn.removed):
         _check_spans(line, spans)
     for spans in (turn.spans, turn.base):
         _check_once(line, spans)
     if subtract(turn.appended, turn.prompt):
         line.refuse("a block in `appended` is not in `prompt`")
-    if turn.status == "pending" and (turn.run_id or turn.input or turn.output or turn.carried or not turn.prompt):
+    if turn.status == "pending" and (
+        turn.run_id or turn.input or turn.output or turn.carried or turn.removed or not turn.prompt
+    ):
         line.refuse("a pending turn must have prompts, and neither a run nor an answer")
 
 
@@ -90,13 +92,21 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
     """
     _check_ids(
         line,
-        {"run id": run.run_id, "parent run": run.parent, "engine": run.engine, "idempotency key": run.idempotency_key},
+        {
+            "run id": run.run_id,
+            "parent run": run.parent,
+            "successor": run.successor,
+            "engine": run.engine,
+            "idempotency key": run.idempotency_key,
+        },
     )
     _check_asked(line, run)
     if run.output is not None and not OutputType.is_record(run.output):
         line.refuse("the type of an answer must be a schema and a number of retries")
     if not are_tools(run.tools):
         line.refuse("a tool must have a name, a description and a JSON schema of an object")
+    if not all(isinstance(value, str) for value in run.trace.values()):
+        line.refuse("a trace context must be text")
     _check_numbers(line, run, "turn_index", "first_seq", "created_at", "started_at", "ended_at", "timeout_s", "resumes")
     _check_usage(line, run.usage)
     if run.first_seq > last_seq:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Role, System, Text, ToolResult, User
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.spans import Span, Spans, join, places
 from turnwise.memory.conversation.turns import TurnRecord, TurnStatus
 
 
@@ -29,11 +30,18 @@ class ChatMessage:
     run_id: str | None
     """None while no run has the prompt."""
     blocks: tuple[AnyBlock, ...]
+    places: Spans = ()
+    """Where its blocks are, for `Session.remove`."""
 
     @property
     def id(self) -> str:
         """Names the message among all sessions: `session_id#turn_index:number`."""
         return f"{self.session_id}#{self.cursor}"
+
+    @property
+    def place(self) -> str:
+        """Names its blocks over HTTP. Unlike `number`, it stays when another prompt that waits is removed."""
+        return f"{self.turn_index}~{'~'.join(f'{log}.{start}-{stop}' for log, start, stop in self.places)}"
 
     @property
     def cursor(self) -> str:
@@ -44,22 +52,32 @@ class ChatMessage:
 def chat_messages_of(
     session_id: str, turn: TurnRecord, run: RunRecord | None, prompt: Sequence[AnyBlock], output: Sequence[AnyBlock]
 ) -> list[ChatMessage]:
-    """Return the messages that a turn added: consecutive blocks of one role, with one prompt or one tool result."""
+    """Return the messages that a turn added: consecutive blocks of one role, with one prompt or one tool result.
+
+    Blocks that were removed are left out, and so are messages of which none is left. The others keep their numbers.
+    """
     answered_at = turn.created_at if run is None else run.ended_at or run.started_at or run.created_at
-    parts = [*((turn.created_at, part) for part in _parts(prompt)), *((answered_at, part) for part in _parts(output))]
+    where, gone = enumerate(places(join(turn.prompt, turn.output))), turn.removed_numbers
+    parts = [
+        (at, [(place, block) for block, (number, place) in zip(part, where, strict=False) if number not in gone])
+        for at, found in ((turn.created_at, prompt), (answered_at, output))
+        for part in _parts(found)
+    ]
     return [
         ChatMessage(
             session_id=session_id,
             turn_index=turn.index,
             number=number,
-            role=part[0].role,
-            text="".join(map(_text, part)),
+            role=part[0][1].role,
+            text="".join(_text(block) for _, block in part),
             at=at,
             turn_status=turn.status,
             run_id=turn.run_id,
-            blocks=tuple(part),
+            blocks=tuple(block for _, block in part),
+            places=join(place for place, _ in part),
         )
         for number, (at, part) in enumerate(parts)
+        if part
     ]
 
 
@@ -79,6 +97,19 @@ def _parts(blocks: Iterable[AnyBlock]) -> list[list[AnyBlock]]:
         else:
             last.append(block)
     return parts
+
+
+def parse_place(place: str) -> tuple[int, Spans]:
+    """Return the turn's index and the positions of the blocks that `ChatMessage.place` names.
+
+    Raises:
+        InvalidInputError: it is no place.
+    """
+    index, *parts = place.split("~")
+    found = [re.fullmatch(r"(.+)\.([0-9]{1,18})-([0-9]{1,18})", part) for part in parts]
+    if not (found and all(found) and re.fullmatch("[0-9]{1,18}", index)):
+        raise InvalidInputError("place", shown(place), "pass the place of a message, unchanged")
+    return int(index), tuple(Span(each[1], int(each[2]), int(each[3])) for each in found if each)
 
 
 def parse_message_cursor(cursor: str) -> tuple[int, int]:

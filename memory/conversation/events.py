@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text, decode_json, encode
 from turnwise.memory.conversation.frozen_json import FrozenDict, JsonObject, freeze
+from turnwise.memory.conversation.runs import MERGED
 from turnwise.memory.conversation.tool_calls import Verdict, Wants
 from turnwise.memory.conversation.usage import Usage
 
@@ -70,6 +71,19 @@ class PromptAppended(Adding):
     """A prompt is stored and waits for the next run."""
 
     kind: Literal["prompt_appended"] = "prompt_appended"
+    fingerprint: str = ""
+    """A digest of the imported conversation, if the prompt is its end."""
+
+
+class TurnImported(Adding, Continuing):
+    """A turn of a conversation from elsewhere was added behind the newest one: see `Session.import_messages`.
+
+    `input`: what it continues. `blocks`: its prompts, then its answer.
+    """
+
+    kind: Literal["turn_imported"] = "turn_imported"
+    fingerprint: str = ""
+    """A digest of the imported conversation, in the event of its last turn."""
 
 
 class RunQueued(Adding):
@@ -158,6 +172,14 @@ class ModelCallEnded(Appending):
     seconds: float
     stop_reason: str | None = None
     usage: Usage | None = None
+
+
+class PromptJoined(Appending):
+    """The prompts of a queued run are part of this run from now on, whose next model call gets them."""
+
+    kind: Literal["prompt_joined"] = "prompt_joined"
+    joined: str
+    """The id of the run that they were given to."""
 
 
 class ToolStarted(Event):
@@ -299,6 +321,14 @@ class TurnForgotten(Event):
     kind: Literal["turn_forgotten"] = "turn_forgotten"
 
 
+class BlocksRemoved(Event):
+    """Blocks of the turn were removed: no later request gets them. The history keeps them."""
+
+    kind: Literal["blocks_removed"] = "blocks_removed"
+    removed: Places = ()
+    """Their positions, with the results of removed calls."""
+
+
 class CustomEvent(Event):
     """An event of the caller's own: of a tool or an engine, by `context.event`, or from outside, by `add_event`."""
 
@@ -364,6 +394,16 @@ class RunCancelled(RunEnded):
 
     kind: Literal["run_cancelled"] = "run_cancelled"
     why: str
+    code: str | None = None
+    """A machine-readable word for `why`: see `RunRecord`."""
+    successor: str | None = None
+    """The run that has its prompts, or that has come in its place: see `RunRecord`."""
+
+    @property
+    def leads_to(self) -> str | None:
+        """The run that has its prompts and gives its answer, if it was merged; else None."""
+        return self.successor if self.code == MERGED else None
+
     discarded: bool = False
     """Whether the run's turn was dropped, so that the next turn does not continue it."""
 
@@ -442,6 +482,7 @@ class UnknownEvent(Event):
 
 AnyEvent = Annotated[
     PromptAppended
+    | TurnImported
     | RunQueued
     | RunStarted
     | TextDelta
@@ -449,6 +490,7 @@ AnyEvent = Annotated[
     | PhaseChanged
     | ModelCallStarted
     | ModelCallEnded
+    | PromptJoined
     | ToolStarted
     | ToolEnded
     | ApprovalRequested
@@ -463,6 +505,7 @@ AnyEvent = Annotated[
     | TurnNotSaved
     | TurnForgotten
     | TurnsCleared
+    | BlocksRemoved
     | CustomEvent
     | PlannerNote
     | StepStarted
@@ -484,6 +527,9 @@ AnyEvent = Annotated[
 KINDS: dict[str, type[Event]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0]) if cls is not UnknownEvent
 }
+
+RUN_IDS = ("run_id", "successor", "joined")
+"""The fields that have the id of a run."""
 
 _BLOCKS = ("blocks", "input_blocks")
 """The fields that have blocks."""

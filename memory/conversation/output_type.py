@@ -154,11 +154,11 @@ def _validator(schema: FrozenDict) -> Any:
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend  # type: ignore[import-untyped]
 
-    validator = extend(Draft202012Validator, {"pattern": _check_pattern})
+    validator = extend(Draft202012Validator, {"pattern": check_pattern})
     return validator(_plain(schema), format_checker=_formats())
 
 
-def _check_pattern(_validator: Any, pattern: str, value: object, _schema: Any) -> Iterator[Exception]:
+def check_pattern(_validator: Any, pattern: str, value: object, _schema: Any) -> Iterator[Exception]:
     """Check a pattern with pydantic's linear-time regex, else with Python's `re`, else not at all."""
     from jsonschema import ValidationError
 

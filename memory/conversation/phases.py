@@ -74,6 +74,8 @@ class Phases:
             return self._said(event.blocks) or self._planned()
         if isinstance(event, RunCompleted):
             return [*(self._said(event.blocks) or self._planned()), "completed"]
+        if isinstance(event, RunCancelled) and event.leads_to:
+            return []  # the run that has its prompts goes on
         if isinstance(event, RunEnded):
             return [*self._said(event.blocks), "cancelled" if isinstance(event, RunCancelled) else "failed"]
         return [phase for kind, phase in _ENTERED.items() if isinstance(event, kind)]

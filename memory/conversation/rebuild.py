@@ -13,6 +13,7 @@ from turnwise.memory.conversation.events import (
     RunEnded,
     RunStarted,
     SessionReverted,
+    TurnImported,
     TurnsCleared,
 )
 from turnwise.memory.conversation.transcript import Ledger
@@ -44,6 +45,9 @@ class Rebuilt:
             raise TranscriptError(f"{_name(event)}: the store lost turns that these events tell")
         if isinstance(event, TurnsCleared):
             self._before = _given(event)
+        elif isinstance(event, TurnImported):
+            before = self._before if event.input is None else _given(event)
+            self._before = [*before, *event.blocks]
         elif isinstance(event, RunStarted):
             self._begin(event)
         elif self._ledger is None or event.run_id != self._run_id:

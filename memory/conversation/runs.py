@@ -7,6 +7,7 @@ from typing import Literal
 
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.notebook import record_html
 from turnwise.memory.conversation.usage import Usage
 
 RunState = Literal["queued", "running", "awaiting_approval", "completed", "cancelled", "failed", "interrupted"]
@@ -16,15 +17,21 @@ OPEN_STATES = ("queued", "running", "awaiting_approval")
 UNSETTLED = ("queued", "running")
 """The open states that need a process. A run that waits for a person's decision needs none."""
 
+MERGED = "merged"
+"""The code of a queued run whose prompts are part of another run."""
+
+REPLACED = "replaced"
+"""The code of a queued run in whose place another run has come."""
+
 FinishClass = Literal["completed", "max_tokens", "tool_calls_pending", "interrupted", "error"]
 
-CUT_SHORT = ("length", "max_tokens", "max_output_tokens", "model_length")
+CUT_SHORT = ("length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded")
 """The providers' stop reasons for an answer that reached the token limit."""
 
 
 RUN_CHANGES: tuple[str, ...] = (
     *("state", "first_seq", "started_at", "ended_at", "resumes"),
-    *("why", "code", "usage", "stop_reason", "calls"),
+    *("why", "code", "successor", "usage", "stop_reason", "calls"),
 )
 """The fields of a run that may change after it was stored."""
 
@@ -41,6 +48,7 @@ class RunRecord:
     """The sequence number of its first event."""
     created_at: float
     started_at: float | None = None
+    """When it began. Of a run that is queued by `run(if_busy="debounce")`, when it is to begin."""
     ended_at: float | None = None
     why: str | None = None
     """Why the run ended, if it did not complete."""
@@ -48,7 +56,10 @@ class RunRecord:
     """A machine-readable word for `why`; None for other reasons. `step_limit`, `budget`, `timeout`; `window`: the
     newest turn does not fit; `compaction`: the overflow strategy could not make room; `refused`: the provider refused,
     or would refuse, the conversation's content; `output_invalid`, `output_refused`, `output_cut`: there is no answer of
-    the requested type."""
+    the requested type; `merged`: the run `successor` has its prompts; `replaced`: the run `successor`
+    has come in its place."""
+    successor: str | None = None
+    """The run that has its prompts, or that has come in its place, while it was queued: see `code`."""
     labels: FrozenDict = field(default_factory=FrozenDict)
     timeout_s: float | None = None
     idempotency_key: str | None = None
@@ -78,11 +89,20 @@ class RunRecord:
     """The system prompt of this run alone, which its requests have after the engine's or the conversation's."""
     tools: FrozenDict = field(default_factory=FrozenDict)
     """The tools of this run alone, whose results its caller provides, by name: `description` and `parameters`."""
+    joins: bool = False
+    """Whether its prompts may join the active run while it is queued: see `run(if_busy="inject")`."""
+    trace: FrozenDict = field(default_factory=FrozenDict)
+    """The W3C trace context of the run's first span, and the id of that span's `parent`; empty without telemetry."""
 
     @property
     def is_open(self) -> bool:
         """Whether it has not ended yet."""
         return self.state in OPEN_STATES
+
+    @property
+    def leads_to(self) -> str | None:
+        """The run that has its prompts and gives its answer, if it was merged; else None."""
+        return self.successor if self.code == MERGED else None
 
     @property
     def finish(self) -> FinishClass | None:
@@ -96,3 +116,5 @@ class RunRecord:
         if self.state != "completed":
             return "interrupted"
         return "max_tokens" if self.stop_reason in CUT_SHORT else "completed"
+
+    _repr_html_ = record_html

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.notebook import record_html
 from turnwise.memory.conversation.usage import Usage
 
 SessionStatus = Literal["active", "ended"]
@@ -63,6 +64,8 @@ class SessionRecord:
     def committed(self, **changes: Any) -> SessionRecord:
         """Return the row after the next commit: with these changes, and with the revision raised by 1."""
         return replace(self, revision=self.revision + 1, **changes)
+
+    _repr_html_ = record_html
 
 
 FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "log", "epoch")

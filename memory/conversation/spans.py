@@ -137,6 +137,11 @@ def size(spans: Iterable[Span]) -> int:
     return sum(span.stop - span.start for span in spans)
 
 
+def places(spans: Iterable[Span]) -> list[Span]:
+    """Return each position as a span of its own, in reading order."""
+    return [Span(log, at, at + 1) for log, start, stop in spans for at in range(start, stop)]
+
+
 def to_places(spans: Spans, own: str) -> tuple[tuple[str, int, int], ...]:
     """Return spans as events name them: the log `own` by an empty text."""
     return tuple(("" if span.log == own else span.log, span.start, span.stop) for span in spans)

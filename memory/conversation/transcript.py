@@ -18,6 +18,7 @@ from turnwise.memory.conversation.blocks import (
     ToolResult,
     ToolUse,
     Unknown,
+    User,
 )
 from turnwise.memory.conversation.events import (
     Appending,
@@ -101,13 +102,15 @@ def _place(block: Block, declared: Mapping[str, int]) -> int:
 
 @dataclass(slots=True)
 class _Group:
-    """The model's blocks between two rounds of tool results, and the results."""
+    """The model's blocks between two rounds of tool results, and the results; or prompts between them."""
 
     said: list[Block] = field(default_factory=list)
     kept: int = 0
     """How many of `said` are definitive. The others were streamed and may still be replaced."""
     results: dict[str, ToolResult | None] = field(default_factory=dict)
     """By call id, in the order of declaration."""
+    is_prompt: bool = False
+    """Whether `said` are blocks of the user, which joined the run after the results before them."""
 
     @property
     def is_answered(self) -> bool:
@@ -169,6 +172,11 @@ class Ledger:
                 caller.results[block.call_id] = block
             return
         if isinstance(block, ToolUse) and not (block.call_id and block.name):
+            return
+        if isinstance(block, User):
+            prompt = self._said_group(is_prompt=True)
+            prompt.said.append(block)
+            prompt.kept = len(prompt.said)
             return
         group = self._said_group()
         # An id that the group has already needs a group of its own: one message cannot hold it twice.
@@ -296,11 +304,14 @@ class Ledger:
             blocks[last] = text.model_copy(update={"interrupted": True})
         return blocks
 
-    def _said_group(self) -> _Group:
-        """Return the group to which the model's next block is added."""
+    def _said_group(self, *, is_prompt: bool = False) -> _Group:
+        """Return the group to which the model's next block is added, or the user's."""
         self._end_streak()
         group = self._groups[-1]
-        return self._new_group() if group.is_answered else group
+        if group.is_answered or (group.said and group.is_prompt != is_prompt):
+            group = self._new_group()
+        group.is_prompt = is_prompt
+        return group
 
     def _open_groups(self) -> list[_Group]:
         """Return the groups with tentative blocks, the last first. They are the open message."""

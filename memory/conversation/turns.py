@@ -10,8 +10,10 @@ from turnwise.errors import OutputInvalidError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text
 from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.message_formats import MessageFormat, Messages, to_messages
+from turnwise.memory.conversation.notebook import turn_html
 from turnwise.memory.conversation.output_type import read_answer
-from turnwise.memory.conversation.spans import Span, Spans, cut, join, size
+from turnwise.memory.conversation.spans import Span, Spans, cut, join, overlap, places, size
 from turnwise.memory.conversation.usage import Usage
 
 Made = TypeVar("Made")
@@ -54,6 +56,9 @@ class TurnRecord:
     forgotten: bool = False
     """Whether the turn was forgotten on request: no later turn or long-term memory gets its blocks. The snapshot
     stays."""
+    removed: Spans = ()
+    """The blocks that were removed from what the next turn continues: of those that this turn added, and, while this
+    was the newest turn, also of earlier ones. The snapshot stays."""
 
     @property
     def is_open(self) -> bool:
@@ -66,9 +71,23 @@ class TurnRecord:
         return join(self.input or self.prompt, self.output)
 
     @property
+    def carries_all(self) -> bool:
+        """Whether `carried` is all that the next turn continues, since blocks were removed or forgotten."""
+        return self.forgotten or bool(self.removed)
+
+    @property
+    def removed_numbers(self) -> tuple[int, ...]:
+        """The numbers of the removed ones among the blocks that it added, `prompt + output`."""
+        if not self.removed:
+            return ()
+        own = places(join(self.prompt, self.output))
+        gone = frozenset(places(overlap(own, self.removed)))
+        return tuple(at for at, place in enumerate(own) if place in gone)
+
+    @property
     def base(self) -> Spans:
         """The spans that the next turn continues from: the snapshot, or its compacted form."""
-        if self.forgotten:
+        if self.carries_all:
             return join(self.carried)
         return join(self.carried or self.input or self.prompt, self.output)
 
@@ -132,7 +151,7 @@ class Turn:
 
     @property
     def run_id(self) -> str | None:
-        """The run that answered it; None while it is pending."""
+        """The run that answered it; None while it is pending, and if it was imported."""
         return self._record.run_id
 
     @property
@@ -157,6 +176,11 @@ class Turn:
     def new_blocks(self) -> tuple[AnyBlock, ...]:
         """What this turn added: its prompts, then the answer."""
         return self._cache.read(join(self._record.prompt, self._record.output))
+
+    @property
+    def removed(self) -> tuple[int, ...]:
+        """The numbers of those of its `new_blocks` that were removed: see `Session.remove`."""
+        return self._record.removed_numbers
 
     @property
     def asked(self) -> tuple[AnyBlock, ...]:
@@ -199,6 +223,16 @@ class Turn:
             raise OutputInvalidError(self._session_id, self.run_id, str(error), self) from error
         return made
 
+    def to(self, format: MessageFormat) -> Messages:
+        """Return the whole snapshot as messages of another library: see `to_messages`.
+
+        Raises:
+            InvalidInputError: there is no such format.
+            UnsupportedBlockError: a picture or a file in a form that the format does not have.
+            ConfigError: the format needs a package that is not installed.
+        """
+        return to_messages(self.blocks, format)
+
     def typed(self, model: Any) -> Turn:
         """Return this turn with `model` as the class that `parsed` makes."""
         turn = Turn(self._session_id, self._record, self._cache, self._asked)
@@ -222,7 +256,10 @@ class Turn:
 
     @property
     def metadata(self) -> FrozenDict:
-        """What engine, hooks and middleware noted about the turn: see `StepContext.annotate`."""
+        """What engine, hooks and middleware noted about the turn: see `StepContext.annotate`.
+
+        An imported turn that memories are to get has `turnwise.memory`, too.
+        """
         return self._record.metadata
 
     def as_started(self) -> Turn:
@@ -259,6 +296,8 @@ class Turn:
 
     def __repr__(self) -> str:
         return f"<Turn {self.id} {self.status} text={self.text[:40]!r}>"
+
+    _repr_html_ = turn_html
 
     def __reduce__(self) -> tuple[object, ...]:
         spans = join(self._record.prompt, self._record.input, self._record.output)

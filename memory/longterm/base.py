@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
+from turnwise.memory.conversation.notebook import record_html
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.pickling import pickled_by_values
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
@@ -84,6 +85,8 @@ class MemoryItem:
     """The part of a recalled item's long text that is relevant to the query; None for the whole text."""
     memory: str | None = field(default=None, compare=False)
     """The name of the memory that returned it, if a session recalled it."""
+
+    _repr_html_ = record_html
 
 
 class ItemChanges(TypedDict, total=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from turnwise.memory.conversation.notebook import items_html
 from turnwise.memory.longterm.base import MemoryItem
 
 
@@ -23,3 +24,7 @@ class RecalledContent:
     """Of `VectorMemory`: what was said."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Why memories recalled nothing, by their names."""
+
+    def _repr_html_(self) -> str:
+        failed = [f"{name} failed: {why}" for name, why in self.failed.items()]
+        return items_html((*self.static, *self.extracted, *self.vector), *failed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from turnwise.memory.conversation.blocks import (
     Block,
@@ -29,8 +29,12 @@ _MAX_CHECKPOINTS = 4
 
 Part = dict[str, Any]
 
+CacheTime = Literal["5m", "1h"]
 
-def encode(blocks: Sequence[Block], rules: Rules = ANTHROPIC) -> tuple[str | list[Part] | None, list[Part]]:
+
+def encode(
+    blocks: Sequence[Block], rules: Rules = ANTHROPIC, *, cache: CacheTime | None = None
+) -> tuple[str | list[Part] | None, list[Part]]:
     """Return the system prompt and the messages for the blocks.
 
     - The last `System` is the system prompt. The messages of user and assistant alternate.
@@ -48,10 +52,14 @@ def encode(blocks: Sequence[Block], rules: Rules = ANTHROPIC) -> tuple[str | lis
 
     Args:
         rules: `ANTHROPIC`, or `BEDROCK` where Amazon hosts the model.
+        cache: how long the provider keeps what is marked; None for its own default, five minutes. If it is set, the
+            system prompt and the end of the conversation are marked too.
 
     Raises:
         UnsupportedBlockError: the API accepts an image or document in none of its forms.
     """
+    if cache:
+        blocks = [CacheCheckpoint(), *blocks, CacheCheckpoint()]
     text = system_of(blocks) or ""
     system: Part | None = {"type": "text", "text": text} if text.strip() else None
     last, cached = system, list[Part]()
@@ -67,7 +75,7 @@ def encode(blocks: Sequence[Block], rules: Rules = ANTHROPIC) -> tuple[str | lis
         if said:
             messages.append({"role": message.role, "content": [*_thoughts(message.blocks), *said]})
     for part in cached:
-        part["cache_control"] = {"type": "ephemeral"}
+        part["cache_control"] = {"type": "ephemeral", **({"ttl": cache} if cache else {})}
     if system is None:
         return None, messages
     return [system] if "cache_control" in system else text, messages
@@ -79,13 +87,14 @@ def _is_sent(block: Block, rules: Rules) -> bool:
 
 def _thoughts(said: Sequence[Block]) -> list[Part]:
     thoughts = [block for block in said if isinstance(block, Thinking) and block != Thinking()]
-    kept = [_thought(block) for block in thoughts if _is_kept(block)]
+    kept = [_thought(block) for block in thoughts if is_kept(block)]
     if thoughts and not kept and any(isinstance(block, ToolUse) for block in said):
         return [{"type": "redacted_thinking", "data": LOST}]
     return kept
 
 
-def _is_kept(thought: Thinking) -> bool:
+def is_kept(thought: Thinking) -> bool:
+    """Return whether a thought is sent unchanged: it has Anthropic's signature, or is redacted."""
     # Anthropic's signatures are base64. A JSON signature is another provider's: see `openai_responses.pack_reasoning`.
     return bool(thought.redacted or (thought.signature and not thought.signature.startswith("{")))
 

@@ -23,7 +23,7 @@ from turnwise.memory.conversation.transcript import messages_of, system_of
 from turnwise.memory.providers.openai_chat import ERROR, INTERRUPTED, PARAGRAPH, SUMMARY, arguments_of, data_uri
 from turnwise.memory.providers.validation import RESPONSES, Rules, fit
 
-_BETWEEN = "\n\n"
+BETWEEN = "\n\n"
 """The separator between two parts of one thought."""
 
 
@@ -133,8 +133,8 @@ def _parted(text: str, lengths: Sequence[int]) -> list[str]:
     parts, at = list[str](), 0
     for length in lengths:
         parts.append(text[at : at + length])
-        at += length + len(_BETWEEN)
-    if parts and _BETWEEN.join(parts) == text:
+        at += length + len(BETWEEN)
+    if parts and BETWEEN.join(parts) == text:
         return parts
     return [text] if text else []
 

@@ -10,6 +10,7 @@ from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
+from turnwise.memory.conversation.notebook import items_html
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
@@ -36,6 +37,10 @@ class Page(Generic[Item]):
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def _repr_html_(self) -> str:
+        unreadable = self.unreadable and f"unreadable: {', '.join(self.unreadable)}"
+        return items_html(self.items, self.cursor and "more by the page's cursor", unreadable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """turnwise: LLM conversations and agents as concurrent, durable sessions on Ray.
 
-The names that a first program and an agent need are here. The others are in `turnwise.errors`, `turnwise.stores`,
-`turnwise.memories`, `turnwise.engines`, `turnwise.strategies`, `turnwise.transcripts`, `turnwise.conformance` and
-`turnwise.testing`.
+The names that a first program and an agent need are here. The others are in `turnwise.errors`, `turnwise.events`,
+`turnwise.blocks`, `turnwise.stores`, `turnwise.memories`, `turnwise.engines`, `turnwise.strategies`,
+`turnwise.transcripts`, `turnwise.adapters`, `turnwise.http`, `turnwise.console`, `turnwise.telemetry`,
+`turnwise.conformance` and `turnwise.testing`.
 """
 
 from turnwise._exports import exports

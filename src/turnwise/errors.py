@@ -16,10 +16,15 @@ TurnwiseError
 │   ├── TurnNotFoundError
 │   ├── RunNotFoundError
 │   ├── CallNotFoundError
+│   ├── ThreadNotFoundError    no such thread of LangGraph's
+│   ├── CheckpointNotFoundError
 │   └── NoMemoryError          the session has no memory of this kind
 ├── SessionExistsError
+├── ThreadExistsError          a thread of LangGraph's has this id
+├── CheckpointInUseError       another checkpoint is rebuilt from it; nothing was deleted
 ├── SessionOwnerError          the session belongs to another user or agent
-├── SessionChangedError        the session changed while it was exported
+├── SessionChangedError        the session changed since it was read
+│   └── TurnsChangedError      another turn is the newest
 ├── SessionBusyError           another run is active
 │   └── QueueFullError
 ├── OverloadedError            a limit of the placement is reached: try again later
@@ -31,6 +36,7 @@ TurnwiseError
 ├── TurnIdTakenError           the session has, or had, another turn with this id
 ├── RunEndedError              the run ended without an answer; .turn is what was kept
 │   ├── RunCancelledError
+│   │   └── RunReplacedError   a newer prompt came in the place of one that waited
 │   ├── RunFailedError
 │   │   ├── RunLimitError      the run reached a limit: steps, budget, time
 │   │   ├── OutputInvalidError   the answer is not of the requested type
@@ -44,8 +50,10 @@ TurnwiseError
 │   ├── ContextOverflowError   the provider refused the conversation as too long
 │   ├── LimitError
 │   ├── OutputError            the model gave no answer of the requested type
+│   ├── GuardrailError         a guardrail of another framework's agent stopped the run
 │   └── ToolAbortError
 ├── ToolError                  what a tool raises to tell the model something
+├── ToolServerError            a server of tools (MCP) cannot be reached or understood
 ├── WindowOverflowError        the next request does not fit into the model's window
 ├── StrategyError              an overflow strategy broke a law; nothing was changed
 ├── SummaryRefusedError        the model's answer cannot be used as a summary; nothing was changed
@@ -54,6 +62,7 @@ TurnwiseError
 │   └── ReadOnlyMemoryError    the memory is read-only
 ├── CompactionError            a window was not compacted; nothing was lost
 ├── WaitTimeoutError           (also a TimeoutError) the wait timed out, the run continues
+├── FrameworkError             another framework's installed release is not one that its adapter fits
 ├── ReadOnlyStoreError         the manager is read-only
 ├── SessionLostError           the session's process cannot be reached
 └── StoreError                 the store cannot be read or written
@@ -68,6 +77,7 @@ TurnwiseError
     ├── DuplicateKeyError
     ├── HistoryConflictError
     ├── SessionFencedError     a later activation owns the session
+    ├── CheckpointFencedError  another run has written to the thread since this one read it
     └── SessionRevertedError   the store is in an earlier state: acknowledged turns are missing
 
 The arguments are positional and become attributes with the same names, so an error survives pickling. The message has
@@ -258,10 +268,24 @@ class SessionOwnerError(TurnwiseError):
 
 
 class SessionChangedError(TurnwiseError):
-    """A session changed while it was exported, so the written archive is incomplete."""
+    """A session changed between a read of it and what depends on that: an export, or a save of a message history."""
 
-    message = "session {session_id!r} changed while it was exported: export it again when it has no active run"
+    message = "session {session_id!r} changed since it was read: read, or export, it again when it has no active run"
     session_id: str
+
+
+class TurnsChangedError(SessionChangedError):
+    """Turns were added or cleared since the history was read that messages are to follow; nothing was stored."""
+
+    message = (
+        "the newest turn of session {session_id!r} is {newest} and not {after}, which was read (-1 is none): "
+        "read the history again, and save what follows turn {newest}"
+    )
+    session_id: str
+    after: int
+    """The index of the turn that the messages follow."""
+    newest: int
+    """The index of the newest turn."""
 
 
 class SessionBusyError(TurnwiseError):
@@ -342,6 +366,45 @@ class NoMemoryError(NotFoundError):
     kind: str
 
 
+class ThreadNotFoundError(NotFoundError):
+    """The store has no thread with this id."""
+
+    message = "there is no thread {thread_id!r}: was it deleted, or is it in another store?"
+    thread_id: str
+
+
+class CheckpointNotFoundError(NotFoundError):
+    """A checkpoint cannot continue one that is not there; nothing was stored."""
+
+    message = (
+        "thread {thread_id!r} has no checkpoint {checkpoint_id!r} in namespace {checkpoint_ns!r}, so nothing was "
+        "stored: it was deleted, or never there; leave checkpoint_id out of the config to continue the latest"
+    )
+    thread_id: str
+    checkpoint_ns: str
+    checkpoint_id: str
+
+
+class ThreadExistsError(TurnwiseError):
+    """A thread with this id exists; nothing was copied."""
+
+    message = "thread {thread_id!r} exists, and nothing was copied: copy to another id, or delete it first"
+    thread_id: str
+
+
+class CheckpointInUseError(TurnwiseError):
+    """A checkpoint of the run is what a later one is rebuilt from, so the run's were not deleted."""
+
+    message = (
+        "thread {thread_id!r}: checkpoint {needed_by!r} is rebuilt from {checkpoint_id!r} of run {run_id!r}, so "
+        "nothing of this namespace was deleted: delete the later runs too, or the thread"
+    )
+    thread_id: str
+    checkpoint_id: str
+    run_id: str
+    needed_by: str
+
+
 class CallDecidedError(TurnwiseError):
     """The tool call was decided differently before, or its run has ended."""
 
@@ -390,6 +453,17 @@ class RunCancelledError(RunEndedError):
     """The run was cancelled; `why` is the reason given."""
 
     message = "run {run_id!r} of session {session_id!r} was cancelled: {why}"
+
+
+class RunReplacedError(RunCancelledError):
+    """The run was queued, and the run `replaced_by` came in its place, by `if_busy="latest"`."""
+
+    message = "run {run_id!r} of session {session_id!r} was replaced by run {replaced_by!r} ({why}): wait for that"
+    session_id: str
+    run_id: str
+    why: str
+    turn: Turn | None
+    replaced_by: str
 
 
 class RunFailedError(RunEndedError):
@@ -484,6 +558,19 @@ class OutputError(EngineError):
     code: str
 
 
+class GuardrailError(EngineError):
+    """A guardrail of another framework's agent stopped the run, which fails with the code `guardrail`.
+
+    `stage` is `input`, `output`, `tool input` or `tool output`; `why` is what the guardrail says about its decision.
+    The run keeps what was recorded before, but not the answer that a model was giving.
+    """
+
+    message = "the {stage} guardrail {guardrail!r} stopped the run: {why}"
+    stage: str
+    guardrail: str
+    why: str
+
+
 class ToolAbortError(EngineError):
     """A tool failed, and its registry has `on_error="abort"`, which ends the run."""
 
@@ -495,6 +582,14 @@ class ToolAbortError(EngineError):
 
 class ToolError(TurnwiseError):
     """Raise this in a tool that cannot carry out a call: the model gets `why` verbatim, and the call is not retried."""
+
+
+class ToolServerError(TurnwiseError):
+    """An MCP server cannot be started, reached or understood, or its connection was lost during a call."""
+
+    message = "MCP server {server!r}: {why}"
+    server: str
+    why: str
 
 
 class WindowOverflowError(TurnwiseError):
@@ -574,6 +669,16 @@ class WaitTimeoutError(TurnwiseError, TimeoutError):
     session_id: str
     run_id: str
     timeout_s: float | None
+
+
+class FrameworkError(TurnwiseError):
+    """A framework's installed release has another interface than its adapter was written for."""
+
+    message = "{package} {installed}: {why}; turnwise's adapter was tested with {tested}: install that release"
+    package: str
+    installed: str
+    tested: str
+    why: str
 
 
 class ReadOnlyStoreError(TurnwiseError):
@@ -657,7 +762,7 @@ class NotEncryptedError(EncryptionError):
 class StillEncryptedError(EncryptionError):
     """A record was stored with encryption, but the store was opened without."""
 
-    message = "{record} is encrypted: open its store with the encryption= that it was written with"
+    message = "{record} is encrypted: open its store in a program, with the encryption= that it was written with"
     record: str
 
 
@@ -690,6 +795,20 @@ class SessionFencedError(StoreError):
     )
     session_id: str
     epoch: int
+
+
+class CheckpointFencedError(StoreError):
+    """Another run has written to the thread since this one read it; nothing was stored. `latest` is its checkpoint."""
+
+    message = (
+        "thread {thread_id!r}, namespace {checkpoint_ns!r}: another run has written since this one read checkpoint "
+        "{checkpoint_id!r}, and nothing was stored; the latest is {latest!r}: invoke the graph again to continue that, "
+        "or name an earlier checkpoint_id in the config to branch from it"
+    )
+    thread_id: str
+    checkpoint_ns: str
+    checkpoint_id: str | None
+    latest: str | None
 
 
 class SessionRevertedError(StoreError):

@@ -14,7 +14,7 @@ from turnwise.memory.longterm.items.in_memory import InMemoryFacts as InMemoryFa
 from turnwise.memory.longterm.items.redis import RedisFacts as RedisFacts
 from turnwise.memory.longterm.items.sql import SQLFacts as SQLFacts
 from turnwise.memory.longterm.items.urls import open_facts as open_facts
-from turnwise.memory.stores.base import Page as Page, SessionStore as SessionStore
+from turnwise.memory.stores.base import Commit as Commit, Page as Page, SessionStore as SessionStore
 from turnwise.memory.stores.encrypted.settings import Encryption as Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore as EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore as InMemoryStore

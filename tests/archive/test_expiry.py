@@ -15,6 +15,7 @@ from open_stores import closing, own
 from turnwise.actors.client.expiry import sweep as sweep_live
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.requests import Consult, Request, carry_out_async
+from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session import journal
 from turnwise.actors.session.core import SessionCore
@@ -299,7 +300,7 @@ async def test_a_refresh_counts_as_use_and_a_delete_can_require_an_unchanged_ses
 def test_a_sweep_of_a_manager_keeps_sessions_in_use(
     make_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
-    with make_manager() as manager:
+    with make_manager(placement=Packed(hosts=1)) as manager:
         for bad in (-1, float("nan"), float("inf"), "1"):
             with pytest.raises(InvalidInputError, match="ttl_s"):
                 manager.open("bad", ttl_s=bad)  # type: ignore[arg-type]
@@ -347,7 +348,7 @@ def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: 
             return {session.session_id: session for session in await store.query()}
 
     def turnwise(*arguments: str, **settings: Any) -> Any:
-        return CliRunner().invoke(app, ["sessions", *arguments], **settings)
+        return CliRunner().invoke(app, arguments, **settings)
 
     play(fill())
     told = turnwise("export", url, "s")

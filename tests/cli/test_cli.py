@@ -179,12 +179,18 @@ def test_wrong_usage_exits_with_2(words: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, words).exit_code == 2
 
 
-def test_a_bug_raises_instead_of_printing_an_error(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_one_line_and_with_debug_a_traceback(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("turnwise.memory.longterm.migration.migrate.migrate", broken)
-    assert isinstance(invoke(source, target).exception, RuntimeError)
+    ran = invoke(source, target)
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+    assert "RuntimeError: a bug" in ran.stderr and "turnwise --debug" in ran.stderr
+    debugged = CliRunner().invoke(app, ["--debug", "memory", "migrate", source, target])
+    assert isinstance(debugged.exception, RuntimeError)
 
 
 def process(*command: str) -> subprocess.CompletedProcess[str]:
@@ -193,12 +199,12 @@ def process(*command: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_script_and_the_module_are_the_same_command(source: str, target: str) -> None:
     script = str(Path(sys.executable).parent / "turnwise")
-    assert process(script, "--version").stdout == process(sys.executable, "-m", "turnwise.cli", "--version").stdout
+    assert process(script, "--version").stdout == process(sys.executable, "-m", "turnwise", "--version").stdout
     assert re.fullmatch(r"turnwise \d+\.\d+\.\d+\S*\n", process(script, "--version").stdout)
     assert rows(process(script, "memory", "migrate", source, target).stdout)["written"] == "3"
-    ran = process(sys.executable, "-m", "turnwise.cli", "memory", "migrate", "missing", target)
+    ran = process(sys.executable, "-m", "turnwise", "memory", "migrate", "missing", target)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
-    assert "Usage: turnwise " in process(sys.executable, "-m", "turnwise.cli", "--help").stdout
+    assert "Usage: turnwise " in process(sys.executable, "-m", "turnwise", "--help").stdout
 
 
 LOADED = """

@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from turnwise.errors import (
     EmptyTurnError,
     IdempotencyConflictError,
     InvalidIdError,
+    InvalidInputError,
     NoActiveRunError,
     RunFailedError,
     RunNotFoundError,
@@ -51,7 +53,7 @@ class Case(NamedTuple):
     """A verb with what it gives to the owner, to another user, to the default one, and to nobody in particular."""
 
     verb: str
-    args: tuple[str, ...]
+    args: tuple[Any, ...]
     owner: Any
     other: Any
     default: Any
@@ -67,6 +69,7 @@ CASES = [
     Case("list", (), ["of-alice"], ["of-bob"], [], ConfigError),
     Case("subscribe", (), TypeError, TypeError, TypeError, TypeError),  # see test_subscriptions.py
     Case("hosts", (), TypeError, TypeError, TypeError, ConfigError),
+    Case("import_messages", ("of-alice", []), InvalidInputError, InvalidInputError, InvalidInputError, ConfigError),
     Case("run_once", (), EmptyTurnError, EmptyTurnError, EmptyTurnError, ConfigError),
     Case("runs", (), ["of-alice"], [], [], ConfigError),
     Case("count", (), 1, 1, 0, ConfigError),
@@ -105,7 +108,7 @@ async def outcome(verb: Callable[..., Any], *args: str, **user: str) -> Any:
 
 def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager: MakeManager, tmp_path: Path) -> None:
     """In both families; what is another's looks the same as what is not there."""
-    free = make_manager()
+    free = make_manager(placement=Packed(hosts=1))
     run_id = free.open("of-alice", user_id="alice").run("slow 3").run_id  # which takes a time that counts
     free.execution(run_id).wait()
     free.open("of-bob", user_id="bob")
@@ -137,7 +140,7 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(make_manager
         asked = {name for name, _ in inspect.getmembers(type(manager), inspect.isfunction) if not name.startswith("_")}
         assert {case.verb for case in CASES} == asked - {"across_users", "close"}  # which is an operator's: see below
 
-    strict = make_manager(enforce_user=True)
+    strict = make_manager(enforce_user=True, placement=Packed(hosts=1))
     asyncio.run(check(strict))
 
     async def check_async() -> None:
@@ -271,7 +274,8 @@ def test_two_users_have_sessions_of_one_id_and_nothing_shows_the_other(
 def test_sessions_of_one_id_expire_are_archived_and_come_back_each_to_its_user(
     make_manager: MakeManager, tmp_path: Path
 ) -> None:
-    strict, free = make_manager(enforce_user=True), make_manager()
+    placed = partial(make_manager, placement=Packed(hosts=1))
+    strict, free = placed(enforce_user=True), placed()
     for user in ("alice", "bob"):
         strict.open("chat", user_id=user, ttl_s=0).run(f"of {user}").wait(60)
     assert free.sweep(tmp_path / "archive").deleted == ("chat", "chat")
@@ -298,7 +302,7 @@ def test_deleting_a_session_removes_its_items_but_not_those_of_another_user_with
     make_manager: MakeManager, tmp_path: Path
 ) -> None:
     memory = [LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))]
-    strict = make_manager(enforce_user=True, memory=memory)
+    strict = make_manager(enforce_user=True, memory=memory, placement=Packed(hosts=1))
     chats = [strict.open("chat", user_id=user) for user in ("alice", "bob")]
     for chat in chats:
         chat.run(f"I am {chat.user_id} and like tea").wait(60)
@@ -351,7 +355,7 @@ async def test_a_fork_of_a_session_that_had_this_id_before_is_given_to_its_owner
 
 
 def test_a_manager_across_users_reaches_what_each_user_has(make_manager: Callable[..., SessionManager]) -> None:
-    strict = make_manager(enforce_user=True)
+    strict = make_manager(enforce_user=True, placement=Packed(hosts=1))
     for user in ("alice", "bob"):
         strict.open("chat", user_id=user).run(f"hello {user}").wait()
     wide = strict.across_users()

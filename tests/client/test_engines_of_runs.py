@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from packed_hosts import Hosting, OpenResources, refused
+from scale import share
 from schedules import DawdlingStore, explore
 from session_memories import Book
 from test_packed_host import Asking, Named
@@ -110,7 +111,7 @@ def test_managers_that_start_runs_at_once_have_their_engines_for_them() -> None:
         found = await said(store.inner, "a")
         assert len(found) == 16 and all(run_id.startswith(answer) for run_id, answer in found.items())
 
-    assert explore(60, life)
+    assert explore(share(60, 4), life)
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -6,14 +6,18 @@ import inspect
 import math
 import pickle
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import make_dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from pydantic_core.core_schema import CoreSchema, any_schema
 
 from engines import ScriptedEngine
 from scale import share
@@ -46,10 +50,12 @@ from turnwise.errors import (
     TurnwiseError,
     shown,
 )
+from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Summary, Unknown, User
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.base import ItemChanges
 from turnwise.memory.longterm.items.base import FactStore
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
@@ -90,8 +96,12 @@ VALID: dict[str, Any] = {
     "result": "done",
     "summary": Summary(text="of nothing"),
     "prompts": "hello",
+    "what": Turn(SESSION, TurnRecord(index=0, prompt=(Span("1", 0, 1),)), BlockCache()),
+    "blocks": 0,
     "on_event": print,
     "name": "progress",
+    "messages": [{"role": "user", "content": "hello"}],
+    "format": "openai_chat",
 }
 """For each parameter that has to be given, a value that its verb takes."""
 
@@ -215,7 +225,7 @@ class Verb:
             value = given.get(parameter.name, VALID.get(parameter.name))
             if parameter.kind is parameter.KEYWORD_ONLY:
                 named[parameter.name] = value
-            elif parameter.kind is parameter.VAR_POSITIONAL:
+            elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
                 positional.append(value)
             else:
                 named[parameter.name] = value
@@ -318,10 +328,13 @@ WRONG: dict[str, list[Any]] = {
     "ModelParams": [["temperature"], "temperature", {"heat": 1}, {1: 2}, {"model": "other"}, *NO_JSON],
     "Verify": [1, 0, "yes", 1.0],
     "Summary": ["text", User(text="hi")],
+    "Turn | ChatMessage": ["turn", 1, User(text="hi")],
     "Prompt": [3, None, "\ud800", ["hello"], Summary(text="forged")],
     "str | Path": [1, "a\0b", ""],
     "Sequence[Tool]": ["weather", 1, {"name": "weather"}, [1], ["weather"], [{"name": "weather"}]],
     "EventSink": [1, "print", [print]],
+    "Sequence[Any]": ["hello", {"role": "user", "content": "hi"}, 1, [1], ["hello"], [{}], []],
+    "MessageFormat": ["html", 1, "OPENAI_CHAT"],
 }
 
 
@@ -571,3 +584,30 @@ def test_a_misspelt_option_of_a_run_is_a_type_error_and_starts_nothing(world: Wo
     with pytest.raises(TypeError, match="unexpected keyword argument 'iff_busy'"):
         getattr(session, verb)(iff_busy="enqueue", timeout_s="soon")
     assert not world.client.asked
+
+
+def test_a_second_thread_may_make_a_request_while_the_first_one_is_prepared() -> None:
+    """Pydantic resolves names in the module of the type that it looks at, also the names of another thread's call."""
+    reached, answered = Event(), Event()
+
+    class Slow:
+        @classmethod
+        def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+            reached.set()
+            answered.wait(0.5)
+            return any_schema()
+
+    fields_type = make_dataclass("Fields", [("slow", Slow)])
+    fields_type.__module__ = "turnwise.errors"  # which has no `inputs`
+
+    def request(fields: Any, text: inputs.Text) -> str:
+        return text
+
+    request.__annotations__["fields"] = fields_type
+    made = inputs.checked(request)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(made, fields_type(1), "first")
+        assert reached.wait(30)
+        second = pool.submit(made, fields_type(2), "second")
+        second.add_done_callback(lambda _: answered.set())
+        assert (first.result(), second.result()) == ("first", "second")

@@ -27,6 +27,7 @@ from schedules import texts
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.config import SessionConfig
@@ -381,7 +382,7 @@ def test_of_two_owners_the_store_refuses_the_stale_one_and_callers_find_the_othe
 
 def test_fork_end_and_delete(make_manager: MakeManager) -> None:
     """Cases 13 and 14."""
-    manager = make_manager()
+    manager = make_manager(placement=Packed(hosts=1))
     chat = manager.open("chat", user_id="sarah", agent="hr")
     turns = [chat.run(f"prompt {n}").wait() for n in range(3)]
     fork = chat.fork(at=1, session_id="fork")
@@ -606,10 +607,34 @@ def test_the_store_in_memory_is_shared_by_the_sessions_and_survives_their_kill(m
     audit(manager, "chat")
 
 
+async def test_blocks_and_messages_are_removed_in_both_families(make_manager: MakeManager, tmp_path: Path) -> None:
+    manager = make_manager()
+    settings: Any = {"engine": ScriptedEngine(), "namespace": manager._client.namespace}
+    async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as other:
+        session = manager.open("chat")
+        awaiting = await other.get("chat")
+        turns = [session.run(text).wait(30) for text in ("one", "two")]
+        assert session.remove(turns[0], 0) == 1 and session.remove(turns[0], 0) == 0
+        message = (await awaiting.messages(newest_first=True)).items[1]
+        assert message.text == "two" and await awaiting.remove(message) == 1
+        waiting = session.append("three", "four")
+        assert await awaiting.remove(waiting, 1) == 1
+        assert [each.text for each in session.messages()][2:] == ["three"]
+        assert [turn.removed for turn in session.turns()] == [(0,), (0,), ()]
+        turn = await (await awaiting.start())
+        assert texts(turn.blocks) == ["three"]
+        of_fork = session.fork().latest()
+        assert of_fork
+        for wrong, numbers in ((turn, (9,)), (of_fork, ())):
+            with pytest.raises(InvalidInputError):
+                await awaiting.remove(wrong, *numbers)
+    await asyncio.to_thread(audit, manager, "chat")
+
+
 async def test_the_async_family_does_the_same(make_manager: MakeManager) -> None:
     manager = make_manager()
 
-    settings: Any = {"engine": ScriptedEngine(), "namespace": manager._client.namespace}
+    settings: Any = {"engine": ScriptedEngine(), "namespace": manager._client.namespace, "placement": Packed(hosts=1)}
     async with AsyncSessionManager("memory://async", **settings) as opened:
         chat = await opened.open("chat", user_id="sarah")
         execution = await chat.run("slow 20")

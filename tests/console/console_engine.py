@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from engines import ScriptedEngine
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext, Suspend
@@ -17,7 +18,8 @@ class Engine:
     """Does what the prompt's first word says, else what `ScriptedEngine` does.
 
     `approve` asks for approval, and `outside` for a result; `steps` takes named steps with notes; `look` answers with
-    thoughts, a call and its result, all with the rest of the prompt.
+    thoughts, a call and its result, all with the rest of the prompt; `until` counts, and answers when the file that
+    the rest of the prompt names is there.
     """
 
     def build(self, session: SessionView) -> InferenceRunner:
@@ -34,6 +36,12 @@ class Engine:
                 context.note(rest)
                 with context.step("read"):
                     context.event("found", {"what": rest})
+        if word == "until":
+            for number in range(6):
+                context.emit(f"{number} ")
+            while not Path(rest).exists():  # noqa: ASYNC240 - a file in memory
+                await asyncio.sleep(0.05)
+            return [Text(text=f"{rest} is there")]
         if word not in ("approve", "outside"):
             return await ScriptedEngine("echo: ").run(turn, context)
         if not context.calls:

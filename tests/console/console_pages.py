@@ -1,6 +1,5 @@
 """A real Chromium for the tests of the console, and pages that say what went wrong in them."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -11,21 +10,20 @@ import pytest
 from conftest import end_actors
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, WebSocket, expect, sync_playwright
 
+from chromium import chromium
 from console_engine import Engine
 from console_server import NAMESPACE, Console
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    assert found, "there is no Chromium on this machine: run `make browser`"
     with sync_playwright() as playwright:
         expect.set_options(PATIENCE_MS)
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         yield browser
         browser.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], *filter(None, [os.env
 import ray  # noqa: E402 - it and its processes find the modules below by these paths
 from playwright.sync_api import Page, expect, sync_playwright  # noqa: E402
 
+from chromium import chromium  # noqa: E402
 from console_engine import TALKS, DemoEngine  # noqa: E402
 from console_server import NAMESPACE, Console  # noqa: E402
 from turnwise.actors.client.manager import SessionManager  # noqa: E402
@@ -48,8 +48,6 @@ def take(page: Page, name: str) -> None:
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "there is no Chromium on this machine: run `make browser`"
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     address = ray.get_runtime_context().gcs_address
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
@@ -58,7 +56,7 @@ def main() -> None:
             settings = {"engine": DemoEngine(), "placement": Packed(hosts=1), "memory": [LexicalMemory(memory)]}
             manager = SessionManager(console.store, namespace=NAMESPACE, **settings)  # type: ignore[arg-type]
             fill(manager)
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
             laptop, phone = (browser.new_context(**screen).new_page() for screen in (LAPTOP, PHONE))
             shoot(console, laptop, phone)
             browser.close()

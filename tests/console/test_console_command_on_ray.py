@@ -46,7 +46,7 @@ def manager(address: str, folder: Path) -> Iterator[SessionManager]:
 def console(manager: SessionManager, address: str, folder: Path) -> Iterator[Console]:
     """What the command serves for a store with many sessions, and one with many turns."""
     asyncio.run(fill(f"sqlite:///{folder}/chats.db"))
-    program = ["-m", "turnwise.cli", "console", f"sqlite:///{folder}/chats.db", "--port", "0", "--namespace", NAMESPACE]
+    program = ["-m", "turnwise", "console", f"sqlite:///{folder}/chats.db", "--port", "0", "--namespace", NAMESPACE]
     with Console(folder, address, program=program) as console:
         yield console
 
@@ -75,22 +75,23 @@ def test_ten_thousand_sessions_are_listed_in_pages_and_searched(
 
 
 def test_a_long_conversation_is_loaded_in_pages_and_followed_without_a_way_to_change_it(
-    console: Console, manager: SessionManager, open_page: Callable[..., Page]
+    console: Console, manager: SessionManager, open_page: Callable[..., Page], tmp_path: Path
 ) -> None:
-    session = manager.open("long")
+    session, file = manager.open("long"), tmp_path / "file"
     for n in range(TURNS):
         session.run(f"question {n}").wait()
-    execution = session.run("slow 150")
+    execution = session.run(f"until {file}")
     page = open_page(f"{console.url}/session?id=long&user=default")
     turns = page.locator("article.turn")
     expect(page.locator(".live .said.answer")).to_contain_text("3 4 5 ")
-    expect(turns.last).to_contain_text("slow 150")
+    expect(turns.last).to_contain_text(f"until {file}")
     few = turns.count()
     assert few <= 60
     page.get_by_role("button", name="Show earlier messages").click()
     expect(turns).to_have_count(few + 30)
-    expect(turns.last).to_contain_text("echo: slow 150")
-    assert execution.wait().text == "echo: slow 150"
+    file.touch()
+    expect(turns.last).to_contain_text(f"{file} is there")
+    assert execution.wait().text == f"{file} is there"
     for name in ("Send", "Rename", "Fork", "End", "Delete", "Retry", "Fork from here", "Cancel the run"):
         expect(page.get_by_role("button", name=name, exact=True)).to_have_count(0)
     expect(page.locator("textarea")).to_have_count(0)

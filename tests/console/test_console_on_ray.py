@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -39,21 +40,22 @@ def send(page: Page, text: str) -> None:
 
 
 def test_a_prompt_is_answered_live_and_stays(
-    console: Console, manager: SessionManager, open_page: Callable[..., Page]
+    console: Console, manager: SessionManager, open_page: Callable[..., Page], tmp_path: Path
 ) -> None:
-    page = open_page(f"{console.url}/")
+    page, file = open_page(f"{console.url}/"), tmp_path / "file"
     page.get_by_role("button", name="New conversation").click()
-    send(page, "slow 100")
+    send(page, f"until {file}")
     live = page.locator(".live .said.answer")
     expect(live).to_contain_text("3 4 5 ")
     send(page, "and this waits")  # which is stored, and runs later
     expect(page.get_by_text("running, 1 queued", exact=True)).to_be_visible()
-    expect(page.get_by_text("echo: slow 100", exact=True)).to_be_visible()
+    file.touch()
+    expect(page.get_by_text(f"{file} is there", exact=True)).to_be_visible()
     expect(page.get_by_text("echo: and this waits", exact=True)).to_be_visible()
     expect(page.get_by_text("idle", exact=True)).to_be_visible()
     expect(live).to_be_hidden()
     page.reload()
-    expect(page.get_by_text("echo: slow 100", exact=True)).to_be_visible()
+    expect(page.get_by_text(f"{file} is there", exact=True)).to_be_visible()
     page.get_by_role("link", name="Sessions").click()
     row = page.locator("tbody tr").first
     expect(row).to_contain_text("idle")
@@ -67,7 +69,7 @@ def test_a_run_is_cancelled_retried_and_forked_by_keyboard(
     manager.open("keys").run("first").wait()
     page = open_page(conversation(console, "keys"))
     expect(page.get_by_text("echo: first", exact=True)).to_be_visible()
-    send(page, "slow 2000")
+    send(page, "slow 20000")
     expect(page.locator(".live .said.answer")).to_contain_text("3 4 5 ")
     page.keyboard.press("Escape")
     expect(page.locator("article.turn").nth(1)).to_contain_text("cancelled")

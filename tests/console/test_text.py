@@ -2,7 +2,8 @@
 
 import pytest
 
-from turnwise.console.text import ago, json_text, plain
+from turnwise.console.text import ago, json_text
+from turnwise.memory.conversation.plain_text import plain
 
 
 @pytest.mark.parametrize(

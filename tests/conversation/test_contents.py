@@ -164,7 +164,7 @@ def test_a_result_reads_as_text_where_only_text_is_shown() -> None:
     assert result.plain == "Seen:\n[image (image/png)]\nprices:\nTea is 3.\n\nCoffee is 4.\nthat is all"
     item = turn_item("s", None, (Span("1", 0, 2),), [USE, result.model_copy(update={"call_id": "c"})])
     assert item and "Coffee is 4." in item.text and "[image (image/png)]" in item.text
-    record = TurnRecord(index=0, prompt=(Span("1", 0, 1),))
+    record = TurnRecord(index=0, prompt=(Span("1", 0, 1),), output=(Span("1", 1, 3),))
     messages = chat_messages_of("s", record, None, [User(text="?")], [USE, result])
     assert messages[-1].text == result.plain and messages[-1].blocks == (result,)
 

@@ -24,6 +24,7 @@ from turnwise.memory.conversation.events import (
     ToolStarted,
 )
 from turnwise.memory.conversation.phases import Phases, phase_of
+from turnwise.memory.conversation.runs import MERGED
 
 USE, ANSWER = ToolUse(call_id="c", name="look"), Text(text="Done.")
 
@@ -69,6 +70,16 @@ def test_the_terminal_event_stays_the_last_and_a_reader_may_continue_after_any()
         assert {each.seq for each in AGENT if each.seq <= event.seq} <= seen
     changed = next(event for event in read if isinstance(event, PhaseChanged))
     assert (changed.session_id, changed.run_id, changed.turn_index) == ("s", "r", 3)
+
+
+def test_the_end_of_a_merged_run_is_no_phase_of_the_run_that_it_leads_to() -> None:
+    merged = numbered(
+        (RunQueued, {}),
+        (RunCancelled, {"why": "merged into run r", "code": MERGED, "successor": "r"}),
+        (ModelCallStarted, {"call": 1}),
+        (RunCompleted, {"blocks": (ANSWER,)}),
+    )
+    assert phases_of(merged) == ["prompted", "planning", "synthesizing", "completed"]
 
 
 @pytest.mark.parametrize(

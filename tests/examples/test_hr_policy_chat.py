@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from example_program import run_example
-from hr_policies import HANDBOOK
 from hr_policy_chat import (
     ABOUT_HER,
     BEAST,
     CONFIG,
     FORM,
+    HANDBOOK,
     LEAVE,
     MOVED,
     PORTAL,
@@ -42,8 +42,6 @@ from turnwise.testing.local_provider.message_rules import check_chat
 from turnwise.testing.local_provider.replies import texts_of
 
 DAYS = 9
-RULES = [rule for _, rule in HANDBOOK]
-
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 
@@ -119,7 +117,7 @@ def test_days_later_each_memory_contributes_dated_items(ran: Ran) -> None:
         (ran.day, "parental leave")
     ]
     assert "Previous 90 days:" in texts_of(second[-1])[0]
-    assert {one.text for one in sections["static"]} <= set(RULES)
+    assert {one.text for one in sections["static"]} <= set(HANDBOOK)
     assert any("paid by the state" in one.text for one in sections["static"])
     assert FORM in texts_of(second[-1])[0]
     said, _ = ran.asked(SAID)
@@ -148,7 +146,7 @@ def test_a_changed_fact_replaces_the_old_one(ran: Ran) -> None:
 def test_another_user_and_a_forgotten_user_have_only_the_handbook(ran: Ran) -> None:
     *_, of_sam, of_a_stranger = ran.asked(LEAVE)
     for messages in (of_sam, of_a_stranger, ran.asked(SAID)[-1]):
-        assert {one.text for one in sections_of(messages)["static"]} <= set(RULES)
+        assert {one.text for one in sections_of(messages)["static"]} <= set(HANDBOOK)
         text = json.dumps(messages)
         assert not [trace for trace in TRACES if trace in text]
     assert sections_of(of_sam).keys() == sections_of(of_a_stranger).keys() == {"static"}

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.session.config import SessionConfig
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.stores.urls import open_store
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.chaos import Bounds, chaos
 from turnwise.testing.faults import FaultPlan, Faults
-from turnwise.testing.faulty_engine import FaultyEngine
+from turnwise.testing.faulty_engine import FaultyEngine, look
 from turnwise.testing.faulty_url import faulty_url
 from turnwise.testing.killers import ActorKiller, Doing, Killer, SessionKiller, WriteLock
 from turnwise.testing.workload import Workload
@@ -27,7 +28,8 @@ RATES = {"raise": 0.05, "hang": 0.02, "cut": 0.05, "dangling": 0.03, "nothing": 
 async def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_path: Path) -> None:
     """Cases 15 and 47."""
     journal, url = tmp_path / "faults.jsonl", f"sqlite:///{tmp_path}/chats.db"
-    engine = FaultyEngine(Faults(FaultPlan(rates=RATES), journal=journal), for_real=True)  # type: ignore[arg-type]
+    faults = Faults(FaultPlan(rates=RATES), journal=journal)  # type: ignore[arg-type]
+    engine = FaultyEngine(faults, tools=ToolRegistry(look), for_real=True)
     config = SessionConfig(cancel_grace_s=0.2)
     namespace = f"test-{tmp_path.name}"  # whose actors end with the test
 
@@ -46,7 +48,7 @@ async def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_pat
             lambda: open_store(url),
             Acknowledged(tmp_path / "told.jsonl"),
             killers=killers,
-            workload=Workload(sessions=3, callers=2),
+            workload=Workload(sessions=3, callers=2, calls=0.4),
             bounds=Bounds(faults=60, most_s=40.0, settle_s=120.0),
             journal=journal,
         )

@@ -31,7 +31,7 @@ Outages = Mapping[str, Callable[[], None]]
 EACH = share(2, 2)
 """How many outages of each kind there are: two with `make races`."""
 
-FROZEN_S = 1.0
+FROZEN_S = 3.0
 """Longer than a statement may take here, and than a silent server is borne with."""
 
 
@@ -55,7 +55,7 @@ def test_sessions_outlive_crashes_restarts_and_freezes_of_their_postgresql(
         "restart": partial(postgres_server.restart, "fast"),
         "freeze": partial(freeze, postgres_server),
     }
-    outlive(outages, postgres_server.url(statement_timeout=400), placement, tmp_path)
+    outlive(outages, postgres_server.url(statement_timeout=1500), placement, tmp_path)
 
 
 @pytest.mark.usefixtures("make_manager")
@@ -71,7 +71,7 @@ def test_sessions_outlive_crashes_and_freezes_of_their_redis(
         server.start()
 
     outages: Outages = {"crash": crash, "freeze": partial(freeze, server)}
-    outlive(outages, f"{server.url}?socket_timeout=0.4", placement, tmp_path)
+    outlive(outages, f"{server.url}?socket_timeout=1.5", placement, tmp_path)
 
 
 def outlive(outages: Outages, url: str, placement: Placement, folder: Path) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.cluster.ray_runtime import connect
+from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import ConfigError
 
 pytestmark = pytest.mark.ray
@@ -186,3 +188,32 @@ def test_settings_of_the_environment_are_read_when_a_manager_is_made(
 
 if __name__ == "__main__":
     program(Path(sys.argv[1]))
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_ray_that_does_not_start_in_time_is_started_once_more(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def init(**_: object) -> None:
+        started.append(init)
+        if len(started) <= late:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    if late == 1:
+        connect()
+    else:
+        with pytest.raises(ConfigError, match="less busy, or run `ray start --head` before"):
+            connect()
+    assert len(started) == 2
+
+
+def test_who_joins_a_ray_without_its_token_is_told_which_variables_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise ConnectionError("Failed to connect") from RuntimeError("Last error: ray.exceptions.AuthenticationError")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
+        SessionManager("memory://token", engine=EchoEngine())

@@ -13,6 +13,7 @@ from contextlib import suppress
 import pytest
 
 from packed_hosts import Hosting, refused
+from scale import share
 from schedules import DawdlingStore, explore
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout
@@ -193,7 +194,7 @@ def test_many_sessions_share_few_places_and_nobody_can_tell() -> None:
         await asyncio.sleep(2)
         assert hosting.host.resident_ids == [], "all have been idle for long enough"
 
-    assert explore(60, life)
+    assert explore(share(60, 4), life)
 
 
 @pytest.mark.virtual_time
@@ -301,7 +302,7 @@ def test_a_session_that_is_flooded_holds_no_neighbour_up() -> None:
         await asyncio.gather(*flood)
         (await audit(store.inner, names)).check()
 
-    assert explore(5, life)
+    assert explore(share(5, 5), life)
 
 
 def test_while_the_store_fails_no_session_is_unloaded_in_vain() -> None:
@@ -529,7 +530,7 @@ def test_sessions_move_from_replaced_hosts_once_they_are_idle_and_no_run_is_inte
         assert sorted(set(new.host.resident_ids)) == sorted(new.host.resident_ids)
         (await audit(store.inner, names, acknowledged)).check()
 
-    assert explore(60, life)
+    assert explore(share(60, 4), life)
 
 
 @pytest.mark.virtual_time

@@ -107,15 +107,81 @@ def test_a_conversation_is_created_changed_listed_and_deleted(service: Served) -
             forbidden(made.id)
     with pytest.raises(openai.NotFoundError):
         bob.responses.create(model="local", input="and?", conversation=made.id)
-    with pytest.raises(openai.BadRequestError) as refused:
-        ann.conversations.items.delete(items[0].id, conversation_id=made.id)
-    assert refused.value.code == "item_in_use"
     assert ann.conversations.delete(made.id).deleted
     for gone in (ann.conversations.retrieve, ann.conversations.delete, ann.conversations.items.list):
         with pytest.raises(openai.NotFoundError):
             gone(made.id)
     with pytest.raises(openai.NotFoundError):
         ann.responses.retrieve(answer.id)
+
+
+def test_an_item_that_is_deleted_is_in_no_later_response_and_earlier_ones_stay(service: Served) -> None:
+    ann, bob = client_of(service, "ann"), client_of(service, "bob")
+    made = ann.conversations.create(metadata={"topic": "rome"})
+    items = ann.conversations.items
+    first = ann.responses.create(model="local", input="one", conversation=made.id)
+    second = ann.responses.create(model="local", input="two", conversation=made.id)
+    assert second.output_text == "3: two"
+    listed = [item.id for item in items.list(made.id, order="asc")]
+    with pytest.raises(openai.NotFoundError):
+        bob.conversations.items.delete(listed[0], conversation_id=made.id)
+    deleted = checked(Conversation, items.delete(listed[2], conversation_id=made.id))
+    assert (deleted.id, deleted.metadata) == (made.id, {"topic": "rome"})
+    for gone in (items.retrieve, items.delete):
+        with pytest.raises(openai.NotFoundError):
+            gone(listed[2], conversation_id=made.id)
+    assert [item.id for item in items.list(made.id, order="asc")] == [*listed[:2], listed[3]]
+    assert [item.id for item in items.list(made.id, order="asc", after=listed[2])] == [listed[3]]
+    assert ann.responses.create(model="local", input="three", conversation=made.id).output_text == "3: three"
+    assert ann.responses.retrieve(second.id).output_text == "3: two"
+    asked = list(ann.responses.input_items.list(second.id))
+    assert [item.id for item in asked] == [listed[2]], "what a response was given stays"
+    assert ann.responses.retrieve(first.id).output[0].id == listed[1]
+    for item in items.list(made.id, order="asc"):
+        items.delete(item.id, conversation_id=made.id)
+    assert items.list(made.id).data == []
+    assert ann.responses.create(model="local", input="anew", conversation=made.id).output_text == "1: anew"
+
+
+def test_an_item_that_waits_is_deleted_and_a_call_goes_with_its_output(service: Served) -> None:
+    ann = client_of(service, "ann")
+    items = ann.conversations.items
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
+    messages = [{"role": "user", "content": text} for text in ("one", "two")]
+    made = ann.conversations.create(items=[*messages, call, output])
+    listed = [item.id for item in items.list(made.id, order="asc")]
+    items.delete(listed[0], conversation_id=made.id)
+    items.delete(listed[2], conversation_id=made.id)
+    assert [item.id for item in items.list(made.id)] == [listed[1]]
+    assert ann.responses.create(model="local", input="three", conversation=made.id).output_text == "1: two\n\nthree"
+
+
+def test_an_item_is_not_deleted_while_a_response_runs_or_waits(service: Served) -> None:
+    ann = client_of(service, "ann")
+    made = ann.conversations.create(items=[{"role": "user", "content": "one"}])
+    (item,) = ann.conversations.items.list(made.id)
+    running = ann.responses.create(model="stall", input="two", conversation=made.id, background=True)
+    with pytest.raises(openai.BadRequestError) as refused:
+        ann.conversations.items.delete(item.id, conversation_id=made.id)
+    assert refused.value.code == "conversation_locked"
+    ann.responses.cancel(running.id)
+    ann.conversations.items.delete(item.id, conversation_id=made.id)
+    tool = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
+    ask = {"model": "local", "input": "The weather?", "conversation": made.id}
+    waiting = ann.responses.create(**ask, tools=[tool])
+    (asked, *_) = ann.conversations.items.list(made.id, order="asc")
+    with pytest.raises(openai.BadRequestError, match="No tool output found"):
+        ann.conversations.items.delete(asked.id, conversation_id=made.id)
+    outputs = [{"type": "function_call_output", "call_id": waiting.output[0].call_id, "output": "Rain."}]
+    answer = ann.responses.create(model="local", input=outputs, conversation=made.id)
+    # The last item first, as who goes back does: each delete takes one item off the list, whatever is sent without it.
+    for kind in ("message", "function_call_output", "function_call", "message"):
+        newest = ann.conversations.items.list(made.id).data[0]
+        assert newest.type == kind
+        ann.conversations.items.delete(newest.id, conversation_id=made.id)
+    assert answer.output_text == "5: Rain."
+    assert ann.responses.create(model="local", input="Well?", conversation=made.id).output_text.endswith(": Well?")
 
 
 @function_tool
@@ -142,6 +208,18 @@ async def test_the_agents_sdk_keeps_its_session_as_a_conversation(service: Serve
         told = [event.data.type async for event in streamed.stream_events() if event.type == "raw_response_event"]
         assert told.count("response.completed") == 2 and "response.output_text.delta" in told
         assert streamed.final_output == "9: It is raining in Rome"
+        for kind in ("message", "function_call_output", "function_call", "message"):
+            left = await session.get_items()
+            popped = await session.pop_item()
+            assert popped == left[-1] and popped is not None and popped.get("type") == kind
+            assert await session.get_items() == left[:-1]
+        third = await Runner.run(agent, "Thanks again.", session=session, run_config=quiet)
+        assert third.final_output == "7: Thanks again."
+        await session.add_items([{"role": "user", "content": "and"}])
+        assert (await session.get_items())[-1].get("content") == [{"type": "input_text", "text": "and"}]
+        while await session.pop_item():
+            pass
+        assert await session.get_items() == []
         await session.clear_session()
 
 

@@ -18,7 +18,7 @@ from turnwise.http import create_app
 
 pytestmark = pytest.mark.ray
 
-CUTS = share(1000, 5)
+CUTS = share(1000)
 """How often followers are cut off in all; `make races` does all."""
 
 SSE = {**ANN, "Accept": "text/event-stream"}

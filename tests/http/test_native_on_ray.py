@@ -161,7 +161,10 @@ async def test_a_busy_session_names_its_run_and_what_can_be_done(ray_session: No
         first = (await client.post(f"{path}/runs", json={"prompt": "slow 500"})).json()
         busy = await client.post(f"{path}/runs", json={"prompt": "hello"})
         assert busy.status_code == 409 and busy.json()["error"] == "session_busy"
-        assert busy.json()["run_id"] == first["id"] and busy.json()["if_busy"] == ["enqueue", "interrupt", "rollback"]
+        assert busy.json()["run_id"] == first["id"] and "drop" not in busy.json()["if_busy"]
+        assert {"enqueue", "interrupt", "rollback", "latest"} <= {*busy.json()["if_busy"]}
+        dropped = (await client.post(f"{path}/runs", json={"prompt": "hello", "if_busy": "drop"})).json()
+        assert dropped == first | {"dropped": True}
         queued = (await client.post(f"{path}/runs", json={"prompt": "hello", "if_busy": "enqueue"})).json()
         state = (await client.get(path)).json()
         assert [state["active_run_id"], state["queued_run_ids"]] == [first["id"], [queued["id"]]]
@@ -252,6 +255,16 @@ async def test_calls_are_approved_rejected_and_provided(ray_session: None, folde
             await client.post(f"/v1/runs/{run_id}/provide", json={"call_id": call["call_id"], "result": "here"})
         ).is_success
         assert (await client.get(f"/v1/runs/{run_id}/wait")).json()["text"] == "found"
+        run_id, call = await waiting(prompt([("locate", {})], "seen"))
+        picture = {"kind": "image", "data": "aGk=", "media_type": "image/png"}
+        provided = {"call_id": call["call_id"], "result": {"at": "sea"}, "blocks": [picture]}
+        for nothing in ({"call_id": call["call_id"]}, {**provided, "blocks": [{"kind": "user", "text": "no"}]}):
+            assert (await client.post(f"/v1/runs/{run_id}/provide", json=nothing)).status_code == 422
+        assert (await client.post(f"/v1/runs/{run_id}/provide", json=provided)).status_code == 204
+        turn = (await client.get(f"/v1/runs/{run_id}/wait")).json()
+        (newest,) = (await client.get(f"{path}/turns?after={turn['turn_index'] - 1}")).json()["items"]
+        (result,) = [block for block in newest["blocks"] if block["kind"] == "tool_result"]
+        assert json.loads(result["text"]) == {"at": "sea"} and result["blocks"][0]["media_type"] == "image/png"
         labels["tools"][0]["parameters"]["properties"] = {"a": {"$ref": "http://127.0.0.1:1/secret"}}
         refused = await client.post(f"{path}/runs", json={"prompt": "x", **labels})
         assert refused.status_code == 422 and "is not in the schema itself" in refused.json()["detail"]
@@ -320,6 +333,74 @@ async def test_memories_are_saved_recalled_changed_and_forgotten(
         assert gone["sessions"] >= 1 and gone["items"]["facts"] >= 1 and gone["verified"]
         assert (await client.get("/v1/count")).json() == {"sessions": 0}
         assert (await client.get("/v1/count", headers=BOB)).json() == {"sessions": 1}
+
+
+async def test_a_message_is_removed_by_its_place(ray_session: None, folder: Path) -> None:
+    async with in_process(folder) as client:
+        path = await opened(client, "removing")
+        for text in ("one", "two"):
+            await ran(client, path, text)
+        for text in ("three", "four"):
+            assert (await client.post(f"{path}/append", json={"prompt": text})).is_success
+        listed = (await client.get(f"{path}/messages")).json()["items"]
+        for at in (2, 4, 5):
+            removed = await client.delete(f"{path}/messages/{listed[at]['place']}")
+            assert removed.json() == {"removed": 1}, removed.text
+        left = (await client.get(f"{path}/messages")).json()["items"]
+        assert [each["id"] for each in left] == [listed[at]["id"] for at in (0, 1, 3)]
+        turns = (await client.get(f"{path}/turns")).json()["items"]
+        assert [turn["removed"] for turn in turns] == [[], [0]] and turns[1]["blocks"][0]["text"] == "two"
+        for wrong, status in (("nothing", 422), ("1~5.0-1", 422), ("99~5.0-1", 404)):
+            assert (await client.delete(f"{path}/messages/{wrong}")).status_code == status
+        theirs = await client.delete(f"{path}/messages/{listed[0]['place']}", headers=BOB)
+        assert theirs.status_code == 404
+        await ran(client, path, "five")
+        (newest,) = (await client.get(f"{path}/turn?snapshot=true")).json()["blocks"][-2:-1]
+        assert newest["text"] == "five"
+
+
+async def test_a_conversation_from_elsewhere_is_imported_and_exported(ray_session: None, folder: Path) -> None:
+    said = [{"role": "user", "content": "Where is the key?"}, {"role": "assistant", "content": "Under the mat."}]
+    async with in_process(folder) as client:
+        path = await opened(client, "imported")
+        refusals: list[dict[str, Any]] = [
+            {"messages": []},
+            {"messages": [{"role": "wizard", "content": "Hm."}]},
+            {"messages": [{"role": "user", "content": 5}]},
+            {"messages": said, "format": "xml"},
+            {"messages": said, "idempotency_key": ""},
+            {"messages": said, "after": -2},
+            {"messages": said, "memory": "sometimes"},
+            {"format": "openai_chat"},
+        ]
+        for wrong in refusals:
+            refused = await client.post(f"{path}/import", json=wrong)
+            assert refused.status_code == 422 and refused.headers["content-type"] == "application/problem+json", wrong
+        assert (await client.get(f"{path}/turns")).json()["items"] == []
+        for _ in range(2):
+            turn = (await client.post(f"{path}/import", json={"messages": said, "system": "Be brief."})).json()
+            assert (turn["index"], turn["run_id"], turn["text"]) == (0, None, "Under the mat.")
+        late = {"messages": said, "idempotency_key": "again", "after": -1, "memory": True}
+        refused = await client.post(f"{path}/import", json=late)
+        assert refused.status_code == 409 and refused.json()["error"] == "turns_changed", refused.text
+        shown = (await client.get(f"{path}/export")).json()
+        assert shown["format"] == "openai_chat" and shown["left_out"] == {} and shown["messages"][1:] == said
+        assert shown["messages"][0] == {"role": "system", "content": "Be brief."}
+        others = (await client.get(f"{path}/export?format=anthropic")).json()
+        assert others["system"] == "Be brief." and [each["role"] for each in others["messages"]] == [
+            "user",
+            "assistant",
+        ]
+        assert (await client.get(f"{path}/export?format=xml")).status_code == 422
+        for theirs in (
+            await client.post(f"{path}/import", json={"messages": said, "idempotency_key": "k"}, headers=BOB),
+            await client.get(f"{path}/export", headers=BOB),
+            await client.get("/v1/sessions/nobody/export"),
+        ):
+            assert theirs.status_code == 404 and theirs.json()["error"] == "session_not_found"
+        assert (await ran(client, path, "And now?"))["state"] == "completed"
+        after = (await client.get(f"{path}/export")).json()["messages"]
+        assert [each["content"] for each in after[3:]] == ["And now?", "And now?"]
 
 
 async def test_a_run_without_a_session_leaves_nothing(ray_session: None, folder: Path) -> None:

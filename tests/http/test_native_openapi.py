@@ -82,7 +82,7 @@ def test_every_request_has_an_example_that_fits(document: dict[str, Any], operat
             name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
             schema = document["components"]["schemas"][name]
             assert schema.get("examples"), name
-            assert schema["additionalProperties"] is False, name
+            assert schema["additionalProperties"] is False or name == "AgentInput", name  # AG-UI's fields may grow
             for example in schema["examples"]:
                 check(schema, example)
     for schema in within(document["components"]["schemas"]):

@@ -61,7 +61,10 @@ async def test_ids_may_have_any_characters(ray_session: None, folder: Path, pref
         outer = FastAPI()
         outer.state.service = app.state.service
         outer.mount("/api", app)
-        async with on_server(outer if prefix else app) as url, httpx.AsyncClient(base_url=url + prefix) as client:
+        async with (
+            on_server(outer if prefix else app) as url,
+            httpx.AsyncClient(base_url=url + prefix, timeout=100) as client,
+        ):
             for name in IDS:
                 path = await opened(client, name)
                 found = await client.get(path)

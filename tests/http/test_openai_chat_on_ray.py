@@ -84,13 +84,26 @@ class Service:
         return [message.text for message in await chat.messages()]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all tests' sessions, so that one process has them."""
+    return tmp_path_factory.mktemp("http")
+
+
 @asynccontextmanager
-async def served(folder: Path, provider: LocalProvider, **settings: Any) -> AsyncIterator[Service]:
+async def served(
+    folder: Path, provider: LocalProvider, *, is_emptied: bool = True, **settings: Any
+) -> AsyncIterator[Service]:
+    """Yield a service, whose store has no session of earlier tests."""
     engine = OpenAIEngine("local", base_url=provider.base_url, max_retries=0, tools=ToolRegistry(look, pay))
     slow = OpenAIEngine("local/slow", base_url=provider.base_url, max_retries=0)
     engines = {"main": engine, "slow": slow}
     store = f"sqlite:///{folder}/chats.db"
     async with AsyncSessionManager(store, engine=engines, placement=Packed(hosts=1), enforce_user=True) as manager:
+        for found in await manager.across_users().list() if is_emptied else ():
+            chat = await manager.get(found.session_id, user_id=found.user_id)
+            await chat.end()
+            await chat.delete()
         app = create_app(manager, auth=TOKENS, settings=HttpSettings(**settings))
         async with on_server(app) as url:
             yield Service(manager, url, app.state.service.stop)
@@ -117,8 +130,8 @@ async def until(holds: Any) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_stateless_completions(ray_session: ModuleType, tmp_path: Path, provider: LocalProvider) -> None:
-    async with served(tmp_path, provider) as service, service.client() as client:
+async def test_stateless_completions(ray_session: ModuleType, folder: Path, provider: LocalProvider) -> None:
+    async with served(folder, provider) as service, service.client() as client:
         create = client.chat.completions.create
         hello: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
         plain = await create(model="local", messages=hello, temperature=0.5, max_tokens=50, stop=["END"], user="u")
@@ -160,9 +173,9 @@ async def test_stateless_completions(ray_session: ModuleType, tmp_path: Path, pr
 
 
 async def test_functions_of_the_client_without_a_session(
-    ray_session: ModuleType, tmp_path: Path, provider: LocalProvider
+    ray_session: ModuleType, folder: Path, provider: LocalProvider
 ) -> None:
-    async with served(tmp_path, provider) as service, service.client() as client:
+    async with served(folder, provider) as service, service.client() as client:
         create = client.chat.completions.create
         messages: list[Any] = [{"role": "user", "content": script(TWO_CALLS, "warmer in Rome")}]
         called = await create(model="local", messages=messages, tools=[WEATHER])
@@ -185,8 +198,8 @@ async def test_functions_of_the_client_without_a_session(
         assert said(final) == ("warmer in Rome", "stop")
 
 
-async def test_a_session_has_the_conversation(ray_session: ModuleType, tmp_path: Path, provider: LocalProvider) -> None:
-    async with served(tmp_path, provider) as service, service.client("chat") as client:
+async def test_a_session_has_the_conversation(ray_session: ModuleType, folder: Path, provider: LocalProvider) -> None:
+    async with served(folder, provider) as service, service.client("chat") as client:
         create = client.chat.completions.create
         system: Any = {"role": "system", "content": "Be brief."}
         messages: list[Any] = [system, {"role": "user", "content": "one"}]
@@ -225,11 +238,11 @@ async def test_a_session_has_the_conversation(ray_session: ModuleType, tmp_path:
 
 
 async def test_results_continue_the_run_that_waits(
-    ray_session: ModuleType, tmp_path: Path, provider: LocalProvider
+    ray_session: ModuleType, folder: Path, provider: LocalProvider
 ) -> None:
     steps = script([("look", {"at": "the map"}), *TWO_CALLS], "Rome", [("weather", {"city": "Bonn"})])
     messages: list[Any] = [{"role": "user", "content": steps}]
-    async with served(tmp_path, provider) as service, service.client("chat") as client:
+    async with served(folder, provider) as service, service.client("chat") as client:
         called = await client.chat.completions.create(model="local", messages=messages, tools=[WEATHER])
         calls: list[Any] = called.choices[0].message.tool_calls or []
         assert [json.loads(call.function.arguments)["city"] for call in calls] == ["Oslo", "Rome"]
@@ -238,7 +251,7 @@ async def test_results_continue_the_run_that_waits(
         (run,) = await chat.runs()
         assert run.state == "awaiting_approval"
     # Another service of the same store, later.
-    async with served(tmp_path, provider) as service, service.client("chat") as client:
+    async with served(folder, provider, is_emptied=False) as service, service.client("chat") as client:
         create = client.chat.completions.create
         chat = await service.manager.get("chat", user_id="ann")
         answer = called.choices[0].message.model_dump()
@@ -271,10 +284,10 @@ async def test_results_continue_the_run_that_waits(
 
 
 async def test_a_client_that_leaves_keeps_or_cancels_its_run(
-    ray_session: ModuleType, tmp_path: Path, provider: LocalProvider
+    ray_session: ModuleType, folder: Path, provider: LocalProvider
 ) -> None:
     long: list[Any] = [{"role": "user", "content": "word " * 100}]
-    async with served(tmp_path, provider) as service:
+    async with served(folder, provider) as service:
         for name, wish, state in (("kept", "keep", "completed"), ("cut", "cancel", "cancelled")):
             for stream in (True, False):
                 session_id = f"{name} {stream}"
@@ -322,7 +335,7 @@ async def test_a_client_that_leaves_keeps_or_cancels_its_run(
 
 
 async def test_what_is_not_supported_is_refused_by_name(
-    ray_session: ModuleType, tmp_path: Path, provider: LocalProvider
+    ray_session: ModuleType, folder: Path, provider: LocalProvider
 ) -> None:
     hello: list[Any] = [{"role": "user", "content": "hello"}]
     wrong: list[tuple[str, Any, str]] = [
@@ -352,7 +365,7 @@ async def test_what_is_not_supported_is_refused_by_name(
         ("messages", [{"role": "user", "content": " "}], "not blank"),
         ("messages[0].name", [{"role": "user", "content": "x", "name": "ann"}], "does not support"),
     ]
-    async with served(tmp_path, provider, max_body_bytes=10_000) as service:
+    async with served(folder, provider, max_body_bytes=10_000) as service:
         headers = {"Authorization": "Bearer ann's-secret-token"}
         async with httpx.AsyncClient(base_url=f"{service.url}/openai/v1", headers=headers, timeout=60) as client:
             for param, value, why in wrong:
@@ -386,9 +399,9 @@ async def test_what_is_not_supported_is_refused_by_name(
 
 
 async def test_a_failed_answer_is_asked_for_again(
-    ray_session: ModuleType, tmp_path: Path, provider: LocalProvider
+    ray_session: ModuleType, folder: Path, provider: LocalProvider
 ) -> None:
-    async with served(tmp_path, provider, models=("local/500-once",)) as service, service.client("chat") as client:
+    async with served(folder, provider, models=("local/500-once",)) as service, service.client("chat") as client:
         create = client.chat.completions.create
         messages: list[Any] = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "x"}]
         messages += [{"role": "user", "content": "two"}]
@@ -402,7 +415,7 @@ async def test_a_failed_answer_is_asked_for_again(
 
 
 async def test_an_agent_of_openai_s_agents_sdk_calls_its_own_tools(
-    ray_session: ModuleType, tmp_path: Path, provider: LocalProvider
+    ray_session: ModuleType, folder: Path, provider: LocalProvider
 ) -> None:
     cities: list[str] = []
 
@@ -412,7 +425,7 @@ async def test_an_agent_of_openai_s_agents_sdk_calls_its_own_tools(
         cities.append(city)
         return f"{city}: rain"
 
-    async with served(tmp_path, provider) as service:
+    async with served(folder, provider) as service:
         for session_id in ("agent", None):
             async with service.client(session_id) as client:
                 model = OpenAIChatCompletionsModel(model="local", openai_client=client)
@@ -431,10 +444,10 @@ async def test_an_agent_of_openai_s_agents_sdk_calls_its_own_tools(
 
 
 async def test_a_server_that_stops_tells_its_clients_to_come_back(
-    ray_session: ModuleType, tmp_path: Path, provider: LocalProvider
+    ray_session: ModuleType, folder: Path, provider: LocalProvider
 ) -> None:
     long: list[Any] = [{"role": "user", "content": "word " * 100}]
-    async with served(tmp_path, provider) as service, service.client("chat") as client:
+    async with served(folder, provider) as service, service.client("chat") as client:
         create = client.chat.completions.create
         running = await create(model="slow", messages=long, stream=True)
         await anext(aiter(running))
@@ -456,9 +469,9 @@ async def test_a_server_that_stops_tells_its_clients_to_come_back(
         assert (await run.wait(WAIT_S)).text.startswith("You said: word word"), "it goes on"
 
 
-def test_the_synchronous_client(ray_session: ModuleType, tmp_path: Path, provider: LocalProvider) -> None:
+def test_the_synchronous_client(ray_session: ModuleType, folder: Path, provider: LocalProvider) -> None:
     async def use() -> None:
-        async with served(tmp_path, provider) as service:
+        async with served(folder, provider) as service:
             await asyncio.to_thread(ask, service)
 
     def ask(service: Service) -> None:

@@ -13,6 +13,7 @@ from turnwise.http.openai.errors import OpenAIError
 from turnwise.http.openai.messages import read_messages
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.chat_messages import ChatMessage, chat_messages_of
+from turnwise.memory.conversation.spans import Span, cut
 from turnwise.memory.conversation.turns import TurnRecord
 
 PIXEL = "data:image/png;base64,aGk="
@@ -35,9 +36,10 @@ def tool(text: str, call_id: str = "c1") -> dict[str, Any]:
 def turns(*given: Any) -> Iterator[ChatMessage]:
     """Yield the messages of turns: a status, prompts, and answers."""
     for index, (status, prompt, output) in enumerate(given):
-        record = TurnRecord(index=index, status=status)
         prompts = [User(text=each) if isinstance(each, str) else each for each in prompt]
         outputs = [Text(text=each) if isinstance(each, str) else each for each in output]
+        spans = cut([Span("1", 0, len(prompts) + len(outputs))], len(prompts))
+        record = TurnRecord(index=index, status=status, prompt=spans[0], output=spans[1])
         yield from chat_messages_of("s", record, None, prompts, outputs)
 
 

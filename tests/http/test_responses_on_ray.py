@@ -141,7 +141,7 @@ def test_a_stream_has_each_event_once_wherever_it_is_cut(ann: Any, service: Serv
 def follow(service: Served, id: str, after: int) -> list[dict[str, Any]]:
     query = {"stream": "true"} | ({"starting_after": str(after)} if after >= 0 else {})
     headers = {"Authorization": "Bearer ann's-secret-token"}
-    text = httpx.get(f"{service.url}/openai/v1/responses/{id}", params=query, headers=headers).text
+    text = httpx.get(f"{service.url}/openai/v1/responses/{id}", params=query, headers=headers, timeout=100).text
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
 
@@ -393,6 +393,10 @@ def part(of: dict[str, Any]) -> dict[str, Any]:
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
         ({"input": "x", "tools": [{"type": "function", "name": "a b", "parameters": {}}]}, "tools[0].name"),
         (
+            {"input": "x", "tools": [{"type": "function", "name": "a", "parameters": {"type": "object", "$ref": "#"}}]},
+            "tools[0].parameters",
+        ),
+        (
             {"input": "x", "tools": [{"type": "function", "name": "a", "parameters": {"type": 7}}]},
             "tools[0].parameters",
         ),
@@ -408,7 +412,7 @@ def part(of: dict[str, Any]) -> dict[str, Any]:
 def test_a_malformed_request_is_refused_with_the_place(ann: Any, service: Served, body: Any, param: str | None) -> None:
     count = service.call(service.manager.count(user_id="ann"))
     headers = {"Authorization": "Bearer ann's-secret-token", "Content-Type": "application/json"}
-    answer = httpx.post(f"{service.url}/openai/v1/responses", content=json.dumps(body), headers=headers)
+    answer = httpx.post(f"{service.url}/openai/v1/responses", content=json.dumps(body), headers=headers, timeout=100)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error" and error["message"] and error["param"] == param, error
@@ -417,7 +421,7 @@ def test_a_malformed_request_is_refused_with_the_place(ann: Any, service: Served
 
 def test_hostile_ids_and_bodies_are_refused(service: Served) -> None:
     headers = {"Authorization": "Bearer ann's-secret-token"}
-    with httpx.Client(base_url=f"{service.url}/openai/v1", headers=headers) as client:
+    with httpx.Client(base_url=f"{service.url}/openai/v1", headers=headers, timeout=100) as client:
         zeros, long = "resp_" + "0" * 26, "resp_" + "f" * 40
         for made_up in ("resp_", "resp_%00", "x" * 5000, long, "conv_chat", zeros, "%2f..%2fv1"):
             for path in (f"/responses/{made_up}", f"/conversations/{made_up}", f"/responses/{made_up}/input_items"):

@@ -30,11 +30,11 @@ def test_the_commands_that_a_demo_prints_work_as_printed_and_it_stops_with_its_o
         *commands, page = [line.strip() for line in service.printed if line.startswith("  ")]
         curl, *python = run_all(commands)
         assert '"state":"completed"' in curl and all(python)
-        assert "<html" in httpx.get(page, follow_redirects=True).text
+        assert "<html" in httpx.get(page, follow_redirects=True, timeout=60).text
         with closing(Follower(start(service.url, "last", PROMPT)).read(service.url)) as stream:
             assert next(stream)["kind"] == "run_started"
-        assert httpx.get(f"{service.url}/health/ready").json()["status"] == "ok"
-        assert httpx.get(f"{service.url}/health", headers={"Host": "elsewhere.example"}).status_code == 400
+        assert httpx.get(f"{service.url}/health/ready", timeout=60).json()["status"] == "ok"
+        assert httpx.get(f"{service.url}/health", headers={"Host": "elsewhere.example"}, timeout=60).status_code == 400
         assert service.stop() == 0
 
 
@@ -57,6 +57,7 @@ def test_sigterm_in_the_middle_of_a_stream_hands_the_client_over_to_the_next_pro
         assert len(provider.requests) == 1
 
 
+@pytest.mark.soak
 def test_sigkill_of_workers_in_the_middle_of_a_stream_costs_the_client_no_event(
     ray_address: str, tmp_path: Path
 ) -> None:

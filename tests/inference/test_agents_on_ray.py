@@ -85,8 +85,11 @@ class Bench:
         given: dict[str, Any] = {"base_url": self.provider.base_url, "max_retries": 0, **settings}
         return kind("local", tools=ToolRegistry(*tools, **(registry or {})), **given)
 
-    def manager(self, *tools: Tool, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:
-        return self._make_manager(engine=self.engine(*tools, **settings), config=SessionConfig(**(config or {})))
+    def manager(
+        self, *tools: Tool, config: Mapping[str, Any] | None = None, placement: Placement | None = None, **settings: Any
+    ) -> SessionManager:
+        chosen = {"config": SessionConfig(**(config or {})), "placement": placement or Dedicated()}
+        return self._make_manager(engine=self.engine(*tools, **settings), **chosen)
 
     def notes(self) -> list[str]:
         return self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
@@ -246,7 +249,8 @@ def test_a_run_at_its_step_limit_keeps_executed_results_and_has_a_stop_reason(be
 
 def test_a_tool_gets_the_sessions_user_and_usage_adds_up_by_user(bench: Bench) -> None:
     """Case 50, for tools."""
-    manager = bench.manager(whoami, config={"prices": {"local": Price(input=1.0, output=1_000_000.0)}})
+    prices = {"local": Price(input=1.0, output=1_000_000.0)}
+    manager = bench.manager(whoami, config={"prices": prices}, placement=Packed(hosts=1))
     forged = {"user_id": "eve", "context": {"session": {"user_id": "eve"}}}
     story = prompt([("whoami", {"user_id": "eve"}), ("whoami", forged)], "done")
     spent: dict[str, Usage] = {}

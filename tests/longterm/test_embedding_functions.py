@@ -106,7 +106,8 @@ async def test_a_function_that_cannot_be_built_degrades_recall_to_words(
     openai: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = VectorIndex(ChromaInMemory(), openai, name="unbuilt")
-    memory = pickle.loads(cloudpickle.dumps(VectorMemory(SQLItems(f"sqlite:///{tmp_path}/items.db"), index, pause_s=0)))
+    patient = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/items.db"), index, pause_s=0, query_s=60)
+    memory = pickle.loads(cloudpickle.dumps(patient))
     monkeypatch.delenv(KEY)
     async with closing(memory):
         await memory.remember(ADA, [MemoryItem(id="1", text="Her cousin Odile grows dates in Marrakesh.")])

@@ -82,7 +82,7 @@ def one_searcher(searcher: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch)
     def search(parts: Iterable[Part], prints: Iterable[Print], salt: bytes) -> Found:
         return searcher.submit(byte_search._search, list(parts), Needles(prints, salt)).result()
 
-    if share(10) < 10:
+    if share(20) < 20:
         monkeypatch.setattr(byte_search, "search", search)
 
 
@@ -351,7 +351,7 @@ async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, mon
     monkeypatch.setattr("turnwise.memory.longterm.vector.memory.REST", 2)
 
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-    await memory.remember(ANN, [item(str(at), f"zyzzyva {at}") for at in range(share(300, 5))])
+    await memory.remember(ANN, [item(str(at), f"zyzzyva {at}") for at in range(share(300, 15))])
     await memory.remember(BOB, [item("1", "a lighthouse")])
     erasing = asyncio.create_task(erase(memory, ANN))
     done = 0

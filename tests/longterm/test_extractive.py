@@ -429,7 +429,7 @@ lies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=share(200, 4), deadline=None)
+@settings(max_examples=share(200, 8), deadline=None)
 @given(st.lists(lies | json_values, max_size=6) | json_values)
 def test_random_answers_store_nothing_that_the_user_did_not_say(answer: Any) -> None:
     """Known facts stay, except for those on the same subject; new facts are in what the user said."""
@@ -498,7 +498,7 @@ async def test_recalled_text_never_becomes_a_fact() -> None:
     # what another memory knows, and recalls each time
     other = [MemoryItem(id=str(at), text=f"Secret{at} is kept in vault{at}.", created_at=1.0) for at in range(20)]
     said = set()
-    for turn in range(share(1000, 4)):
+    for turn in range(share(1000, 8)):
         recalled = [*await memory.recall(USER, "What do I own? boat", limit=5), other[turn % 20]]
         prompt = make_sections([RetrievalResult(items=recalled)], now=5.0, counter=ByteCounter()).text
         ever.extend(item.text for item in recalled)

@@ -149,6 +149,7 @@ def test_sessions_continue_without_a_hanging_memory_which_catches_up(house: Hous
     assert turns_in(chat) == list(range(len(chat.turns(limit=1000))))
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_memories_killed_under_load_have_each_turn_once(house: House, tmp_path: Path) -> None:
     """Cases 55 and 63: SIGKILL while turns are recalled and saved, in vectors and in facts by a model."""
@@ -177,7 +178,7 @@ def test_memories_killed_under_load_have_each_turn_once(house: House, tmp_path: 
             task.result()
     for chat in chats:
         assert chat.memory.wait(WAIT_S)
-        assert turns_in(chat) == list(range(TURNS))
+        until(lambda: turns_in(chat) == list(range(TURNS)), WAIT_S)  # noqa: B023 - a recall may come too late
         things = [f"My thing{number} of {chat.user_id} is a walrus." for number in range(TURNS)]
         assert sorted(facts_of(house, chat.user_id)) == sorted(things)
         behind, caught_up = told(chat, MemoryBehind), told(chat, MemoryCaughtUp)
@@ -196,12 +197,13 @@ def facts_of(house: House, user: str) -> list[str]:
     return asyncio.run(read())
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_turn_is_saved_after_all_processes_were_killed(house: House, tmp_path: Path) -> None:
     """Cases 55 and 63: the memory had taken the turn and not kept it, the session had not noted that."""
     embedding = SteeredEmbedding(tmp_path)
     memory = house.vector(embedding=embedding)
-    patient = {**HASTY, "memory": MemoryConfig(timeout_s=5.0)}  # its process takes its time to come back
+    patient = {**HASTY, "memory": MemoryConfig(timeout_s=WAIT_S)}  # its process takes its time to come back
     chat = house.manager(memory, config=patient).open("chat")
     say(chat, "My walrus is small.")
     assert chat.memory.wait(WAIT_S)

@@ -2,17 +2,21 @@
 
 import ast
 import graphlib
+import importlib
 import inspect
 import os
 import pickle
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+import reference_pages
 import turnwise
 from turnwise import (
     AsyncExecutionHandle,
@@ -21,6 +25,7 @@ from turnwise import (
     ExecutionHandle,
     Session,
     SessionManager,
+    adapters,
     conformance,
     console,
     engines,
@@ -29,6 +34,7 @@ from turnwise import (
     memories,
     stores,
     strategies,
+    telemetry,
     testing,
     transcripts,
 )
@@ -36,7 +42,9 @@ from turnwise.memories import AsyncSessionMemory, SessionMemory
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
-FLOORS = ["errors", "memory", "strategies", "actors", "http", "console", "testing"]
+FLOORS = [
+    *("errors", "memory", "strategies", "actors", "telemetry", "adapters", "http", "console", "testing", "conformance")
+]
 ROOMS = {
     "memory": [
         "background",
@@ -89,8 +97,8 @@ def loaded_by(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def files_of(floor: str) -> list[Path]:
-    folders = {"testing": "src/turnwise/testing", "http": "src/turnwise/http", "console": "src/turnwise/console"}
-    found = sorted((ROOT / folders.get(floor, floor)).rglob("*.py"))
+    folder = ROOT / floor if floor in ("memory", "strategies", "actors") else ROOT / "src/turnwise" / floor
+    found = sorted(folder.rglob("*.py"))
     files = [ROOT / "src/turnwise/errors.py"] if floor == "errors" else found
     assert files, floor
     return files
@@ -105,9 +113,10 @@ def test_imports_run_from_actors_to_strategies_to_memory_to_errors_and_only_acto
             top, _, rest = name.partition(".")
             where = f"{path.relative_to(ROOT)}:{line} imports {name}"
             assert top != "", f"{where}, relatively: write turnwise.<module>"
-            assert top != "ray" or floor in ("actors", "testing") or path.name == "serve.py", (
+            assert top != "ray" or floor in ("actors", "telemetry", "testing") or path.name == "serve.py", (
                 f"{where}: Ray is for actors/"
             )
+            assert top != "opentelemetry" or floor == "telemetry", f"{where}: OpenTelemetry is for telemetry/"
             assert top not in FLOORS, f"{where}: its import name begins with turnwise"
             if top == "turnwise" and line not in only_types:
                 assert rest.partition(".")[0] in below, f"{where}: {floor} may import from {below}"
@@ -167,8 +176,39 @@ def test_the_stand_in_provider_has_nothing_of_turnwise_so_that_neither_hides_mis
             assert its_own, f"{path.relative_to(ROOT)}:{line} imports {name}"
 
 
-PUBLIC = [turnwise, conformance, console, engines, http, memories, stores, strategies, testing, transcripts]
+PUBLIC = [
+    turnwise,
+    adapters,
+    conformance,
+    console,
+    engines,
+    http,
+    memories,
+    stores,
+    strategies,
+    telemetry,
+    testing,
+    transcripts,
+]
 NAMES = [(module, name) for module in PUBLIC for name in dir(module)]
+
+
+def test_each_public_module_can_be_imported_in_all_ways() -> None:
+    """That type checkers find them too is in `test_types.py`."""
+    named = reference_pages.public_modules()
+    assert {module.__name__ for module in PUBLIC} | {"turnwise.errors", "turnwise.events", "turnwise.blocks"} == {
+        "turnwise",
+        *named,
+    }
+    for name in named:
+        _, _, last = name.partition(".")
+        module = importlib.import_module(name)
+        found: dict[str, Any] = {}
+        exec(f"import {name}; from turnwise import {last}; import {name} as other", found)
+        assert found["other"] is module and found[last] is module and getattr(turnwise, last) is module
+        for each in [each for each in dir(module) if not each.startswith("_")][:1]:
+            exec(f"from {name} import {each}", found)
+            assert found[each] is getattr(module, each)
 
 
 @pytest.mark.parametrize("module", PUBLIC)
@@ -285,3 +325,27 @@ def test_each_cited_case_is_in_the_list_of_cases() -> None:
         for cited in re.findall(r"\b[Cc]ases? ((?:[1-9]\d*(?:, | and )?)+)", path.read_text(encoding="utf-8")):
             numbers = {int(number) for number in re.findall(r"\d+", cited)}
             assert numbers <= cases, f"{path.relative_to(ROOT)} cites {numbers - cases}"
+
+
+def test_each_page_of_the_docs_is_in_the_navigation_of_the_site() -> None:
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
+    listed = list(pages_in(nav))
+    there = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert not there - set(listed), "give each a place in `nav` in zensical.toml"
+    assert sorted(listed) == sorted(there)
+
+
+def test_the_reference_is_made_from_the_code_as_it_is() -> None:
+    made, there = reference_pages.pages(), {page.name: page for page in (ROOT / "docs/reference").glob("*.md")}
+    assert set(made) == set(there)
+    for name, text in made.items():
+        assert there[name].read_text(encoding="utf-8") == text, f"{name}: run `make reference`"
+
+
+def pages_in(nav: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the pages of a part of the navigation."""
+    for value in (value for each in nav for value in each.values()):
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from pages_in(value)

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 from markdown_blocks import blocks_of
+from reference_pages import public_modules
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 NARROWED = """
 from collections.abc import Mapping, Sequence
@@ -104,6 +105,20 @@ def named(session: Session, prompts: Sequence[Prompt], if_busy: IfBusy, page: Pa
     assert_type(__version__, str)
 """
 
+IMPORTED = """
+from typing import assert_type
+
+from turnwise import events as same
+from turnwise.blocks import Text as OneText
+from turnwise.events import TextDelta as OneDelta
+
+
+def same_classes(delta: turnwise.events.TextDelta, text: turnwise.blocks.Text) -> None:
+    assert_type(delta, same.TextDelta)
+    assert_type(delta, OneDelta)
+    assert_type(text, OneText)
+"""
+
 WRONG = """
 from turnwise import AnyEvent, SesionManager
 from turnwise.stores import InMemoryStor
@@ -120,13 +135,19 @@ def read(event: AnyEvent) -> None:
 def test_the_documentation_is_typed_and_mistakes_are_found(tmp_path: Path) -> None:
     """One process of mypy checks everything, with the project's settings and the cache of `make lint`."""
     texts = {
-        f"{page.stem.lower()}_{block.line}": block.at_its_lines
+        re.sub(r"\W", "_", f"{page.relative_to(ROOT).with_suffix('')}_{block.line}").lower(): block.at_its_lines
         for page in PAGES
         for block in blocks_of(page)
         if block.kind.startswith("python")
     }
     assert len(texts) > 20
-    for name, text in (texts | {"narrowed": NARROWED, "wrong": WRONG}).items():
+    imports = [
+        f"import {name}\nimport {name} as _{last}\nfrom turnwise import {last}\nprint({last}, _{last}, {name})\n"
+        for name in public_modules()
+        for last in [name.partition(".")[2]]
+    ]
+    texts |= {"narrowed": NARROWED, "imported": "".join(imports) + IMPORTED, "wrong": WRONG}
+    for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--hide-error-context", "--no-pretty", *sorted(map(str, tmp_path.iterdir()))],

@@ -13,7 +13,7 @@ from engines import ScriptedEngine
 from schedules import SESSION
 from session_memories import Book, MemoryStage
 from turnwise.actors.session.core import SessionCore
-from turnwise.errors import LongTermMemoryError, SessionBusyError, StoreError, TurnNotFoundError
+from turnwise.errors import LongTermMemoryError, SessionBusyError, SessionChangedError, StoreError, TurnNotFoundError
 from turnwise.memory.conversation.blocks import CLEARED, decode, encode
 from turnwise.memory.conversation.events import Event, PromptAppended, TurnsCleared
 from turnwise.memory.conversation.ids import new_id
@@ -72,6 +72,25 @@ async def test_a_session_that_is_cleared_begins_anew_and_memories_forget_its_tur
     turn = await stage.say("four")
     assert turn.index == 4 and turn.parent is None and said(stage.engine.given[-1]) == ["four"]
     assert (await stage.core.clear()).turns == 1 and (await stage.core.clear()).turns == 0
+
+
+async def test_a_session_that_changed_since_it_was_read_is_not_cleared() -> None:
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id=SESSION))
+    core = SessionCore(SESSION, store, ScriptedEngine())
+    await core.append(["one"], "a")
+    read = (await core.reads.session()).updated_at
+    await core.append(["two"], "b")
+    with pytest.raises(SessionChangedError):
+        await core.clear(updated_at=read)
+    assert len(await core.reads.turns()) == 1
+    again = SessionCore(SESSION, store, ScriptedEngine())
+    read = (await core.reads.session()).updated_at
+    assert (await again.clear(updated_at=read, key="clear")).turns == 1
+    await again.append(["three"], "c")
+    again = SessionCore(SESSION, store, ScriptedEngine())
+    assert (await again.clear(updated_at=read, key="clear")).turns == 1, "as Ray repeats a call whose answer is lost"
+    assert len(await again.reads.turns()) == 1
 
 
 @pytest.mark.virtual_time

@@ -20,6 +20,7 @@ from schedules import SESSION, spread
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
     CallDecidedError,
+    InvalidInputError,
     InvalidPromptError,
     NoActiveRunError,
     SessionBusyError,
@@ -28,10 +29,11 @@ from turnwise.errors import (
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse, encode
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.rebuild import Rebuilt, rebuild
+from turnwise.memory.conversation.spans import Spans, join, overlap, places, union
 from turnwise.memory.conversation.transcript import Ledger, repair
 from turnwise.memory.conversation.turns import Turn
 
-LIVES = share(20_000, 40)
+LIVES = share(20_000, 80)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,7 @@ async def live(seed: int) -> None:
                     await world.ask("start", [*prompts, world.random.choice(FLAWED)], run_id=run_id)
                 prompts.append(world.random.choice((REFUSED, REFUSED, *UNTAKEN)))
             while True:
-                policy = world.random.choice(("enqueue", "interrupt", "reject"))
+                policy = world.random.choice(("enqueue", "interrupt", "reject", "merge", "inject", "inject"))
                 try:
                     await world.ask("start", prompts, run_id=run_id, if_busy=policy)
                     break
@@ -79,14 +81,21 @@ async def live(seed: int) -> None:
             await asyncio.sleep(dice() * 0.4)
             world.kill()
 
+    async def remover() -> None:
+        for number in range(world.random.choice((0, 0, 2, 4))):
+            await asyncio.sleep(dice() * 0.6)
+            await remove_some(world, f"removal {number}")
+
     deciding = asyncio.create_task(world.decide_until(quiet, runs))
-    await asyncio.gather(caller(), killer())
+    await asyncio.gather(caller(), killer(), remover())
     for run_id in runs:
         assert (await world.ask("reads.wait", run_id)).run.finish
     quiet.set()
     await deciding
     world.store.fail_rate = 0.0
     await check_life(world)
+    if dice() < 0.5:
+        await check_removals(world)
     if dice() < 0.3:
         try:
             await world.ask("fork", None, "fork")
@@ -94,6 +103,34 @@ async def live(seed: int) -> None:
             return
         for turn in await turns_of(world.store.inner, "fork"):
             check_request(next_request(turn))
+
+
+async def remove_some(world: AgentWorld, key: str) -> Spans:
+    """Remove blocks of a turn, which may be any; return what was removed."""
+    turns = await world.ask("reads.turns")
+    if not turns:
+        return ()
+    record = world.random.choice(turns).record
+    own = places(join(record.prompt, record.output))
+    chosen = union(world.random.sample(own, min(len(own), world.random.choice((1, 1, 2, 5)))))
+    with suppress(SessionBusyError, TurnNotFoundError, InvalidInputError):
+        await world.ask("remove", record.index, chosen, key)
+        return chosen
+    return ()
+
+
+async def check_removals(world: AgentWorld) -> None:
+    """Remove what there is, piece by piece; each next run has all of the rest that a provider takes, and no more."""
+    for number in range(3):
+        gone = [await remove_some(world, f"late {number} {each}") for each in range(3)]
+        await world.ask("start", ["go on"], run_id=f"late {number}", if_busy="enqueue")
+        quiet = asyncio.Event()
+        deciding = asyncio.create_task(world.decide_until(quiet, [f"late {number}"]))
+        turn = (await world.ask("reads.wait", f"late {number}")).turn
+        quiet.set()
+        await deciding
+        assert turn is None or not overlap(turn.record.input, union(*gone))
+    await check_life(world)
 
 
 async def read_events(world: AgentWorld) -> list[Event]:

@@ -11,17 +11,20 @@ from engines import ScriptedEngine
 from schedules import SESSION, inline
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.middleware import wrap
-from turnwise.actors.inference.named_engines import NamedEngines, as_engine
+from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine
+from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import Phase, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.run_resources import RunResources
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.strategies.trim import Trim
 
 pytestmark = pytest.mark.virtual_time
 
@@ -194,3 +197,22 @@ async def test_metadata_that_is_no_json_is_refused() -> None:
     outcome = await core.reads.wait("a")
     assert outcome and outcome.run.state == "failed" and "wrong" in str(outcome.run.why)
     assert outcome.turn and outcome.turn.metadata == {}
+
+
+def resources_of(engine: Any) -> RunResources:
+    made: Any = (engine, SessionConfig(), Trim(), (), None)
+    return RunResources(*made, engine_id="e", off_loop=inline)
+
+
+def test_each_engine_has_the_limit_of_its_own_window() -> None:
+    known = {"fast": OpenAIEngine("gpt-4"), "smart": OpenAIEngine("gpt-4.1")}
+    resources = resources_of(NamedEngines(known))
+    compactors = [each.compactor for each in (resources, resources.of_engine("fast"), resources.of_engine("smart"))]
+    assert all(compactors)
+    first, fast, smart = [each.budget.max_tokens for each in compactors if each]
+    assert first == fast < smart
+
+
+def test_an_engine_that_the_manager_does_not_have_is_named_whatever_the_strategy() -> None:
+    missing = resources_of(NamedEngines({"fast": OpenAIEngine("gpt-4")})).of_engine("slow")
+    assert missing.compactor is None and isinstance(missing.builder, MissingEngine)

@@ -234,39 +234,44 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
     async def schedule(seed: int) -> None:
         world = World(seed, kinds=("answer", "stubborn"), config=SessionConfig(max_queued=3, cancel_grace_s=0.1))
         await world.create()
-        policy = ("enqueue", "interrupt", "rollback")[seed % 3]
-        order: list[str] = []
+        policy = ("enqueue", "interrupt", "rollback", "latest", "drop", "merge", "inject", "debounce")[seed % 8]
+        options: dict[str, Any] = {"debounce_s": 0.02} if policy == "debounce" else {}
 
         async def submit(number: int) -> Any:
             await world.pause()
             run_id = f"run{number}"
-            result = await attempt(
-                world.core.start([run_id], run_id=run_id, if_busy=policy),  # type: ignore[arg-type]
-                QueueFullError,
-            )
-            if not isinstance(result, Exception):
-                order.append(run_id)
-            return result
+            call = world.core.start([run_id], run_id=run_id, if_busy=policy, **options)  # type: ignore[arg-type]
+            return await attempt(call, QueueFullError)
 
         await world.core.start(["first"], run_id="first")
         results = await asyncio.gather(*(submit(number) for number in range(6)))
-        started = sorted(
-            (result for result in results if not isinstance(result, Exception)), key=lambda run: run.turn_index
-        )
-        for run in started:
-            await world.core.reads.wait(run.run_id)
+        started = [result for result in results if not isinstance(result, Exception) and not result.dropped]
+        for run_id in ["first", *(run.run_id for run in started)]:
+            await world.core.reads.wait(run_id)
         runs = {run.run_id: run for run in await world.core.reads.runs()}
+        started.sort(key=lambda run: runs[run.run_id].turn_index)
         turns = await check_session(world.store.inner, SESSION)
         prompts = texts(turns[-1].blocks)
         arrived = [run.run_id for run in started]
+        gone = [run_id for run_id, run in runs.items() if run.state == "cancelled"]
         if policy == "enqueue":
             assert prompts == ["first", *arrived] and all(run.state == "completed" for run in runs.values())
         elif policy == "interrupt":
             assert prompts == ["first", *arrived], "interrupted prompts are kept, in order"
+        elif policy in ("merge", "inject", "debounce"):
+            assert prompts == ["first", *arrived] and all(runs[run_id].code == "merged" for run_id in gone)
+            for run_id in gone:
+                leading = await world.core.reads.wait(run_id)
+                assert leading and leading.turn and run_id in texts(leading.turn.new_blocks)
+        elif policy == "drop":
+            assert prompts == ["first", *arrived] and set(runs) == {*prompts}, "what was dropped left no trace"
         else:
-            gone = [run_id for run_id, run in runs.items() if run.state == "cancelled"]
             assert prompts == [run_id for run_id in ["first", *arrived] if run_id not in gone]
-        assert runs[arrived[-1]].state == "completed"
+        if policy == "latest":
+            replaced = {run_id: run for run_id, run in runs.items() if run.code == "replaced"}
+            assert set(replaced) == {*gone} and all(run.successor in runs for run in replaced.values())
+        last = runs[arrived[-1]] if arrived else runs["first"]
+        assert runs[last.leads_to or last.run_id].state == "completed"
 
     assert spread(share(1500), schedule)
 
@@ -302,10 +307,10 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
                     await persist("append", [label], key=label)
                     appended.append(label)
                 elif kind == "start":
-                    policy = world.random.choice(("reject", "enqueue", "interrupt"))
-                    result = await attempt(
-                        persist("start", [label], run_id=label, if_busy=policy), SessionBusyError, QueueFullError
-                    )
+                    policy = world.random.choice(("reject", "enqueue", "interrupt", "merge", "inject", "debounce"))
+                    options = {"debounce_s": 0.05} if policy == "debounce" else {}
+                    starting = persist("start", [label], run_id=label, if_busy=policy, **options)
+                    result = await attempt(starting, SessionBusyError, QueueFullError)
                     if not isinstance(result, Exception):
                         submitted.add(label)
                 else:

@@ -72,6 +72,9 @@ async def test_a_queued_turn_has_its_id_and_a_discarded_one_keeps_it_taken(store
             await core.reads.turn(gone)
         with pytest.raises(TurnIdTakenError):
             await core.start(["again"], run_id="d", turn_id=gone)
+        with pytest.raises(TurnIdTakenError):
+            await core.check_start(["again"], run_id="d", turn_id=gone)
+    assert await core.check_start(["again"], run_id="d", turn_id="four") is None
     queued = [event for event in await store.events(SESSION) if isinstance(event, RunQueued)]
     assert [event.turn_id for event in queued] == ["two", "three"]
     assert [turn.turn_id for turn in await core.reads.turns()] == ["three"]

@@ -20,6 +20,7 @@ from local_cluster import HEALTH, NODE
 from postgres_server import PostgresServer
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import SessionNotFoundError
@@ -30,7 +31,7 @@ from turnwise.memory.stores.urls import open_store
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.chaos import Bounds, chaos
 from turnwise.testing.faults import FaultPlan, Faults, Kind
-from turnwise.testing.faulty_engine import FaultyEngine
+from turnwise.testing.faulty_engine import FaultyEngine, look
 from turnwise.testing.faulty_url import faulty_url
 from turnwise.testing.killers import ActorKiller, Doing, Killer, SessionKiller, WriteLock
 from turnwise.testing.report import Report
@@ -149,12 +150,13 @@ def nodes_on_postgres(setting: Setting) -> Report:
 def _run(setting: Setting, url: str, placement: Placement, killers: Killers, title: str) -> Report:
     journal, told = setting.folder / "faults.jsonl", Acknowledged(setting.folder / "told.jsonl")
     facts_url = url if url.startswith("postgresql") else f"sqlite:///{setting.folder}/facts.db"
-    workload = Workload(sessions=setting.sessions, callers=3, tag=f"soak-{setting.seed}")
+    workload = Workload(sessions=setting.sessions, callers=3, calls=0.3, tag=f"soak-{setting.seed}")
 
     async def run() -> Report:
+        faults = Faults(FaultPlan(rates=RATES), journal=journal)
         async with AsyncSessionManager(
             faulty_url(url, STORE, seed=setting.seed, journal=journal),
-            engine=FaultyEngine(Faults(FaultPlan(rates=RATES), journal=journal), late_s=3.0, for_real=True),
+            engine=FaultyEngine(faults, tools=ToolRegistry(look), late_s=3.0, for_real=True),
             memory=[LexicalMemory(SQLFacts(facts_url))],
             config=SessionConfig(cancel_grace_s=0.2, memory=MemoryConfig(recall=False)),
             placement=placement,

@@ -18,6 +18,7 @@ import pytest
 
 from engines import ScriptedEngine
 from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     ConfigError,
@@ -111,9 +112,10 @@ def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> Non
 READABLE = {
     SessionRecord: "session_id user_id agent status created_at updated_at parent log log_size next_index epoch revision"
     " seq usage memory saved ttl_s model engine",
-    TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten",
+    TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten"
+    " removed",
     RunRecord: "run_id session_id turn_index state first_seq created_at started_at ended_at code timeout_s"
-    " idempotency_key parent usage resumes memory model engine",
+    " successor idempotency_key parent usage resumes memory model engine joins trace",
 }
 """What stays as it is. A new field is sealed in `encryption_records`, or named here and in `EncryptedStore`."""
 
@@ -547,7 +549,11 @@ def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(
     keys = KeyFiles(tmp_path / "keys")
     keys.make("alice", "bob")
     (tmp_path / "data").mkdir()
-    place = {"store": f"sqlite:///{tmp_path}/data/chats.db", "history_store": f"sqlite:///{tmp_path}/data/events.db"}
+    place: dict[str, Any] = {
+        "store": f"sqlite:///{tmp_path}/data/chats.db",
+        "history_store": f"sqlite:///{tmp_path}/data/events.db",
+    }
+    place["placement"] = Packed(hosts=1)
     manager = make_manager(**place, encryption=Encryption(keys, cache_s=0), enforce_user=True)
     chats = {user: manager.open(f"of {user}", user_id=user, metadata={"topic": SECRET}) for user in ("alice", "bob")}
     runs = {user: chat.run(f"{SECRET} of {user}", labels={"a": SECRET}) for user, chat in chats.items()}

@@ -23,6 +23,7 @@ from test_agents_on_ray import is_alive, results, until
 from test_sessions_on_ray import kill, python
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.session import Session
+from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import (
     CompactionError,
@@ -724,7 +725,7 @@ def test_invalid_strategies_and_unknown_windows_are_refused_at_once(bench: Bench
 
 def test_forks_around_a_compaction_are_complete_without_their_parent(bench: Bench, database: str) -> None:
     """Case 37 on PostgreSQL: the early fork goes on with the originals, the late one with the summary."""
-    manager = bench.manager(bench.summarize(), store=database)
+    manager = bench.manager(bench.summarize(), store=database, placement=Packed(hosts=1))
     parent = manager.open("parent", user_id="ada")
     number = talk_until_due(parent)
     compacted(parent, 1)

@@ -20,6 +20,7 @@ from turnwise.memory.conversation.blocks import (
 )
 from turnwise.strategies.conformance_conversations import random_case
 from turnwise.strategies.ranges import Range, gaps, merge, overlap
+from turnwise.strategies.window import Window
 from window_conversations import (
     HELLO,
     YES,
@@ -55,6 +56,15 @@ def test_an_exchange_begins_with_a_prompt() -> None:
     assert window.newest == Range(18, 19)
     assert [window.end_of_oldest(count) for count in range(1, 4)] == [11, 18, 18]
     assert window.system == 12 and window.summaries == (17,)
+
+
+def test_a_prompt_that_joined_the_newest_run_begins_no_exchange() -> None:
+    call, result = ToolUse(call_id="a", name="look"), ToolResult(call_id="a", text="seen")
+    said = talk(HELLO, YES, HELLO, call, result, HELLO, YES)
+    joined = Window(said.spans, said.cache, said.index, newest_turn=2, newest_output=3)
+    assert list(joined.exchanges()) == [Range(2, 7), Range(0, 2)]
+    older = Window(said.spans, said.cache, said.index)  # in a turn that is not the newest any more
+    assert list(older.exchanges()) == [Range(5, 7), Range(2, 5), Range(0, 2)]
 
 
 def test_a_prompt_between_a_call_and_its_result_begins_no_exchange() -> None:

@@ -1,4 +1,4 @@
-"""Calls an `OpenAIEngine` without a session, with a `LocalProvider` or a `QuirkServer` as its server."""
+"""Calls an engine with an HTTP client without a session, with a `LocalProvider` or a `QuirkServer` as its server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.openai.runner import OpenAIRunner
 from turnwise.actors.inference.tools.tool import ToolDefinition
+from turnwise.adapters.anthropic.engine import AnthropicEngine
 from turnwise.errors import EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, User, encode
 from turnwise.memory.conversation.spans import Span
@@ -22,6 +23,8 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.testing import LocalProvider
 
 SESSION = SessionView(session_id="chat-1", user_id="sarah", agent=None, metadata={})
+
+HTTPEngine = OpenAIEngine | AnthropicEngine
 
 HEALTHY: dict[str, Reply] = {
     "chat": (200, EVENTS, events(*STREAM, chunk("stop"))),
@@ -73,7 +76,7 @@ def turn(*blocks: Block | str) -> Turn:
 
 
 def run(
-    engine: OpenAIEngine,
+    engine: HTTPEngine,
     use: Callable[[OpenAIRunner, Recorder], Coroutine[Any, Any, Any]],
     tools: Sequence[ToolDefinition] = (),
 ) -> tuple[Any, Recorder]:
@@ -89,7 +92,7 @@ def run(
     return asyncio.run(body())
 
 
-def answer(engine: OpenAIEngine, *blocks: Block | str) -> tuple[list[Block], Recorder]:
+def answer(engine: HTTPEngine, *blocks: Block | str) -> tuple[list[Block], Recorder]:
     """Return the engine's answer to a conversation, and its context."""
 
     async def use(runner: OpenAIRunner, context: Recorder) -> list[AnyBlock]:
@@ -98,7 +101,7 @@ def answer(engine: OpenAIEngine, *blocks: Block | str) -> tuple[list[Block], Rec
     return run(engine, use)
 
 
-def failure(engine: OpenAIEngine, *blocks: Block | str) -> tuple[EngineError, Recorder]:
+def failure(engine: HTTPEngine, *blocks: Block | str) -> tuple[EngineError, Recorder]:
     """Return the error that answering ends in, and the context."""
 
     async def use(runner: OpenAIRunner, context: Recorder) -> EngineError:

@@ -50,7 +50,7 @@ def served(*words: str, ready_s: float = 120, **env: str | None) -> Iterator[Ser
     """Run `turnwise serve` with these words until it is ready. It ends with the block, by SIGTERM."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_ADDRESS"))}
     environment = {name: value for name, value in (kept | env).items() if value is not None}
-    command = [sys.executable, "-m", "turnwise.cli", "serve", *words]
+    command = [sys.executable, "-m", "turnwise", "serve", *words]
     lines: queue.Queue[str] = queue.Queue()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
@@ -121,7 +121,7 @@ def start(url: str, session: str, prompt: str, headers: Mapping[str, str] | None
     with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
         client.post("/v1/sessions", json={"id": session}).raise_for_status()
         answer = client.post(f"/v1/sessions/{session}/runs", json={"prompt": prompt})
-        answer.raise_for_status()
+        assert answer.is_success, answer.text
         return str(answer.json()["id"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 from collections.abc import Iterator
@@ -131,6 +132,21 @@ def test_the_client_parses_each_event() -> None:
     assert {"error", "response.failed", "response.incomplete", "response.refusal.delta"} <= {
         event.type for event in events
     }
+
+
+def test_a_provider_that_closes_leaves_no_connection_open() -> None:
+    """Also those that were just accepted, and those of clients that do not read their answers."""
+    for _ in range(5):
+        with LocalProvider(reply="word " * 200_000) as provider:
+            clients = [socket.create_connection(("127.0.0.1", provider.port)) for _ in range(8)]
+            for client in clients[::2]:
+                body = json.dumps({"model": "local", "stream": True, "messages": HELLO}).encode()
+                client.sendall(
+                    b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+                )
+        for client in clients:
+            client.close()
+        gc.collect()  # what was left open would warn here, which is an error
 
 
 def test_a_model_reasons_on_request(provider: LocalProvider) -> None:

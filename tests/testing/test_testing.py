@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from scale import share
 from turnwise.errors import ConfigError, SessionLostError, StoreError, StoreURLError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.base import SessionStore
@@ -158,7 +159,8 @@ def test_a_seed_replays_its_schedule_exactly() -> None:
 
 
 def test_sessions_survive_postponed_steps_and_kills_anywhere() -> None:
-    assert explore(150, _life, kills=0.01, yields=0.2) == 150
+    count = share(150, 5)
+    assert explore(count, _life, kills=0.01, yields=0.2) == count
 
 
 # Faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -171,6 +172,14 @@ def _tell_another_prompt(world: World) -> None:
     events[two.seq] = two.model_copy(update={"prompt": one.prompt})
 
 
+def _store_a_dropped_prompt(world: World) -> None:
+    world.told.dropped("session", "one", 0.0, "two")
+
+
+def _keep_a_replaced_prompt(world: World) -> None:
+    row(world).runs["two"] = replace(row(world).runs["two"], state="cancelled", code="replaced", successor="one")
+
+
 def _forget_the_session(world: World) -> None:
     world.told.forked("a fork that there is not")
 
@@ -195,6 +204,8 @@ BREAKS: list[tuple[Callable[[World], None], str]] = [
     (_tell_another_first_answer, "the events tell each turn"),
     (_tell_another_input, "the events tell each turn"),
     (_tell_another_prompt, "the events tell each turn"),
+    (_store_a_dropped_prompt, "dropped prompts are not stored"),
+    (_keep_a_replaced_prompt, "replaced prompts are dropped"),
     (_forget_the_session, "acknowledged session"),
 ]
 
@@ -223,6 +234,44 @@ def test_prompts_of_cancelled_runs_may_be_missing_only_with_discards() -> None:
             await world.wait(run_id)
         (await world.audit(discards=True)).check()
         assert {each.law for each in (await world.audit()).violations} == {"acknowledged prompt once"}
+
+    play(life(), "a life", 0)
+
+
+def test_prompts_of_replaced_runs_and_dropped_ones_are_missing_without_discards() -> None:
+    async def life() -> None:
+        world = World(Faults())
+        await world.create()
+        await world.start("active", run_id="first")
+        await world.start("replaced", run_id="second", if_busy="enqueue")
+        await world.start("instead", run_id="third", if_busy="latest")
+        assert await world.start("dropped", run_id="fourth", if_busy="drop") == "first"
+        for run_id in ("first", "second", "third"):
+            await world.wait(run_id)
+        found = await world.audit()
+        found.check()
+        assert found.counts["acknowledged dropped"] == 1
+
+    play(life(), "a life", 0)
+
+
+@pytest.mark.parametrize("early_s", [0.0, 0.5])
+def test_a_debounced_run_that_does_not_wait_for_silence_is_found(early_s: float) -> None:
+    """The second prompt joins the run of the first one, and restarts the time."""
+
+    async def life() -> None:
+        world = World(Faults())
+        await world.create()
+        for prompt in ("one", "two"):
+            await world.start(prompt, if_busy="debounce", debounce_s=2.0)
+            await asyncio.sleep(1.0)
+        assert await world.wait("two") == "completed"
+        events = row(world).events
+        for seq, event in events.items():
+            if isinstance(event, RunStarted):
+                events[seq] = event.model_copy(update={"at": event.at - early_s})
+        laws = {each.law for each in (await world.audit()).violations}
+        assert laws == ({"silence before a debounced run"} if early_s else set())
 
     play(life(), "a life", 0)
 

@@ -32,6 +32,8 @@ from turnwise.memory.providers.validation import CHAT, check
 if TYPE_CHECKING:
     import openai
 
+    from turnwise.actors.inference.openai.engine import OpenAIEngine
+
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 """Names that servers give the field for the maximum length of an answer."""
 
@@ -42,11 +44,12 @@ class ChatAPI:
     """Makes requests for completions. The profile says how the server differs from OpenAI's."""
 
     rules = CHAT
+    key_setting = "api_key= or OPENAI_API_KEY"
 
-    def __init__(self, settings: RequestSettings) -> None:
+    def __init__(self, settings: RequestSettings[OpenAIEngine]) -> None:
         self.settings = settings
 
-    def of_run(self, settings: RequestSettings) -> ChatAPI:
+    def of_run(self, settings: RequestSettings[OpenAIEngine]) -> ChatAPI:
         return ChatAPI(settings)
 
     @property
@@ -102,6 +105,9 @@ class ChatAPI:
         new = (lessons_of(refused) or set(form.refused_as(refused) if form else ())) - known
         known.update(new)
         return bool(new)
+
+    def blamed(self, error: openai.APIStatusError) -> tuple[str | None, str | None]:
+        return error.code, error.param
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
         return None

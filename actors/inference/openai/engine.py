@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
-import math
 import os
-import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from turnwise.actors.inference.engine import RequestFrame, SessionView
-from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
+from turnwise.actors.inference.middleware import Middleware, wrap
 from turnwise.actors.inference.openai.chat import LIMITS, ChatAPI
 from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.responses import ResponsesAPI
 from turnwise.actors.inference.openai.runner import OpenAIRunner
+from turnwise.actors.inference.openai.settings import (
+    check,
+    check_settings,
+    check_url,
+    http_client,
+    is_key,
+    keeps_attachments,
+    replacing_prompt,
+)
 from turnwise.actors.inference.redaction import LONG
 from turnwise.actors.inference.tools.loop import Hook, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -31,7 +37,6 @@ from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.providers.endpoints import CHAT_ONLY, PROFILES, Profile, profile_of
 from turnwise.memory.providers.validation import CHAT, RESPONSES
-from turnwise.memory.stores.urls import redact
 
 if TYPE_CHECKING:
     import httpx2
@@ -40,15 +45,6 @@ _RESERVED = {
     "chat": {"model", "messages", "stream", "stream_options", "store"},
     "responses": {"model", "input", "instructions", "stream", "store"},
 }
-
-_NO_FIELDS = {
-    "n": "a run has one answer",
-    "extra_headers": "it is not a field of the body: pass default_headers=",
-    "extra_query": "it is not a field of the body: pass default_query=",
-    "extra_body": "put its fields directly into extra=",
-    "timeout": "it is not a field of the body: pass timeout_s=",
-}
-"""Arguments of the `openai` client that are not fields of the request body, with what to use instead."""
 
 _REFUSED: dict[tuple[str, str, str], set[str]] = {}
 """Fields that a server has refused in this process, by base URL, API and model; they are not sent again."""
@@ -67,7 +63,7 @@ class AzureOpenAI:
     """The version for the older API path, such as 2024-10-21. If omitted, the v1 path is used."""
 
     def __post_init__(self) -> None:
-        _check_url("endpoint", self.endpoint)
+        check_url("endpoint", self.endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,51 +130,12 @@ class OpenAIEngine:
     """More fields of the request body, as JSON values; `tools` among them come after the engine's own."""
 
     def __post_init__(self) -> None:
-        _check("model", self.model, bool(self.model.strip()), "must not be blank")
-        _check("api", self.api, self.api in _RESERVED, "must be 'chat' or 'responses'")
-        _check("provider", self.provider, self.provider in (None, *PROFILES), f"must be one of {', '.join(PROFILES)}")
-        _check_url("base_url", self.base_url)
-        _check("azure", self.azure, self.azure is None or self.base_url is None, "cannot be combined with base_url")
-        is_key = self.api_key is None or callable(self.api_key) or _is_key(self.api_key)
-        _check("api_key", "***", is_key, "must be ASCII text without spaces, or a function that returns it")
-        for name in ("timeout_s", "connect_timeout_s", "first_byte_s"):
-            seconds = getattr(self, name)
-            _check(name, seconds, seconds is None or 0 < seconds < math.inf, "must be more than 0 seconds")
-        for name in ("default_headers", "default_query"):
-            given = getattr(self, name)
-            is_text = given is None or all(isinstance(each, str) for pair in given.items() for each in pair)
-            _check(name, sorted(given or ()), is_text, "must map texts to texts")
-            object.__setattr__(self, name, freeze(given))
-        _check(
-            "http_client",
-            self.http_client,
-            self.http_client is None or callable(self.http_client),
-            "must be a function",
-        )
-        _check("max_retries", self.max_retries, self.max_retries >= 0, "must be 0 or more")
-        _check("temperature", self.temperature, 0 <= (self.temperature or 0) < math.inf, "must be 0 or more")
-        tokens = self.max_output_tokens
-        _check("max_output_tokens", tokens, tokens is None or tokens >= 1, "must be 1 or more")
-        _check("extra", self.extra, self.extra is None or isinstance(self.extra, Mapping), "must be a mapping")
-        _check(
-            "middleware",
-            self.middleware,
-            all(isinstance(one, Middleware) for one in self.middleware),
-            "each must have run(); see Middleware",
-        )
-        _check("hooks", self.hooks, all(map(callable, self.hooks)), "must be callable")
-        object.__setattr__(self, "tools", self.registry)
-        given = self.output_type
-        is_read = given is None or OutputType.is_record({**given, "retries": given.get("retries") or 0})
-        _check("output_type", given, is_read, "must be set by answering(), with 0 to 100 retries")
-        reserved = sorted(_RESERVED[self.api].intersection(self.extra or ()))
-        _check("extra", reserved, not reserved, "the engine sets these fields itself")
-        for name, why in _NO_FIELDS.items():
-            _check("extra", name, name not in (self.extra or ()), why)
-        try:
-            object.__setattr__(self, "extra", freeze(self.extra))
-        except TypeError as error:
-            raise ConfigError("extra", self.extra, str(error)) from error
+        check("api", self.api, self.api in _RESERVED, "must be 'chat' or 'responses'")
+        check("provider", self.provider, self.provider in (None, *PROFILES), f"must be one of {', '.join(PROFILES)}")
+        check("azure", self.azure, self.azure is None or self.base_url is None, "cannot be combined with base_url")
+        is_text = self.api_key is None or callable(self.api_key) or is_key(self.api_key)
+        check("api_key", "***", is_text, "must be ASCII text without spaces, or a function that returns it")
+        check_settings(self, _RESERVED[self.api])
 
     @property
     def registry(self) -> ToolRegistry:
@@ -216,8 +173,8 @@ class OpenAIEngine:
 
     def refuses(self, block: Image | Document) -> str | None:
         """See `Selective`. With custom middleware, which may convert any block, nothing is refused."""
-        known = all(isinstance(one, LogCalls | ReorderResults | SystemPrompt) for one in self.middleware)
-        return (CHAT if self.api == "chat" else RESPONSES).refuses(block) if known else None
+        rules = CHAT if self.api == "chat" else RESPONSES
+        return rules.refuses(block) if keeps_attachments(self.middleware) else None
 
     def extended(self, tools: Mapping[str, Mapping[str, Any]]) -> OpenAIEngine:
         """See `Extensible`."""
@@ -271,12 +228,11 @@ class OpenAIEngine:
         A `SystemPrompt` that keeps the conversation's own is left out; if the conversation has none, the request is
         longer by that text. Changes by other middleware are not included. Of several output limits, the largest counts.
         """
-        replacing = [one for one in self.middleware if isinstance(one, SystemPrompt) and one.if_present == "replace"]
         fields = self._api(self.registry.definitions(), self.base_url or "", "").fields
         limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int) and limit > 0]
         return RequestFrame(
             model=self.model,
-            system=replacing[-1].text if replacing and self.system is None else self.system,
+            system=replacing_prompt(self.middleware) if self.system is None else self.system,
             tools=tuple(fields.get("tools") or ()),
             max_output_tokens=max(limits, default=None),
         )
@@ -285,7 +241,8 @@ class OpenAIEngine:
         def refused(model: str) -> set[str]:
             return _REFUSED.setdefault((base_url, self.api, model), set())
 
-        settings = RequestSettings(self, tools, profile_of(self.provider, host), refused, self.model)
+        profile = profile_of(self.provider or ("azure" if self.azure else None), host)
+        settings = RequestSettings(self, tools, profile, refused, self.model)
         return ChatAPI(settings) if self.api == "chat" else ResponsesAPI(settings)
 
     def _runner(self, tools: Sequence[ToolDefinition] = ()) -> OpenAIRunner:
@@ -296,10 +253,10 @@ class OpenAIEngine:
         api_key = self.api_key or os.environ.get("OPENAI_API_KEY") or None
         if api_key is None and base_url is None:
             raise EngineError("there is no API key: set OPENAI_API_KEY where the session runs, or pass api_key=")
-        if api_key is not None and not callable(api_key) and not _is_key(api_key):
+        if api_key is not None and not callable(api_key) and not is_key(api_key):
             raise EngineError("OPENAI_API_KEY must be ASCII text without spaces")
         try:
-            _check_url("OPENAI_BASE_URL", base_url)
+            check_url("OPENAI_BASE_URL", base_url)
         except ConfigError as error:
             raise EngineError(str(error)) from error
         base_url, query = _without_query(base_url)
@@ -309,7 +266,7 @@ class OpenAIEngine:
             "default_query": {**query, **(self.default_query or {})} or None,
             "timeout": openai.Timeout(max(self.begins_within_s, self.timeout_s), connect=self.connect_timeout_s),
             "max_retries": self.max_retries,
-            "http_client": self.http_client() if self.http_client else _http_client(),
+            "http_client": self.http_client() if self.http_client else http_client(),
         }
         client: openai.AsyncOpenAI
         if self.azure and self.azure.api_version:
@@ -325,7 +282,7 @@ class OpenAIEngine:
             client = openai.AsyncOpenAI(
                 base_url=base_url, organization=self.organization, project=self.project, **settings
             )
-        return OpenAIRunner(self, client, self._api(tools, str(client.base_url), client.base_url.host))
+        return OpenAIRunner(self, client, self._api(tools, str(client.base_url), client.base_url.host), openai)
 
     @property
     def begins_within_s(self) -> float:
@@ -349,43 +306,3 @@ def _asked(api_key: Callable[[], str | Awaitable[str]]) -> Callable[[], Awaitabl
         return str(await found) if inspect.isawaitable(found) else str(found)
 
     return ask
-
-
-def _http_client() -> httpx2.AsyncClient:
-    import openai
-
-    return openai.DefaultAsyncHttpxClient(verify=_ssl_context())
-
-
-@functools.cache
-def _ssl_context() -> ssl.SSLContext:
-    """Return the certificates that all clients of this process share: loading them takes 20 ms and 0.8 MB each time."""
-    import httpx2
-
-    return httpx2.create_ssl_context()
-
-
-def _check(setting: str, value: object, ok: bool, why: str) -> None:
-    if not ok:
-        raise ConfigError(setting, value, why)
-
-
-def _check_url(setting: str, url: str | None) -> None:
-    _check(
-        setting,
-        url and redact(url),
-        url is None or _is_url(url),
-        "must be an http(s) URL, such as http://127.0.0.1:8000/v1",
-    )
-
-
-def _is_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an invalid port or IPv6 address
-        return False
-
-
-def _is_key(key: str) -> bool:
-    return key.isascii() and key.isprintable() and bool(key) and " " not in key

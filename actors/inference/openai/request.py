@@ -1,26 +1,26 @@
-"""`RequestSettings`: what the requests of both APIs are made of, beside the conversation."""
+"""`RequestSettings`: what the requests of an API are made of, beside the conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
+from turnwise.actors.inference.openai.settings import EngineSettings
 from turnwise.actors.inference.openai.structured_output import Form, choose, tool_names
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.providers.endpoints import Profile, taught
 
-if TYPE_CHECKING:
-    from turnwise.actors.inference.openai.engine import OpenAIEngine
+Engine_co = TypeVar("Engine_co", bound=EngineSettings, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSettings:
+class RequestSettings(Generic[Engine_co]):
     """The engine's settings, the run's model and parameters, and what the server accepts of them."""
 
-    engine: OpenAIEngine
+    engine: Engine_co
     tools: Sequence[ToolDefinition]
     given_profile: Profile
     """The server's profile, without what this process has learnt from refusals."""
@@ -34,7 +34,7 @@ class RequestSettings:
 
     def of_run(
         self, model: str | None, params: Mapping[str, Any], tools: Sequence[ToolDefinition] = (), *, is_later_step: bool
-    ) -> RequestSettings:
+    ) -> RequestSettings[Engine_co]:
         """Return the settings for one step of a run, which has these tools beside the engine's."""
         tools = (*self.tools, *tools)
         return replace(self, model=model or self.engine.model, params=params, tools=tools, is_later_step=is_later_step)

@@ -31,6 +31,8 @@ from turnwise.memory.providers.validation import RESPONSES, check
 if TYPE_CHECKING:
     import openai
 
+    from turnwise.actors.inference.openai.engine import OpenAIEngine
+
 _REFUSAL = "response.refusal.delta"
 _TEXT = ("response.output_text.delta", _REFUSAL)
 _THOUGHT = ("response.reasoning_summary_text.delta", "response.reasoning_text.delta")
@@ -44,11 +46,12 @@ class ResponsesAPI:
     """Makes requests for responses. Encrypted reasoning is sent back, unchanged, to the model that made it."""
 
     rules = RESPONSES
+    key_setting = "api_key= or OPENAI_API_KEY"
 
-    def __init__(self, settings: RequestSettings) -> None:
+    def __init__(self, settings: RequestSettings[OpenAIEngine]) -> None:
         self.settings = settings
 
-    def of_run(self, settings: RequestSettings) -> ResponsesAPI:
+    def of_run(self, settings: RequestSettings[OpenAIEngine]) -> ResponsesAPI:
         return ResponsesAPI(settings)
 
     @property
@@ -101,6 +104,9 @@ class ResponsesAPI:
             found = form.refused_as(refused)
         known.update(found)
         return bool(found)
+
+    def blamed(self, error: openai.APIStatusError) -> tuple[str | None, str | None]:
+        return error.code, error.param
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
         if "encrypted" not in refused:

@@ -1,13 +1,15 @@
-"""`OpenAIRunner`: sends a request in either API, streams the answer, and maps failures to errors."""
+"""`OpenAIRunner`: sends a request in one of the APIs, streams the answer, and maps failures to errors."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.actors.inference.engine import RunContext
+from turnwise.actors.inference.observing import NO_OPERATION, Operation, part
 from turnwise.actors.inference.openai.fields import BrokenOffError
 from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.stream import AnswerStream
@@ -23,22 +25,24 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.validation import Rules
 
 if TYPE_CHECKING:
-    import openai
+    import httpx2
 
-    from turnwise.actors.inference.openai.engine import OpenAIEngine
+    from turnwise.actors.inference.openai.settings import EngineSettings
 
 _ADAPTABLE = (400, 404, 422)
 """The HTTP statuses with which servers refuse a field of a request."""
 
 _REMEDIES = {
     400: "the provider refuses the request: see its message",
-    401: "check api_key= or OPENAI_API_KEY",
     403: "this key may not use this model: use another key or model=",
     404: "check model= and base_url=",
     413: "the request is too large: shorten the conversation",
     422: "the provider refuses the request: see its message",
     429: "wait, use fewer sessions at once, or raise max_retries=",
 }
+
+_NO_KEY = 401
+"""The HTTP status with which a key is refused."""
 
 _REFUSALS = (400, 413, 415, 422)
 """The HTTP statuses of requests that the provider would refuse again."""
@@ -48,8 +52,9 @@ _QUOTED = 500
 
 _TOO_LONG = "context_length_exceeded"
 
-_TOO_LONG_MESSAGE = re.compile(
-    r"maximum context length|exceeds? (the|its|this model's) (available )?context|context (window|length|size) exceeded"
+TOO_LONG_MESSAGE = re.compile(
+    r"maximum context length|exceeds? ((the|its|this model's) (available )?context|context limit)"
+    r"|context (window|length|size) exceeded"
     r"|exceed_context_size|prompt is too long|input is too long|too many (input )?tokens|input tokens exceed"
     r"|input token count.{0,40}exceeds|context_length_exceeded|ContextWindowExceeded"
     r"|longer than the (model's )?(maximum )?(context|model)|too large for model|length of all messages is too long",
@@ -93,13 +98,29 @@ class Answer(Protocol):
         """
 
 
+class Stream(Protocol):
+    """An open answer, as the clients of OpenAI and Anthropic return it."""
+
+    response: httpx2.Response
+
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
 class API(Protocol):
-    """One of OpenAI's APIs: makes requests, and reads answers."""
+    """One of OpenAI's APIs, or Anthropic's: makes requests, and reads answers."""
 
     rules: Rules
-    settings: RequestSettings
+    key_setting: str
+    """Where the key is set, for the message about a key that is refused."""
 
-    def of_run(self, settings: RequestSettings) -> API:
+    @property
+    def settings(self) -> RequestSettings[Any]:
+        """What requests are made of."""
+
+    def of_run(self, settings: Any) -> API:
         """Return the same API with the settings of one run."""
 
     @property
@@ -119,10 +140,13 @@ class API(Protocol):
         Return whether something new was learnt. If so, the request can be built again, without it, and sent again.
         """
 
+    def blamed(self, error: Any) -> tuple[str | None, str | None]:
+        """Return the code of a refusal, and the field of the request that it blames; None for what it does not say."""
+
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
         """Return the request without thoughts, if it was refused because of them; else None."""
 
-    async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
+    async def open(self, client: Any, request: Mapping[str, Any]) -> Stream:
         """Send the request, and return the stream of the answer. Raises the client's errors."""
 
     def answer(self, form: Form | None) -> Answer:
@@ -130,12 +154,18 @@ class API(Protocol):
 
 
 class OpenAIRunner:
-    """Answers the turns of one session. Its HTTP client reuses the connection for later turns."""
+    """Answers the turns of one session. Its HTTP client reuses the connection for later turns.
 
-    def __init__(self, settings: OpenAIEngine, client: openai.AsyncOpenAI, api: API) -> None:
+    Args:
+        client: of OpenAI's library, or of Anthropic's, which has the same interface.
+        library: the client's package, for its errors.
+    """
+
+    def __init__(self, settings: EngineSettings, client: Any, api: API, library: Any) -> None:
         self._settings = settings
         self._client = client
         self._api = api
+        self._library = library
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         """Return the model's answer: `Thinking` blocks, at most one `Text`, then a `ToolUse` for each tool call.
@@ -159,7 +189,7 @@ class OpenAIRunner:
         is_later_step = _ends_in_results(turn.blocks) and not _ends_in_results(turn.asked)
         tools = [tool.definition for tool in tools_of_run(context.tools)]
         settings = self._api.settings.of_run(context.model, context.params, tools, is_later_step=is_later_step)
-        return OpenAIRunner(self._settings, self._client, self._api.of_run(settings))
+        return OpenAIRunner(self._settings, self._client, self._api.of_run(settings), self._library)
 
     async def ask(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         """Return the answer, with the model and parameters of this runner; see `run`."""
@@ -170,12 +200,30 @@ class OpenAIRunner:
             own = system_of(conversation)
             conversation.append(System(text=f"{own}\n\n{context.instructions}" if own else context.instructions))
         output = OutputType.read(context.output_type or self._settings.output_type)
-        stream, form = await self._open(conversation, output)
+        with part("chat", lambda: self._facts(conversation, output)) as chat:
+            return await self._answer(conversation, output, context, chat)
+
+    def _facts(self, conversation: Sequence[Block], output: OutputType | None) -> Mapping[str, Any]:
+        """Return what telemetry is told of a request."""
+        settings, url = self._api.settings, self._client.base_url
+        where = {
+            "provider": settings.profile.name,
+            "host": url.host,
+            "port": url.port or (80 if url.scheme == "http" else 443),
+        }
+        asked = {"model": settings.model, "fields": self._api.fields, "is_typed": output is not None}
+        return {**where, **asked, "blocks": conversation}
+
+    async def _answer(
+        self, conversation: Sequence[Block], output: OutputType | None, context: RunContext, chat: Operation
+    ) -> Sequence[AnyBlock]:
+        stream, form = await self._open(conversation, output, chat.headers)
         answer = self._api.answer(form)
         try:
-            is_done = await self._read(stream, answer, context)
+            is_done = await self._read(stream, answer, context, chat)
         finally:
             context.report(usage=answer.usage, stop_reason=answer.stop_reason, model=self._api.settings.model)
+            chat.note(usage=answer.usage, stop_reason=answer.stop_reason)
         if answer.stop_reason is None and not is_done:
             raise self._error("ended its answer without a stop reason, so it may be incomplete: run the prompt again")
         if form and (answer.refusal or answer.stop_reason == "content_filter"):
@@ -192,38 +240,38 @@ class OpenAIRunner:
             raise self._error(f"made a tool call that cannot be read: {error}; {remedy}") from error
         if not any(isinstance(block, Text | ToolUse) for block in blocks):
             raise self._error(f"returned nothing (stop_reason={answer.stop_reason!r}): {remedy}")
+        chat.note(answer=blocks)
         return blocks
 
     @property
     def key(self) -> str:
-        """The API key that is sent to the provider."""
-        return self._client.api_key
+        """The API key that is sent to the provider; empty if there is none."""
+        return self._client.api_key or getattr(self._client, "auth_token", None) or ""
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
 
     async def _open(
-        self, blocks: Sequence[Block], output: OutputType | None
-    ) -> tuple[openai.AsyncStream[Any], Form | None]:
+        self, blocks: Sequence[Block], output: OutputType | None, headers: Mapping[str, str]
+    ) -> tuple[Stream, Form | None]:
         """Send the request; return the stream of the answer, and the form that was requested."""
-        import openai
-
+        client = self._client.with_options(default_headers=headers) if headers else self._client
         form, request = self._request(blocks, output)
         while True:
             try:
                 async with asyncio.timeout(
                     self._settings.begins_within_s
                 ):  # the client's timeout applies to each attempt
-                    return await self._api.open(self._client, request), form
-            except (openai.APITimeoutError, TimeoutError) as error:
+                    return await self._api.open(client, request), form
+            except (self._library.APITimeoutError, TimeoutError) as error:
                 name = "timeout_s" if self._settings.first_byte_s is None else "first_byte_s"
                 limit = f"{name}={self._settings.begins_within_s}, retries included"
                 raise self._error(f"sent nothing within {limit}: raise {name}=, or check base_url=") from error
-            except openai.APIConnectionError as error:
+            except self._library.APIConnectionError as error:
                 why = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
                 raise self._error(why) from error
-            except openai.APIStatusError as error:
+            except self._library.APIStatusError as error:
                 message = f"{error.message} {error.body}" if error.status_code in _ADAPTABLE else ""
                 if message and (other := self._api.without_thoughts(request, message)):
                     request = other
@@ -238,16 +286,18 @@ class OpenAIRunner:
             blocks = [*blocks, System(text=f"{system_of(blocks) or ''}\n\n{form.instructions}".strip())]
         return form, self._api.request(blocks, form)
 
-    def _refused(self, error: openai.APIStatusError) -> EngineError:
-        remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)
+    def _refused(self, error: Any) -> EngineError:
+        code, field = self._api.blamed(error)
+        remedies = {**_REMEDIES, _NO_KEY: f"check {self._api.key_setting}"}
+        remedy = _REMEDIES_BY_CODE.get(code or "") or remedies.get(error.status_code)
         remedy = remedy or f"it failed {self._tries}: run the prompt again later"
         message = self._message(error)
-        if error.code == _TOO_LONG or _TOO_LONG_MESSAGE.search(f"{error.message} {error.body}"):
+        if code == _TOO_LONG or TOO_LONG_MESSAGE.search(f"{error.message} {error.body}"):
             return self._error(f"refused the request: {message}; {_REMEDIES_BY_CODE[_TOO_LONG]}", ContextOverflowError)
-        kind = RequestRefusedError if self._is_of_conversation(error) else EngineError
+        kind = RequestRefusedError if self._is_of_conversation(error.status_code, code, field) else EngineError
         return self._error(f"refused the request: {message}; {remedy}", kind)
 
-    async def _read(self, stream: openai.AsyncStream[Any], answer: Answer, context: RunContext) -> bool:
+    async def _read(self, stream: Stream, answer: Answer, context: RunContext, chat: Operation) -> bool:
         """Read the answer's events; return whether the provider marked the end of the stream."""
         import httpx2
 
@@ -256,8 +306,11 @@ class OpenAIRunner:
         try:
             async with stream, asyncio.timeout(silence_s) as limit:
                 async for event in events:
-                    for part in answer.add(event):
-                        context.emit(part)
+                    chat.answers()
+                    for piece in answer.add(event):
+                        context.emit(piece)
+                    if chat is not NO_OPERATION:
+                        chat.note(response=event.get("response", event))
         except (httpx2.TimeoutException, TimeoutError) as error:
             why = f"sent nothing for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
             raise self._error(why) from error
@@ -265,7 +318,7 @@ class OpenAIRunner:
             why = f"cut the connection within its answer ({error}): run the prompt again"
             raise self._error(why) from error
         except BrokenOffError as error:
-            too_long = error.code == _TOO_LONG or _TOO_LONG_MESSAGE.search(error.message)
+            too_long = error.code == _TOO_LONG or TOO_LONG_MESSAGE.search(error.message)
             remedy = _REMEDIES_BY_CODE.get(_TOO_LONG if too_long else error.code or "", "run the prompt again")
             why = f"reported an error within its answer: {self._redacted(error.message)}; {remedy}"
             raise self._error(why, ContextOverflowError if too_long else EngineError) from self._safe(error)
@@ -278,12 +331,11 @@ class OpenAIRunner:
     def _tries(self) -> str:
         return f"after {self._settings.max_retries} retries"
 
-    def _is_of_conversation(self, error: openai.APIStatusError) -> bool:
+    def _is_of_conversation(self, status: int, code: str | None, field: str | None) -> bool:
         """Return whether the provider refused the conversation's content, and so would refuse it again."""
-        if error.status_code not in _REFUSALS or error.code in _REMEDIES_BY_CODE:
+        if status not in _REFUSALS or code in _REMEDIES_BY_CODE:
             return False
-        field = re.split(r"[.\[]", error.param or "")[0]
-        return field not in {"model", "stream", "store", *self._api.fields}
+        return re.split(r"[.\[]", field or "")[0] not in {"model", "stream", "store", *self._api.fields}
 
     def _error(self, why: str, kind: type[EngineError] = EngineError) -> EngineError:
         where = self._client.base_url.host
@@ -294,15 +346,16 @@ class OpenAIRunner:
         return self._redacted(answer.refusal)[:_QUOTED] or f"stop_reason={answer.stop_reason!r}"
 
     def _redacted(self, text: str) -> str:
-        return redacted(text, [self._client.api_key])
+        return redacted(text, [self.key] if self.key else [])
 
     def _safe(self, error: Exception) -> Exception | None:
         """Return the error; None if it quotes the key, since a log that prints causes would show it."""
         return error if self._redacted(str(error)) == str(error) else None
 
-    def _message(self, error: openai.APIStatusError) -> str:
+    def _message(self, error: Any) -> str:
         """Return status and message, or the body, since not every server has a message where OpenAI has it."""
-        has_message = isinstance(error.body, Mapping) and isinstance(error.body.get("message"), str)
+        body = error.body.get("error", error.body) if isinstance(error.body, Mapping) else None
+        has_message = isinstance(body, Mapping) and isinstance(body.get("message"), str)
         message = self._redacted(error.message)
         if has_message or not error.body:
             return message

@@ -31,7 +31,8 @@ _WAYS: Mapping[JsonMode, Sequence[Way]] = {
 """The ways that are tried in order, by the JSON mode in the server's profile."""
 
 _SCHEMA_MESSAGE = re.compile(
-    r"response[_ ]format|json_schema|json_object|text\.format|structured output|response mime type|grammar",
+    r"(response|output)[_ ]format|output_config|json_schema|json_object|text\.format|structured output"
+    r"|response mime type|grammar",
     re.IGNORECASE,
 )
 _TOOL_MESSAGE = re.compile(r"\btools?\b|function", re.IGNORECASE)

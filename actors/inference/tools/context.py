@@ -102,6 +102,10 @@ class ToolContext:
     cancelled: CancelSignal = field(default_factory=CancelSignal, compare=False)
     """Set when the run is cancelled, and when the attempt has timed out or ended."""
 
+    trace: Mapping[str, str] = field(default_factory=FrozenDict, compare=False, repr=False)
+    """The W3C trace context of the call, by which a tool on Ray continues its trace: `traceparent`, perhaps
+    `tracestate`. In the session's process the call's span is OpenTelemetry's current one. Empty without telemetry."""
+
     memory: MemoryAccess | None = field(default=None, compare=False, repr=False)
     """Access to the session's memories, for tools that are coroutine functions; None if the run has no memories."""
 

@@ -12,6 +12,7 @@ from inspect import isawaitable
 from typing import Any, Literal
 
 from turnwise.actors.inference.engine import InferenceRunner, NewEvent, StepContext, Suspend
+from turnwise.actors.inference.observing import part
 from turnwise.actors.inference.redaction import redacted
 from turnwise.actors.inference.timeline import Timeline
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
@@ -35,6 +36,7 @@ from turnwise.memory.conversation.blocks import (
     answer_text,
 )
 from turnwise.memory.conversation.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
+from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, is_sent_back, sent_back
 from turnwise.memory.conversation.tool_calls import CallState, Wants
 from turnwise.memory.conversation.transcript import Ledger
@@ -76,6 +78,9 @@ class ToolLoop:
         secrets: texts that are replaced by *** in tool results, such as the engine's key.
         output_type: the type of answers for runs without an `output_type`; see `RunContext.output_type`.
     """
+
+    takes_prompts = True
+    """See `Joinable`: each request is made of the turn that was recorded last."""
 
     def __init__(
         self,
@@ -121,7 +126,7 @@ class ToolLoop:
                 await self._call_hooks("after_inference", _with(turn, answer), context)
                 if not (output and (errors := _errors(output, answer))):
                     return answer
-                turn = await _send_back(turn, answer, errors, output, context)
+                turn = await send_back(turn, answer, errors, output, context)
                 continue
             calls = _Calls(tools, turn, context, self._secrets, answer=answer, events=[context.end_call()])
             await self._call_hooks("after_inference", _with(turn, answer), context)
@@ -179,7 +184,8 @@ class ToolLoop:
                     await called
             except Exception as error:  # noqa: BLE001 - logged and published; the run continues
                 name = getattr(hook, "__qualname__", type(hook).__name__)
-                _log.exception("hook %s failed at %s of run %s", name, phase, context.run_id)
+                ids = {"session_id": context.session.session_id, "run_id": context.run_id}
+                _log.exception("hook %s failed at %s of run %s", name, phase, context.run_id, extra=ids)
                 context.publish(HookFailed, hook=f"{phase}: {name}", why=f"{type(error).__name__}: {error}")
 
 
@@ -278,11 +284,15 @@ class _Calls:
             self._running[asyncio.create_task(self._call(use))] = use
 
     async def _call(self, use: ToolUse) -> ToolOutcome:
-        try:
-            outcome = await self._tools.call(use, self._context_of(use))
-        except ToolAbortError as error:
-            raise ToolAbortError(error.name, error.call_id, redacted(error.why, self._secrets)) from None
-        return replace(outcome, result=_redacted(outcome.result, self._secrets))
+        with part("tool", lambda: {"use": use, "tool": self._tools.find(use.name)}) as operation:
+            try:
+                context = replace(self._context_of(use), trace=FrozenDict(operation.trace))
+                outcome = await self._tools.call(use, context)
+            except ToolAbortError as error:
+                raise ToolAbortError(error.name, error.call_id, redacted(error.why, self._secrets)) from None
+            result = _redacted(outcome.result, self._secrets)
+            operation.note(result=result, tries=outcome.tries)
+        return replace(outcome, result=result)
 
     def _add_result(self, use: ToolUse, outcome: ToolOutcome) -> None:
         state = self._context.calls.get(use.call_id)
@@ -346,7 +356,7 @@ def _errors(output: OutputType, answer: Sequence[AnyBlock]) -> str | None:
     return output.errors(answer_text(answer)) if output.retries is not None else None
 
 
-async def _send_back(
+async def send_back(
     turn: Turn, answer: Sequence[AnyBlock], errors: str, output: OutputType, context: StepContext
 ) -> Turn:
     """Record an invalid answer with its errors; return the turn for the next request.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
+from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
@@ -19,7 +20,7 @@ from pydantic_core import SchemaError
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.errors import ConfigError, InvalidInputError, shown
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
-from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.conversation.output_type import OutputType, check_pattern
 
 MAX_OUTPUT_BYTES = 65_536
 """The maximum size of the schema of an answer, which is stored with the run: bytes of JSON in UTF-8."""
@@ -193,8 +194,9 @@ def check_safe(schema: object) -> None:
     """Check that values can be checked by a schema of an unknown caller: fast, and without the network.
 
     Raises:
-        ValueError: it refers to other documents, or its patterns may take forever.
+        ValueError: it refers to other documents or endlessly to itself, or checking by it may take forever.
     """
+    counts: dict[int, tuple[int, int]] = {}
     left = [schema]
     while left:
         value = left.pop()
@@ -202,6 +204,7 @@ def check_safe(schema: object) -> None:
             left += value
         if not isinstance(value, Mapping):
             continue
+        _count_checks(value, schema, counts)
         left += value.values()
         for name in ("$ref", "$dynamicRef"):
             if isinstance(given := value.get(name), str) and not given.startswith("#"):
@@ -213,6 +216,58 @@ def check_safe(schema: object) -> None:
                 raise ValueError(f"the pattern {shown(pattern)} is not one that is checked in linear time") from None
         if isinstance(value.get("patternProperties"), Mapping):
             raise ValueError("patternProperties is not supported: name the properties, or use additionalProperties")
+
+
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "$ref", "$dynamicRef")
+"""The parts of a schema that check the same value as the schema itself."""
+
+_MOST_CHECKS, _MOST_DEEP = 1000, 50
+"""How often one value may be checked, and by how many schemas within one another."""
+
+
+def _count_checks(schema: object, root: object, counts: dict[int, tuple[int, int]], depth: int = 0) -> tuple[int, int]:
+    """Return how many schemas check one value, beginning with `schema`, and how many of them within one another.
+
+    Adds the numbers of its parts to `counts`.
+
+    Raises:
+        ValueError: too many, or without end.
+    """
+    if not isinstance(schema, Mapping):
+        return 0, 0
+    if depth > _MOST_DEEP or counts.get(id(schema)) == (0, 0):
+        raise ValueError("its parts refer to one another without end, or are nested too deeply")
+    if id(schema) not in counts:
+        counts[id(schema)] = 0, 0
+        parts: list[object] = []
+        for name in _IN_PLACE:
+            part = schema.get(name)
+            if name == "dependentSchemas":
+                parts += part.values() if isinstance(part, Mapping) else ()
+            elif isinstance(part, Sequence) and not isinstance(part, str):
+                parts += part
+            else:
+                parts.append(_named(part, root) if isinstance(part, str) else part)
+        found = [_count_checks(part, root, counts, depth + 1) for part in parts]
+        count, height = 1 + sum(each for each, _ in found), 1 + max((each for _, each in found), default=0)
+        if count > _MOST_CHECKS or height > _MOST_DEEP:
+            raise ValueError("its parts refer to one another so often that a check may take forever")
+        counts[id(schema)] = count, height
+    return counts[id(schema)]
+
+
+def _named(reference: str, root: object) -> object:
+    """Return the part of a schema that a reference within it names; None if there is none."""
+    found: object = root
+    for name in reference.removeprefix("#").split("/")[1:]:
+        name = unquote(name).replace("~1", "/").replace("~0", "~")  # noqa: PLW2901
+        if isinstance(found, Mapping):
+            found = found.get(name)
+        elif isinstance(found, Sequence) and not isinstance(found, str) and name.isdecimal():
+            found = found[int(name)] if int(name) < len(found) else None
+        else:
+            return None
+    return found
 
 
 def _stored_schema(schema: Mapping[str, Any]) -> FrozenDict:
@@ -241,10 +296,11 @@ def known_schema(name: str, schema: Mapping[str, Any]) -> FrozenDict:
 
 def follow_schema(schema: Mapping[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments. Raises ValueError if they do not match a caller's schema."""
-    from jsonschema.validators import validator_for
+    from jsonschema.validators import extend, validator_for
 
     plain = json.loads(json.dumps(schema))
-    if errors := [(each.path, each.message) for each in validator_for(plain)(plain).iter_errors(arguments)]:
+    validator = extend(validator_for(plain), {"pattern": check_pattern})
+    if errors := [(each.path, each.message) for each in validator(plain).iter_errors(arguments)]:
         raise ValueError(say(errors))
     return arguments
 

@@ -51,7 +51,7 @@ async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
     }
     texts = {"parent": "an'other#1", "turn_id": "t'\"\\%ü", "run_id": "run", "stop_reason": TEXT}
     turns = [a_turn(7, **parts, **texts, usage=USAGE, metadata=NESTED, created_at=1763700000.123456), a_turn(7)]
-    turns.append(a_turn(7, forgotten=True))
+    turns += [a_turn(7, forgotten=True), a_turn(7, prompt=(span,), removed=(Span(span.log, 1, 2), far))]
     turns += [a_turn(7, status=status, usage=Usage(), stop_reason="") for status in get_args(TurnStatus)]
     for turn in (*turns, turns[0], turns[1]):
         await owner.commit(turns=[turn])
@@ -99,9 +99,9 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     times = {"created_at": 1763700000.123456, "started_at": 0.1 + 0.2, "ended_at": 9.0, "timeout_s": 0.25}
     spent = {"usage": USAGE, "stop_reason": TEXT, "code": "step_limit", "calls": NESTED, "resumes": 3}
     texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "idempotency_key": "k'\"\\%", "fingerprint": "f" * 64}
-    texts |= {"parent": "p'\"\\%", "engine": "e'\"\\%"}
+    texts |= {"parent": "p'\"\\%", "engine": "e'\"\\%", "successor": "s'\"\\%\\ü"}
     asked: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
-    asked |= {"instructions": TEXT, "tools": NESTED}
+    asked |= {"instructions": TEXT, "tools": NESTED, "trace": freeze({"traceparent": "00-1-2-01", "parent": "3"})}
     runs = {
         "r'%\"\\ü": a_run("r'%\"\\ü", 2, "failed", **times, **texts, **spent, **asked, first_seq=2**40, memory="read"),
         "plain": a_run("plain", 3, model="m", params=NESTED[TEXT][0], output=freeze({"name": TEXT, "schema": {}})),
@@ -109,6 +109,8 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
         "empty": a_run(
             "empty", 5, why="", started_at=0.0, ended_at=0.0, timeout_s=0.0, usage=Usage(), stop_reason="", memory="off"
         ),
+        "traced": a_run("traced", 6, trace=freeze({"traceparent": "00-1-2-01"})),
+        "joining": a_run("joining", 7, joins=True),
     }
     for run in runs.values():
         await owner.commit(new_run=run)
@@ -118,6 +120,7 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
                 "usage": Usage(calls=at),
                 "stop_reason": state,
                 "code": "budget",
+                "successor": "other run",
                 "resumes": at,
                 "calls": NESTED[TEXT][0],
             }
@@ -147,12 +150,14 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
         "memory_behind": {"memory": "", "why": TEXT},
         "memory_caught_up": {"memory": TEXT},
         "turn_not_saved": {"memory": TEXT, "why": ""},
+        "prompt_joined": {"joined": "r'%\"\\ü"},
+        "blocks_removed": {"removed": (("", 2**40, 2**41), ("7", 0, 1))},
         "custom": {"name": TEXT, "data": NESTED, "step": "s"},
         "planner_note": {"text": TEXT, "step": "s"},
         "step_started": {"step": "s", "name": TEXT, "parent": "p"},
         "step_ended": {"step": "s", "name": TEXT, "is_error": True, "seconds": 1e-9},
         "run_completed": {"stop_reason": TEXT, "usage": USAGE},
-        "run_cancelled": {"why": TEXT, "discarded": True},
+        "run_cancelled": {"why": TEXT, "discarded": True, "code": "merged", "successor": "r'%\"\\ü"},
         "run_started": {"turn_id": TEXT, "prompt": (("", 2**40, 2**41),), "input": (("7", 0, 1), ("", 0, 2**40))},
         "input_replaced": {"input": (("", 0, 2**40),)},
         "run_failed": {"why": "", "code": TEXT},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from turnwise.errors import StoreClosedError
@@ -33,14 +34,11 @@ class LoopThread:
         Raises:
             StoreClosedError: the thread was closed; `make` was not called.
         """
+        return await asyncio.wrap_future(self._submit(make))
 
-        async def call() -> Result:
-            return await make()
-
-        with self._lock:
-            self.check_open()
-            future = asyncio.run_coroutine_threadsafe(call(), self._start())
-        return await asyncio.wrap_future(future)
+    def wait(self, make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Run the coroutine that `make` makes in the thread, and block until it ends; raises as `run` does."""
+        return self._submit(make).result()
 
     def check_open(self) -> None:
         """Raise StoreClosedError if the thread was closed."""
@@ -66,6 +64,19 @@ class LoopThread:
             loop.call_soon_threadsafe(loop.stop)
             await asyncio.to_thread(thread.join)
             loop.close()
+
+    def close_and_wait(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do what `close` does, and block until it is done, in any thread."""
+        with ThreadPoolExecutor(1) as elsewhere:
+            elsewhere.submit(asyncio.run, self.close(make)).result()
+
+    def _submit(self, make: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]:
+        async def call() -> Result:
+            return await make()
+
+        with self._lock:
+            self.check_open()
+            return asyncio.run_coroutine_threadsafe(call(), self._start())
 
     def _start(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

@@ -106,6 +106,7 @@ class SQLDatabase(Shared):
             _bound_waits(self._engine, lock_timeout_s, self._called)
         self._lock_timeout_s = lock_timeout_s
         self._reader = self._engine.execution_options(turnwise_read=True)
+        self._snapshots = self._reader if sqlite else self._engine.execution_options(isolation_level="REPEATABLE READ")
         self._driver: Any = self._engine.dialect.loaded_dbapi
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
         self._writer: Any = None
@@ -169,6 +170,10 @@ class SQLDatabase(Shared):
     async def _read(self, work: Callable[[sa.Connection], Result]) -> Result:
         """Run `work` in a transaction that only reads, and return its result; raises as `_write` does."""
         return await self._on_thread(lambda: self._connected(self._reader, work))
+
+    async def _read_snapshot(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Do what `_read` does; all statements of `work` see one moment, on PostgreSQL too."""
+        return await self._on_thread(lambda: self._connected(self._snapshots, work))
 
     async def _write_fast(self, work: Callable[[Any], None]) -> None:
         """Run `work` in a transaction on the driver's own cursor, which is faster.

@@ -56,4 +56,6 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
     8: ("ALTER TABLE turnwise_sessions ADD COLUMN title TEXT",),
     # Sessions and runs name their engine.
     9: tuple(f"ALTER TABLE turnwise_{table} ADD COLUMN engine TEXT" for table in ("sessions", "runs")),
+    # Blocks of turns may be removed from what later turns continue.
+    10: ("ALTER TABLE turnwise_turns ADD COLUMN removed TEXT",),
 }

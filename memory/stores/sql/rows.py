@@ -32,7 +32,7 @@ _KEY_DIGITS = 19
 """Digits of the largest number of that many bits."""
 
 
-_SPANS = ("prompt", "appended", "input", "output", "carried")
+_SPANS = ("prompt", "appended", "input", "output", "carried", "removed")
 _TURN_TEXTS = {*_SPANS, "usage", "stop_reason", "metadata"}
 _RUN_TEXTS = {"labels", "why", "usage", "stop_reason", "calls", "params", "output"}
 _SESSION_TEXTS = {"metadata", "title", "params"}
@@ -160,6 +160,7 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
         "created_at": turn.created_at,
         "metadata": to_json(turn.metadata or None),
         "forgotten": turn.forgotten or None,
+        "removed": _spans_text(turn.removed, key) if turn.removed else None,
     }
 
 
@@ -180,7 +181,11 @@ def read_turn(row: Any, session_id: str) -> TurnRecord:
     return decoded(f"turn {session_id}#{row.idx}", decode)
 
 
-_RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name not in ("session_id", "instructions", "tools")]
+_RUN_FIELDS = [
+    field.name
+    for field in fields(RunRecord)
+    if field.name not in ("session_id", "instructions", "tools", "joins", "trace", "successor")
+]
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
@@ -191,16 +196,28 @@ def run_row(key: int, run: RunRecord) -> dict[str, Any]:
         "memory": _unless_on(run.memory),
         "params": to_json({**run.params, **_beside_params(run)} or None),
         "output": to_json(run.output),
+        "code": _code_text(run),
         **_run_texts(run),
     }
 
 
-_BESIDE_PARAMS = {"instructions": "turnwise.instructions", "tools": "turnwise.tools"}
+_BESIDE_PARAMS = {name: f"turnwise.{name}" for name in ("instructions", "tools", "joins", "trace")}
 """The fields of a run that are stored in the column of its parameters, and their names there."""
 
 
 def _beside_params(run: RunRecord) -> dict[str, Any]:
     return {name: value for field, name in _BESIDE_PARAMS.items() if (value := getattr(run, field))}
+
+
+CHANGED_RUN_COLUMNS = tuple(name for name in RUN_CHANGES if name != "successor")
+"""The columns of a run that commits change."""
+
+_BEFORE_SUCCESSOR = "\x1f"
+"""Between the code of a run and its successor, in the column of the code. No id has it."""
+
+
+def _code_text(run: RunRecord) -> str | None:
+    return run.code if run.successor is None else f"{run.code or ''}{_BEFORE_SUCCESSOR}{run.successor}"
 
 
 def _run_texts(run: RunRecord) -> dict[str, str | None]:
@@ -214,7 +231,8 @@ def _run_texts(run: RunRecord) -> dict[str, str | None]:
 
 def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
     """Return the fields of a run that may change after it was stored, for the `put_run` statement."""
-    changed = {name: getattr(run, name) for name in RUN_CHANGES} | _run_texts(run)
+    changed = {name: getattr(run, name) for name in CHANGED_RUN_COLUMNS}
+    changed |= {"code": _code_text(run), **_run_texts(run)}
     return {"b_session": key, "b_turn_index": run.turn_index} | {f"b_{name}": value for name, value in changed.items()}
 
 
@@ -224,6 +242,9 @@ def read_run(row: Any, session_id: str) -> RunRecord:
         params = values.get("params")
         if isinstance(params, dict):
             values |= {field: params.pop(name) for field, name in _BESIDE_PARAMS.items() if name in params}
+        if isinstance(code := values.get("code"), str) and _BEFORE_SUCCESSOR in code:
+            code, _, values["successor"] = code.partition(_BEFORE_SUCCESSOR)
+            values["code"] = code or None
         return record_of(RunRecord, values, session_id=session_id)
 
     return decoded(f"run {row.run_id}", decode)

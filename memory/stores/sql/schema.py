@@ -29,7 +29,7 @@ from turnwise.memory.stores.sql.migrations import MIGRATIONS
 
 tables = MetaData()
 
-SCHEMA = Schema(name="schema_version", version=10, tables=tables, migrations=MIGRATIONS)
+SCHEMA = Schema(name="schema_version", version=11, tables=tables, migrations=MIGRATIONS)
 
 # The key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -111,6 +111,7 @@ turns = Table(
     Column("created_at", Double, nullable=False),
     Column("metadata", Text),
     Column("forgotten", Boolean),
+    Column("removed", Text),
     PrimaryKeyConstraint("session", "idx"),
 )
 _has_ttl = sessions.c.ttl_s.is_not(None)

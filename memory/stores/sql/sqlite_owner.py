@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.stores.sharing import RayId
@@ -80,6 +81,22 @@ class SQLiteOwner:
         return holder
 
 
+def running_owner(file: Path) -> RayId | None:
+    """Return the Ray cluster that had a SQLite file last, if it still runs; None otherwise. Takes no lock."""
+    path = file.with_name(f"{file.name}.lock")
+    if not path.exists():
+        return None
+    connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=PATIENCE_S)
+    try:
+        found = connection.execute("SELECT address, session FROM owner").fetchone()
+    except sqlite3.Error:  # it is being written, or is no lock of turnwise's
+        return None
+    finally:
+        connection.close()
+    owner = RayId(*found) if found else None
+    return owner if owner and _is_reached(owner) else None
+
+
 def _claim(connection: sqlite3.Connection, ray: RayId) -> None:
     """Write the owner into the lock file, if no other process has the lock."""
     connection.execute("PRAGMA synchronous = OFF")  # the owner is meaningless after a crash of the machine
@@ -114,6 +131,6 @@ def _is_reached(ray: RayId) -> bool:
 def _why(holder: RayId) -> str:
     who = f"the Ray cluster at {holder.address} has it open" if holder.address else "an unknown process holds its lock"
     return (
-        f"{who}, and two clusters would interrupt each other's runs: let all processes use one cluster, with"
-        " `ray start --head` and RAY_ADDRESS; or open it with read_only=True, or use PostgreSQL"
+        f"{who}, and two clusters would interrupt each other's runs: let all programs use one: run"
+        " `ray start --head` before them, or name it by RAY_ADDRESS; or open it with read_only=True, or use PostgreSQL"
     )

@@ -10,11 +10,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from turnwise.memory.conversation.runs import OPEN_STATES, RUN_CHANGES
+from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.turns import OPEN_STATUSES
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.database import insert_into
-from turnwise.memory.stores.sql.rows import CHANGED_COLUMNS
+from turnwise.memory.stores.sql.rows import CHANGED_COLUMNS, CHANGED_RUN_COLUMNS
 
 Row = Any
 """The parameters of one row for a driver: a tuple, or a dict by name."""
@@ -190,7 +190,7 @@ class Statements:
         self.put_run = compiled(
             sa.update(runs)
             .where(runs.c.session == bind("b_session"), runs.c.turn_index == bind("b_turn_index"))
-            .values({name: bind(f"b_{name}") for name in RUN_CHANGES})
+            .values({name: bind(f"b_{name}") for name in CHANGED_RUN_COLUMNS})
         )
         self.run = compiled(
             sa.select(runs, sessions.c.session_id.label("owner"))

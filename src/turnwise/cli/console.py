@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.cli.common import Store
+from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -21,12 +22,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def console(
-    store: Annotated[
-        str,
-        typer.Argument(
-            help="The store of the sessions: sqlite:///file.db, postgresql://user@host/name or redis://host."
-        ),
-    ],
+    store: Store,
     *,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes any.")] = 8001,
@@ -64,11 +60,7 @@ def console(
 
         serve(store, host=host, port=port, tokens=tokens, config=config, model=model, base_url=base_url, console=True)
         return
-    try:
-        asyncio.run(_read(store, namespace, host, port, tokens))
-    except TurnwiseError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+    asyncio.run(_read(store, namespace, host, port, tokens))
 
 
 async def _read(store: str, namespace: str, host: str, port: int, tokens: Path | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.cli.common import STORE
+from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from turnwise.http.assembly import Assembly
@@ -29,7 +31,7 @@ def serve(
         str | None,
         typer.Argument(
             help="Where sessions are kept: sqlite:///file.db, postgresql://user@host/name or redis://host;"
-            " sqlite:///turnwise.db if omitted, and with --demo a temporary file."
+            " if omitted, what TURNWISE_STORE names, or sqlite:///turnwise.db, and with --demo a temporary file."
         ),
     ] = None,
     *,
@@ -48,6 +50,9 @@ def serve(
     ] = False,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings; options here come first.")] = None,
     tokens: Annotated[Path | None, typer.Option(help="A JSON file of bearer tokens and their users.")] = None,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="Export traces and metrics, as the OTEL_* variables say.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Make all that is configured, say what would be served, and start nothing.")
     ] = False,
@@ -55,20 +60,18 @@ def serve(
     """Serve sessions over HTTP until SIGTERM: the native API, OpenAI's, and a web console."""
     given: dict[str, Any] = {"store": store, "host": host, "port": port, "workers": workers, "tokens": tokens}
     given |= {"packed": None if packed is None else {"hosts": packed}, "console": console or None}
+    given |= {"telemetry": {} if telemetry else None}
     chosen = {name: value for name, value in given.items() if value is not None}
-    try:
-        with ExitStack() as stack:
-            if demo and not os.environ.get("OPENAI_API_KEY") and not (model or config):
-                model, base_url = "stand-in", stack.enter_context(_stand_in())
-            if demo and store is None and config is None:
-                folder = stack.enter_context(TemporaryDirectory(prefix="turnwise-"))
-                chosen["store"] = f"sqlite:///{folder}/sessions.db"
-            _serve(config, chosen, _engine(model, base_url, demo), ray_serve=ray_serve, check=check)
-    except TurnwiseError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:  # while it starts
-        raise typer.Exit(130) from None
+    with ExitStack() as stack:
+        stack.enter_context(_ended_by_sigterm())
+        if demo and not os.environ.get("OPENAI_API_KEY") and not (model or config):
+            model, base_url = "stand-in", stack.enter_context(_stand_in())
+        if demo and store is None and config is None:
+            folder = stack.enter_context(TemporaryDirectory(prefix="turnwise-"))
+            chosen["store"] = f"sqlite:///{folder}/sessions.db"
+        elif store is None and config is None and (named := os.environ.get(STORE)):
+            chosen["store"] = named
+        _serve(config, chosen, _engine(model, base_url, demo), ray_serve=ray_serve, check=check)
 
 
 def _engine(model: str | None, base_url: str | None, demo: bool) -> Mapping[str, Any]:
@@ -110,6 +113,16 @@ def _serve(
 
 
 @contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process in order, as long as nothing else is done about it: while the service starts."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def _stand_in() -> Iterator[str]:
     """Simulate a model as long as this lasts; yields its URL."""
     from turnwise.testing.local_provider.server import LocalProvider
@@ -144,6 +157,8 @@ def _report(made: Assembly, source: Source) -> None:
         )
     for n, memory in enumerate(config.memories):
         rows[f"memory {n}"] = memory.object or f"{memory.kind}: {redact(str(memory.store or memory.file))}"
+    if config.telemetry:
+        rows["telemetry"] = "exported as the OTEL_* variables say"
     rows["serves"] = " ".join([*made.app.openapi()["paths"], *(["/console"] if config.console else [])])
     width = max(map(len, rows))
     for name, text in rows.items():
@@ -155,9 +170,9 @@ def commands(made: Assembly, url: str) -> list[str]:
     """Return what to try: commands of the shell, and the console's URL. With tokens, they take one from a variable."""
     has_auth = made.config.has_auth
     bearer = f' -H "Authorization: Bearer ${TOKEN}"' if has_auth else ""
-    post = f"curl -s{bearer} -H 'Content-Type: application/json' {url}/v1/sessions"
+    post = f"curl -s{bearer} -H 'Content-Type: application/json' '{url}/v1/sessions"
     open_it, run_it = '{"id": "hello"}', '{"prompt": "Hello!"}'
-    found = [f"{post} -d '{open_it}' && {post}/hello/runs?wait_s=60 -d '{run_it}'"]
+    found = [f"{post}' -d '{open_it}' && {post}/hello/runs?wait_s=60' -d '{run_it}'"]
     if "/openai/v1/responses" in made.app.openapi()["paths"]:
         key = f"__import__('os').environ['{TOKEN}']" if has_auth else "'none'"
         model = next(iter(made.engines))
@@ -183,6 +198,8 @@ def _print_commands(made: Assembly, url: str) -> None:
         typer.echo(f"  {command}\n")
     if made.config.has_auth:
         typer.echo(f"{TOKEN} is the token that they send.")
+    if not made.config.console:
+        typer.echo(f"--console adds a web console at {url}/console.")
     typer.echo("Stop it with Ctrl+C or SIGTERM.")
     sys.stdout.flush()
 

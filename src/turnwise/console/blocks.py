@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turnwise.console.tags import badge, long_text, tag
-from turnwise.console.text import json_text, plain
+from turnwise.console.text import json_text
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
     Citations,
@@ -19,6 +19,7 @@ from turnwise.memory.conversation.blocks import (
     User,
     described,
 )
+from turnwise.memory.conversation.plain_text import plain
 
 
 def show_block(block: AnyBlock, user: str = "User") -> None:

@@ -11,9 +11,9 @@ from typing import Self
 from nicegui import Client, ui
 
 from turnwise.console.tags import button, link, replace_text, tag
-from turnwise.console.text import plain
 from turnwise.console.viewer import Viewer
 from turnwise.errors import TurnwiseError
+from turnwise.memory.conversation.plain_text import plain
 
 PAGES = {"sessions": "Sessions", "memories": "Memories", "usage": "Usage", "hosts": "Hosts"}
 """The pages in the navigation, by their path."""

@@ -8,7 +8,8 @@ from typing import Any
 from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
-from turnwise.console.text import number, plain
+from turnwise.console.text import number
+from turnwise.memory.conversation.plain_text import plain
 
 SHOWN = 20_000
 """How many characters of a text are shown at first; more on request."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,14 +14,17 @@ from starlette.middleware.cors import CORSMiddleware
 
 from turnwise import __version__
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.adapters.front_ends.vercel import VercelEncoder
 from turnwise.errors import ConfigError
 from turnwise.http import health, memories, problems, runs, sessions
 from turnwise.http.auth import Auth
+from turnwise.http.front_ends import ui
 from turnwise.http.limits import SizeLimits
 from turnwise.http.openai import chat, conversations, errors, models, responses
 from turnwise.http.paths import SegmentPaths
 from turnwise.http.service import ON_DISCONNECT, Service
 from turnwise.http.settings import HttpSettings
+from turnwise.http.tracing import TraceContext
 
 _HEADERS = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID")
 
@@ -71,12 +76,16 @@ def create_app(
     problems.install(app)
     for router in (health.router, sessions.router, runs.router, memories.router, models.router, chat.router):
         app.include_router(router)
+    app.include_router(ui.router)
+    if find_spec("ag_ui"):  # an extra of its own
+        app.include_router(import_module("turnwise.http.front_ends.ag_ui").router)
     app.include_router(responses.router)
     app.include_router(conversations.router)
     app.include_router(errors.router)  # the last of OpenAI's: it has all of their addresses
     limits = service.settings
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=limits.max_body_bytes)
     app.add_middleware(SegmentPaths)
+    app.add_middleware(TraceContext)
     app.add_middleware(SizeLimits, max_header_bytes=limits.max_header_bytes, max_body_bytes=limits.max_body_bytes)
     if service.settings.cors_origins:
         app.add_middleware(
@@ -84,6 +93,6 @@ def create_app(
             allow_origins=service.settings.cors_origins,
             allow_methods=["*"],
             allow_headers=[*_HEADERS, ON_DISCONNECT, chat.SESSION_ID],
-            expose_headers=[chat.SESSION_ID, chat.RUN_ID],
+            expose_headers=[chat.SESSION_ID, chat.RUN_ID, *VercelEncoder.headers],
         )
     return app

@@ -93,6 +93,7 @@ def assemble(config: ServiceConfig, source: Source) -> Assembly:
             namespace=config.namespace,
             enforce_user=auth is not None,
             encryption=encryption,
+            telemetry=config.telemetry,
         )
     app = create_app(manager, auth=auth, settings=config.http)
     if config.console:
@@ -147,10 +148,11 @@ def _engine(table: EngineConfig, source: Source, path: tuple[str, str]) -> Engin
     if table.object:
         with source.at(*path, "object"):
             return cast(EngineBuilder, _imported(table.object, EngineBuilder))
-    tools = []
+    tools: list[Tool] = []
     for n, each in enumerate(table.tools):
         with source.at(*path, "tools", n):
-            tools.append(_imported(each, Tool))
+            found = imported(each)
+            tools += found if isinstance(found, list) else [_imported(each, Tool)]
     given = table.model_dump(
         exclude_unset=True, exclude={"object", "key", "tools", "max_steps", "tool_timeout_s", "azure"}
     )

@@ -32,6 +32,7 @@ from turnwise.errors import ConfigError, StoreURLError
 from turnwise.http.settings import HttpSettings
 from turnwise.http.tables import Path as KeyPath, Section, Table, line_of
 from turnwise.memory.stores.urls import redact
+from turnwise.telemetry.settings import Telemetry
 
 PREFIX = "TURNWISE_SERVE_"
 
@@ -68,7 +69,7 @@ class EngineConfig(Section):
     system: str | None = None
     """A system prompt that replaces the conversation's own in every request."""
     tools: tuple[ImportPath, ...] = ()
-    """The tools that the model may call, made by `tool` or `external_tool`."""
+    """The tools that the model may call, made by `tool` or `external_tool`, or lists of tools, as of `mcp_tools`."""
     max_steps: int = 20
     """How often a run may call the model."""
     tool_timeout_s: float = 60.0
@@ -201,7 +202,9 @@ class ServiceConfig(BaseSettings):
     memories: tuple[MemoryTable, ...] = ()
     working_memory: NotesTable | None = None
     overflow: OverflowTable = OverflowTable(strategy="default")
-    session: Annotated[SessionConfig, Table("token_counter")] = Field(default_factory=SessionConfig)
+    telemetry: Annotated[Telemetry, Table("setup")] | None = None
+    """Traces and metrics by OpenTelemetry, set up by the OTEL_* variables of the environment; see `Telemetry`."""
+    session: Annotated[SessionConfig, Table("token_counter", "telemetry")] = Field(default_factory=SessionConfig)
     """How sessions behave, with their budgets; see `SessionConfig`."""
     packed: Annotated[Packed, Table()] = Packed()
     """The actors that sessions share; see `Packed`."""

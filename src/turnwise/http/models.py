@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager_requests import IfExists
@@ -14,8 +15,15 @@ from turnwise.actors.cluster.wire import SessionInfo
 from turnwise.actors.inference.tools.signature import MAX_OUTPUT_BYTES, check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.actors.session.admission import IfBusy
-from turnwise.errors import InvalidInputError, RunCancelledError, RunEndedError, RunInterruptedError, shown
-from turnwise.http.problems import name_of
+from turnwise.errors import (
+    InvalidInputError,
+    RunCancelledError,
+    RunEndedError,
+    RunInterruptedError,
+    RunReplacedError,
+    TurnwiseError,
+    shown,
+)
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
     CacheCheckpoint,
@@ -50,6 +58,11 @@ from turnwise.strategies.compaction import Compaction
 JsonObject = dict[str, Any]
 
 
+def name_of(error: TurnwiseError) -> str:
+    """Return an error's name as a word for programs: `SessionBusyError` is `session_busy`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower()
+
+
 def example(**fields: Any) -> ConfigDict:
     """Return the configuration of a model with an example of it."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
@@ -75,6 +88,8 @@ PromptBlock = Annotated[
 ]
 
 Prompts = str | list[str | PromptBlock]
+
+ResultBlock = Annotated[Text | Image | Document, Field(discriminator="kind")]
 
 TextOrBlocks = Annotated[
     Prompts,
@@ -195,6 +210,37 @@ class Append(Body):
     prompt: TextOrBlocks
 
 
+class ImportMessages(Body):
+    """A conversation from elsewhere."""
+
+    model_config = example(
+        messages=[{"role": "user", "content": "Where is the key?"}, {"role": "assistant", "content": "Under the mat."}]
+    )
+
+    messages: list[JsonObject]
+    format: Literal["openai_chat", "openai_responses", "anthropic"] | None = None
+    """Their format; found if left out."""
+    system: str | None = None
+    """The system prompt, where it is not among the messages."""
+    idempotency_key: str | None = None
+    """Identifies the import; a digest of the messages if left out."""
+    after: Annotated[int, Field(ge=-1)] | None = None
+    """The index of the newest ended turn that you know, -1 for none: nothing is stored behind another one."""
+    memory: MemoryUse | bool = False
+    """Whether long-term memories get the turns, in the background."""
+
+
+class MessagesShown(Shown):
+    """A conversation as messages of another library."""
+
+    format: str
+    messages: list[JsonObject]
+    system: str | None
+    """The system prompt, where the format has it beside the messages."""
+    left_out: dict[str, int]
+    """How many blocks of each kind the format has no place for."""
+
+
 class AddEvent(Body):
     """An event of your own."""
 
@@ -244,7 +290,12 @@ class RunOptions(Body):
     parent: str | None = None
     """The run on whose behalf this one is started."""
     if_busy: IfBusy = "reject"
-    """While another run is active: answer 409; wait behind it; cancel it; or cancel it and remove its turn."""
+    """While another run is active: answer 409; wait behind it; cancel it, or also remove its turn; `latest`: take the
+    place of the runs that wait; `merge`: become one run with those that wait; `inject`: join the active run at its
+    next model call; `debounce`: become one run with those that come within `debounce_s`; `drop`: store nothing, and
+    answer with the active run."""
+    debounce_s: float | None = None
+    """With `debounce`: how many seconds nobody must have added a prompt before the run begins."""
     timeout_s: float | None = None
     """The run fails after so many seconds."""
     labels: dict[str, str] | None = None
@@ -321,9 +372,23 @@ class Provide(Body):
     model_config = example(call_id="call_1", result={"celsius": -3})
 
     call_id: str
-    result: Any
-    """A text, or another JSON value."""
+    result: Any = None
+    """A text, or another JSON value. May be omitted if there are blocks."""
+    blocks: list[ResultBlock] = Field(default_factory=list)
+    """Texts, images and documents that the model gets with it."""
     is_error: bool = False
+
+    @model_validator(mode="after")
+    def _is_given(self) -> Self:
+        if not self.blocks and "result" not in self.model_fields_set:
+            raise ValueError("give a result, or blocks")
+        return self
+
+    def made(self) -> Any:
+        """Return what the manager takes."""
+        if "result" not in self.model_fields_set:
+            return list(self.blocks)
+        return ToolResult.of(self.result, *self.blocks) if self.blocks else self.result
 
 
 # Answers
@@ -460,7 +525,18 @@ class MessageShown(Shown):
     run_id: str | None
     cursor: str
     """Names the message: pass it as `before`."""
+    place: str
+    """Names its blocks, to remove them."""
     blocks: list[AnyBlock]
+
+
+class MessageRemoved(Shown):
+    """What was removed."""
+
+    model_config = example(removed=2)
+
+    removed: int
+    """How many blocks, with the results of removed calls."""
 
 
 class MessagePage(Shown):
@@ -493,6 +569,8 @@ class TurnShown(Shown):
     created_at: float
     metadata: JsonObject
     forgotten: bool
+    removed: list[int]
+    """The numbers, from 0, of those of the blocks which the turn added that were removed from later requests."""
     blocks: list[AnyBlock]
     """What the turn added; with `snapshot`, all that the model was given and what it answered."""
 
@@ -505,7 +583,7 @@ class TurnShown(Shown):
         }
         usage = UsageShown.of(record.usage)
         blocks = list(turn.blocks if snapshot else turn.new_blocks)
-        return cls(**named, **stored, text=turn.text, usage=usage, blocks=blocks)
+        return cls(**named, **stored, text=turn.text, usage=usage, removed=list(turn.removed), blocks=blocks)
 
 
 class TurnPage(Shown):
@@ -608,10 +686,17 @@ class RunStarted(Shown):
     id: str
     session_id: str
     turn_index: int
+    dropped: bool = False
+    """Whether `if_busy` was `drop` and a run was active: then this is that run, and nothing was stored."""
 
     @classmethod
     def of(cls, execution: AsyncExecutionHandle) -> Self:
-        return cls(id=execution.run_id, session_id=execution.session_id, turn_index=execution.turn_index)
+        return cls(
+            id=execution.run_id,
+            session_id=execution.session_id,
+            turn_index=execution.turn_index,
+            dropped=execution.dropped,
+        )
 
 
 class RunError(Shown):
@@ -623,6 +708,13 @@ class RunError(Shown):
     """A word for programs, such as `run_cancelled`, `run_limit` or `output_invalid`."""
     detail: str
     why: str
+    successor: str | None = None
+    """The run that came in its place, if the error is `run_replaced`."""
+
+    @classmethod
+    def of(cls, error: RunEndedError) -> Self:
+        successor = error.replaced_by if isinstance(error, RunReplacedError) else None
+        return cls(error=name_of(error), detail=str(error), why=error.why, successor=successor)
 
 
 class RunResult(RunStarted):
@@ -656,7 +748,7 @@ class RunResult(RunStarted):
             text=turn.text if turn else None,
             stop_reason=turn.record.stop_reason if turn else None,
             usage=UsageShown.of(turn.record.usage) if turn else None,
-            error=RunError(error=name_of(error), detail=str(error), why=error.why) if error else None,
+            error=RunError.of(error) if error else None,
         )
 
 
@@ -676,6 +768,8 @@ class RunShown(Shown):
     """Why it ended, if it did not complete."""
     code: str | None
     """A word for `why`: `step_limit`, `budget`, `timeout`, `window`, `refused` and others."""
+    successor: str | None
+    """The run that has its prompts (code `merged`), or that came in its place (`replaced`), while it was queued."""
     labels: dict[str, str]
     timeout_s: float | None
     idempotency_key: str | None

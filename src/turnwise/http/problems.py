@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,
     EngineError,
+    FrameworkError,
     IdempotencyConflictError,
     InvalidInputError,
     InvalidRequestError,
@@ -36,6 +36,7 @@ from turnwise.errors import (
     TurnwiseError,
     WaitTimeoutError,
 )
+from turnwise.http.models import name_of
 
 STATUS: Mapping[type[TurnwiseError], int] = {
     InvalidInputError: 422,
@@ -47,6 +48,7 @@ STATUS: Mapping[type[TurnwiseError], int] = {
     ReadOnlyMemoryError: 403,
     InvalidRequestError: 422,
     EngineError: 502,
+    FrameworkError: 500,
     CorruptRecordError: 500,
     EncryptionError: 500,
     SessionRevertedError: 409,
@@ -78,11 +80,6 @@ class TooManyStreams(Exception):  # noqa: N818 - an answer
 def status_of(error: TurnwiseError) -> int:
     """Return the HTTP status for an error."""
     return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
-
-
-def name_of(error: TurnwiseError) -> str:
-    """Return an error's name as a word for programs: `SessionBusyError` is `session_busy`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower()
 
 
 def problem(status: int, title: str, detail: str, **fields: Any) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.session.admission import IfBusy
 from turnwise.errors import RunEndedError, SessionBusyError, WaitTimeoutError
 from turnwise.http.models import (
     AddEvent,
@@ -55,8 +56,8 @@ router = APIRouter(
     responses=documented(401, 422, 429, 503),
 )
 
-POLICIES = ("enqueue", "interrupt", "rollback")
-"""The values of `if_busy` with which a busy session starts a run."""
+POLICIES = tuple(policy for policy in get_args(IfBusy) if policy not in ("reject", "drop"))
+"""The values of `if_busy` with which a busy session takes a run."""
 
 Key = Annotated[
     str | None,
@@ -155,10 +156,16 @@ async def _result(execution: AsyncExecutionHandle, timeout_s: float) -> RunResul
 
 
 def _left(caller: Asks, execution: AsyncExecutionHandle) -> Callable[[], None] | None:
-    if caller.on_disconnect == "keep":
+    if caller.on_disconnect == "keep" or execution.dropped:  # then it is another client's run
         return None
     work = "the cancellation of a run whose client disconnected"
-    return lambda: caller.service.spawn(execution.cancel("its client disconnected"), work)
+    return lambda: caller.service.spawn(cancel_own(execution), work)
+
+
+async def cancel_own(execution: AsyncExecutionHandle) -> None:
+    """Cancel the run of a client that disconnected, unless its prompts are part of a run that others wait for."""
+    if (await execution.info()).run_id == execution.run_id:
+        await execution.cancel("its client disconnected")
 
 
 @router.get("/runs", summary="List the runs of all sessions, newest first")
@@ -220,7 +227,7 @@ async def reject_call(run_id: InPath, body: Reject, caller: Asks) -> None:
 
 @router.post("/runs/{run_id}/provide", summary="Supply the result of a call", status_code=204, responses=CONFLICT)
 async def provide_result(run_id: InPath, body: Provide, caller: Asks) -> None:
-    await caller.on_run(run_id, lambda each: each.provide(body.call_id, body.result, is_error=body.is_error))
+    await caller.on_run(run_id, lambda each: each.provide(body.call_id, body.made(), is_error=body.is_error))
 
 
 @router.get("/runs/{run_id}/steps", summary="Its model calls, tool calls and named steps", responses=NOT_FOUND)

@@ -27,6 +27,7 @@ from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.http.assembly import Assembly, assemble
 from turnwise.http.config import ServiceConfig, Source
 from turnwise.http.service import Service
+from turnwise.memory.stores.encrypted.records import check_session
 from turnwise.memory.stores.urls import open_store
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -73,10 +74,11 @@ def url_of(bound: socket.socket) -> str:
 
 
 async def check_store(config: ServiceConfig, source: Source) -> None:
-    """Open the store and read its clock, before anything is started.
+    """Open the store and read its clock and newest session, before anything is started.
 
     Raises:
         ConfigError, StoreError: it cannot be opened, or does not answer.
+        StillEncryptedError: it is encrypted, and the configuration has no keys.
     """
     if config.store.startswith("memory:"):
         return
@@ -84,6 +86,9 @@ async def check_store(config: ServiceConfig, source: Source) -> None:
         store = await asyncio.to_thread(open_store, config.store)
         try:
             await store.now()
+            if config.encryption is None:
+                for session in await store.query(limit=1):
+                    check_session(session)
         finally:
             await store.close()
 
@@ -99,6 +104,7 @@ def serve(config: ServiceConfig, source: Source, ready: Ready) -> None:
     made = assemble(config, source)
     with contextlib.closing(listen(config, source)) as bound:
         asyncio.run(check_store(config, source))
+        _log.info("starting: where no Ray runs yet, that takes some seconds")
         connect(logs=False)  # here, as Ray would warn about another thread
         if config.workers == 1:
             asyncio.run(_serve(made, bound, lambda: ready(made, url_of(bound))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic_core import from_json
@@ -25,7 +25,10 @@ from turnwise.http.models import (
     Expand,
     ForgottenShown,
     ForkSession,
+    ImportMessages,
     MessagePage,
+    MessageRemoved,
+    MessagesShown,
     OpenSession,
     RunPage,
     RunShown,
@@ -54,7 +57,9 @@ from turnwise.http.sse import (
     wait_for,
     wants_stream,
 )
+from turnwise.memory.conversation.chat_messages import parse_place
 from turnwise.memory.conversation.sessions import SessionStatus
+from turnwise.memory.conversation.spans import join, places
 from turnwise.memory.stores.base import SessionOrder
 
 router = APIRouter(
@@ -71,6 +76,9 @@ After = Annotated[int, Query(description="Only what has a higher number.")]
 Wait = Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait for the first one.")]
 Agent = Annotated[str | None, Query(description="Only of this agent.")]
 Cursor = Annotated[str | None, Query(description="The cursor of the page before.")]
+Exported = Annotated[
+    Literal["openai_chat", "openai_responses", "anthropic"], Query(description="The format of the messages.")
+]
 Streams = Annotated[bool, Depends(wants_stream)]
 Verified = Annotated[bool, Query(description="Whether memories are checked afterwards for remains.")]
 
@@ -212,6 +220,21 @@ async def append_prompts(session_id: InPath, body: Append, caller: Asks) -> Turn
     return TurnShown.of(await caller.on_session(session_id, lambda each: each.append(*prompts)))
 
 
+@router.post("/sessions/{session_id}/import", summary="Add a conversation from elsewhere", responses=CONFLICT)
+async def import_messages(session_id: InPath, body: ImportMessages, caller: Asks) -> TurnShown:
+    """May be repeated: the same conversation is stored once."""
+    given = body.model_dump(exclude={"messages", "format"})
+    return TurnShown.of(
+        await caller.on_session(session_id, lambda each: each.import_messages(body.messages, body.format, **given))
+    )
+
+
+@router.get("/sessions/{session_id}/export", summary="Its conversation in another format", responses=NOT_FOUND)
+async def export_messages(session_id: InPath, caller: Asks, format: Exported = "openai_chat") -> MessagesShown:
+    made = await caller.on_session(session_id, lambda each: each.export_messages(format))
+    return MessagesShown(format=format, messages=list(made), system=made.system, left_out=made.left_out)
+
+
 @router.post("/sessions/{session_id}/cancel", summary="Cancel the active run", responses=CONFLICT)
 async def cancel_active_run(session_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
     return Cancelled(cancelled=await caller.on_session(session_id, lambda each: each.cancel(body.reason)))
@@ -230,6 +253,26 @@ async def list_messages(
         session_id, lambda each: each.messages(limit, before=before, newest_first=newest_first)
     )
     return MessagePage.of(page)
+
+
+@router.delete(
+    "/sessions/{session_id}/messages/{place}",
+    summary="Take a message out of what later runs continue",
+    responses=CONFLICT,
+)
+async def remove_message(session_id: InPath, place: InPath, caller: Asks) -> MessageRemoved:
+    """`place` is that of a listed message. Nothing is erased: turns keep their snapshots."""
+    return MessageRemoved(removed=await caller.on_session(session_id, lambda each: _remove(each, place)))
+
+
+async def _remove(session: AsyncSession, place: str) -> int:
+    index, spans = parse_place(place)
+    turn = await session.turn(index)
+    numbers = {each: at for at, each in enumerate(places(join(turn.record.prompt, turn.record.output)))}
+    try:
+        return await session.remove(turn, *(numbers[each] for each in places(spans)))
+    except KeyError:
+        raise InvalidInputError("place", shown(place), f"turn {index} has no such blocks: list the messages") from None
 
 
 @router.get("/sessions/{session_id}/turns", summary="Its turns, by index", responses=NOT_FOUND)

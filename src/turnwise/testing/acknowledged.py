@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Block, User, encode
 from turnwise.testing.faults import append_line
 
-What = Literal["prompt", "run", "end", "fork", "followed", "gone"]
+What = Literal["prompt", "run", "end", "fork", "followed", "gone", "dropped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Note:
 
     what: What
     """What was acknowledged: a stored prompt, a started or queued run, the end of a run, a fork, reading a run's events
-    to the end, the deletion of a session."""
+    to the end, the deletion of a session, a prompt that was not stored since another run was active."""
     session_id: str
     asked: float = 0.0
     """The time of the call, on the recorder's clock."""
@@ -38,6 +38,8 @@ class Note:
     """The `digest` of the blocks of the run's turn."""
     seqs: tuple[int, ...] = ()
     """The numbers of the events that a follower saw, in order."""
+    silence_s: float | None = None
+    """The `debounce_s` that a run was started with."""
 
 
 class Acknowledged:
@@ -68,17 +70,19 @@ class Acknowledged:
         *,
         run_id: str | None = None,
         turn_index: int | None = None,
+        silence_s: float | None = None,
     ) -> None:
         """Record that prompts are stored; with `run_id`, that this run with these prompts is stored.
 
         Args:
             prompts: texts that are unique in the session.
             asked: `clock()` before the call.
+            silence_s: the `debounce_s` that the run was started with.
         """
         for prompt in prompts:
             self._add("prompt", session_id, asked, prompt=prompt, run_id=run_id, turn_index=turn_index)
         if run_id:
-            self._add("run", session_id, asked, run_id=run_id, turn_index=turn_index)
+            self._add("run", session_id, asked, run_id=run_id, turn_index=turn_index, silence_s=silence_s)
 
     def ended(self, session_id: str, run_id: str, state: str, blocks: Sequence[Block] | None = None) -> None:
         """Record the final state of a run, and the blocks of its turn if it has one."""
@@ -92,6 +96,10 @@ class Acknowledged:
     def followed(self, session_id: str, run_id: str, seqs: Sequence[int]) -> None:
         """Record the numbers of all events that a follower of a run saw, up to its end."""
         self._add("followed", session_id, self.clock(), run_id=run_id, seqs=tuple(seqs))
+
+    def dropped(self, session_id: str, prompt: str, asked: float, run_id: str) -> None:
+        """Record that a prompt was not stored, since the run `run_id` was active."""
+        self._add("dropped", session_id, asked, prompt=prompt, run_id=run_id)
 
     def deleted(self, session_id: str) -> None:
         """Record that a session was deleted."""

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 from turnwise.actors.session.cached_blocks import CachedBlocks
 from turnwise.errors import CorruptRecordError, InvalidRequestError, SessionNotFoundError, TranscriptError
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import Block, Document, Image, Summary, System, User
-from turnwise.memory.conversation.events import AnyEvent, Event, RunEnded, RunStarted, without_blocks
+from turnwise.memory.conversation.blocks import (
+    Block,
+    Document,
+    Image,
+    Summary,
+    System,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
+from turnwise.memory.conversation.events import AnyEvent, BlocksRemoved, Event, RunEnded, RunStarted, without_blocks
 from turnwise.memory.conversation.rebuild import Rebuilt
-from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.spans import Seen, Spans, cut, size, union
+from turnwise.memory.conversation.runs import REPLACED, RunRecord
+from turnwise.memory.conversation.spans import Seen, Spans, cut, from_places, overlap, places, size, union
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
@@ -63,9 +75,12 @@ async def audit(
     """Check stored sessions, and that the store has everything that callers had acknowledged. Only reads.
 
     The laws: every record can be read; event numbers only grow; one run at a time; each run has one terminal event, its
-    last, and an outcome; each turn continues the one before it, and with one more prompt would be accepted by every
-    provider; the events tell each turn; each acknowledged prompt is stored once, in the order of acknowledgement; each
-    acknowledged run is stored with the acknowledged state and turn; a follower of a run saw each of its events once.
+    last, and an outcome; the run that has the prompts of another one, or came in its place, exists; each turn continues
+    the one before it, and with one more prompt would be accepted by every provider; the events tell each turn; no run
+    is given blocks that were removed before it; each acknowledged prompt is stored once, in the order of
+    acknowledgement, unless its run was replaced while it waited; a prompt that was dropped is not stored; each
+    acknowledged run is stored with the acknowledged state and turn, or is merged into one that is; a follower of a run
+    saw each of its events once.
 
     Args:
         history: the event store, if events are stored apart from the conversations.
@@ -91,9 +106,12 @@ async def audit(
         steps = list(_steps(session.turns))
         found = [
             *_events_hold(session, settled=settled),
+            *_successors_hold(session.runs),
             *_turns_hold(steps, compacts=compacts),
+            *_removed_stay_away(session),
             *_events_tell(session.events, steps),
             *_notes_hold(session, steps, told, discards=discards),
+            *_silence_holds(session, told),
         ]
         violations += [Violation(session_id, law, what) for law, what in found]
         counts += Counter(sessions=1, turns=len(session.turns), runs=len(session.runs), events=len(session.events))
@@ -106,6 +124,7 @@ async def audit(
 class StoredSession:
     """All records of a session in a store."""
 
+    log: str
     turns: Sequence[Turn]
     runs: Sequence[RunRecord]
     events: Sequence[Event]
@@ -126,7 +145,7 @@ async def read_session(store: SessionStore, session_id: str, history: HistorySto
         runs += page
     events, doubles = await _read_events(store, session_id, history)
     whole = await CachedBlocks(session_id, store).read_events(events, log)
-    return StoredSession(await read_turns(store, session_id), runs, whole, doubles)
+    return StoredSession(log, await read_turns(store, session_id), runs, whole, doubles)
 
 
 async def read_turns(store: SessionStore, session_id: str) -> list[Turn]:
@@ -184,6 +203,20 @@ def _events_hold(session: StoredSession, *, settled: bool) -> Iterator[Finding]:
             yield "one terminal event, the last", f"run {run.run_id!r} is {run.state}, but its events say otherwise"
         if settled and run.is_open:
             yield "no run without outcome", f"run {run.run_id!r} is {run.state}"
+
+
+def _successors_hold(runs: Iterable[RunRecord]) -> Iterator[Finding]:
+    known = {run.run_id for run in runs}
+    for run in runs:
+        if run.successor and run.successor not in known:
+            yield "a successor exists", f"run {run.run_id!r} is {run.code} by run {run.successor!r}"
+
+
+def _leading(run: RunRecord | None, runs: Mapping[str, RunRecord]) -> RunRecord | None:
+    """Return the run that has the prompts of this one: itself, unless it was merged."""
+    while run and (leading := runs.get(run.leads_to or "")):
+        run = leading
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +320,8 @@ def _continues(step: _Step, *, compacts: bool) -> bool:
         return not compacts or is_of_fork or _continues_newest(turn, ())
     if step.continues and (not compacts or size(step.new) == len(turn.new_blocks)):
         return True
+    if before.record.removed:
+        return _continues_rest(turn, before, compacts=compacts)
     return _continues_newest(turn, before.blocks) if compacts else _begins_with(turn.blocks, before.blocks)
 
 
@@ -296,6 +331,34 @@ def _begins_with(blocks: Sequence[Block], before: Sequence[Block]) -> bool:
     return len(blocks) >= len(before) and all(
         now == then or (isinstance(now, Summary) and isinstance(then, Image | Document)) for now, then in pairs
     )
+
+
+def _continues_rest(turn: Turn, before: Turn, *, compacts: bool) -> bool:
+    """Return whether the turn continues what was left of the turn before, in order, when blocks had been removed.
+
+    Only these may lack: removed ones, calls, results, thoughts, refused pictures and files, summaries, and what comes
+    before the first that is left.
+    """
+    record, held = turn.record, dict(zip(places(before.record.spans), before.blocks, strict=True))
+    given = places(cut(record.spans, size(record.spans) - len(turn.new_blocks))[0])
+    carried = [place for place in given if place in held]
+    left, removed = {*carried}, {*places(before.record.removed)}
+    if carried != [place for place in held if place in left]:
+        return False
+    lacking = dropwhile(lambda place: place not in left, held)
+    may_lack = ToolUse | ToolResult | Thinking | Image | Document | Summary
+    return compacts or all(place in left or place in removed or isinstance(held[place], may_lack) for place in lacking)
+
+
+def _removed_stay_away(session: StoredSession) -> Iterator[Finding]:
+    """Check that no run that begins after a removal is given the removed blocks."""
+    given = {turn.run_id: turn.record.spans for turn in session.turns}
+    removed: Spans = ()
+    for event in session.events:
+        if isinstance(event, BlocksRemoved):
+            removed = union(removed, from_places(event.removed, session.log))
+        elif isinstance(event, RunStarted) and removed and (has := overlap(given.get(event.run_id, ()), removed)):
+            yield "removed blocks stay away", f"run {event.run_id!r} was given {has}"
 
 
 _MOVED = (System, Summary, Image, Document)
@@ -316,18 +379,24 @@ def _notes_hold(
     runs = {run.run_id: run for run in session.runs}
     digests = _digests(steps) if any(note.digest for note in notes) else {}
     seqs = _seqs(session.events) if any(note.what == "followed" for note in notes) else {}
-    places = _places(steps)
+    stored = _places(steps)
     present: list[tuple[Note, int]] = []
     for note in notes:
-        run = runs.get(note.run_id or "")
+        own = runs.get(note.run_id or "")
+        run = _leading(own, runs)
         if note.run_id and run is None:
             yield f"acknowledged {note.what}", f"run {note.run_id!r} is not in the store"
         elif note.what == "prompt":
-            found = places.get(note.prompt or "", [])
-            if len(found) == 1:
+            found = stored.get(note.prompt or "", [])
+            if run and run.code == REPLACED:
+                if found:
+                    yield "replaced prompts are dropped", f"{note.prompt!r} of run {run.run_id!r} is stored"
+            elif len(found) == 1:
                 present.append((note, found[0]))
             elif found or not (discards and run and run.state == "cancelled"):
                 yield "acknowledged prompt once", f"{note.prompt!r} of run {note.run_id!r} is stored {len(found)} times"
+        elif note.what == "dropped" and note.prompt in stored:
+            yield "dropped prompts are not stored", f"{note.prompt!r} is stored"
         elif note.what == "end" and run:
             if run.state != note.state:
                 yield "acknowledged end", f"run {run.run_id!r} was acknowledged as {note.state}, but is {run.state}"
@@ -336,9 +405,20 @@ def _notes_hold(
                     "acknowledged turn",
                     f"the turn of run {run.run_id!r} is missing, or differs from the acknowledged one",
                 )
-        elif note.what == "followed":
-            yield from _followed(note, seqs.get(note.run_id, []))
+        elif note.what == "followed" and run:
+            told = seqs.get(run.run_id, [])
+            yield from _followed(note, told if run is own else told[-1:])
     yield from _in_order(present)
+
+
+def _silence_holds(session: StoredSession, notes: Iterable[Note]) -> Iterator[Finding]:
+    runs = {run.run_id: run for run in session.runs}
+    began = {event.run_id: event.at for event in reversed(session.events) if isinstance(event, RunStarted)}
+    for note in notes:
+        own = runs.get(note.run_id or "")
+        run = _leading(own, runs)
+        if note.silence_s and own and run and began.get(run.run_id, math.inf) < own.created_at + note.silence_s:
+            yield "silence before a debounced run", f"run {run.run_id!r} began before {note.silence_s} s of silence"
 
 
 def _digests(steps: Iterable[_Step]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import cast
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.tool import tool
 from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking, ToolUse, User
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
@@ -24,6 +25,13 @@ KINDS: tuple[Kind, ...] = (
 """The faults of an engine."""
 
 _CALL = re.compile(r"\bcall:(\w+)")
+
+
+@tool
+async def look() -> str:
+    """Look around."""
+    await asyncio.sleep(0.02)
+    return "seen"
 
 
 class FaultyEngine:

@@ -37,7 +37,13 @@ AGAIN_S = 0.05
 PATIENCE_S = 10.0
 """The timeout of one wait for a run, which is then repeated, in seconds."""
 
-IF_BUSY: tuple[IfBusy, ...] = ("reject", "enqueue", "enqueue", "interrupt")
+SILENCE_S = 0.2
+"""How long a run with `if_busy="debounce"` waits for silence, in seconds."""
+
+IF_BUSY: tuple[IfBusy, ...] = (
+    *("reject", "enqueue", "enqueue", "interrupt", "latest", "drop", "merge", "inject", "inject", "debounce"),
+)
+"""What callers draw from; all but `rollback`, which discards what was acknowledged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,8 @@ class Workload:
     follows: float = 0.25
     """The rate of runs whose events are read to the end."""
     forks: float = 0.02
+    calls: float = 0.0
+    """The rate of runs that ask for a call of the tool `look`, so that others can join them: see `FaultyEngine`."""
     run_timeout_s: float = 2.0
     """The time limit of a run, in seconds; it ends engines that hang."""
     tag: str = "chaos"
@@ -119,10 +127,15 @@ class Caller:
 
     async def _run(self, session: AsyncSession, prompt: str) -> None:
         asked = self._told.clock()
+        policy = self._dice.choice(IF_BUSY)
+        joins = policy == "inject"
+        if not joins and self._dice.random() < self._workload.calls:
+            prompt += " call:look"
         settings: dict[str, Any] = {
-            "if_busy": self._dice.choice(IF_BUSY),
+            "if_busy": policy,
+            "debounce_s": SILENCE_S if policy == "debounce" else None,
             "idempotency_key": prompt,
-            "timeout_s": self._workload.run_timeout_s,
+            "timeout_s": None if joins else self._workload.run_timeout_s,  # with one of its own, no run joins another
         }
         try:
             run = await self._repeat(lambda: session.run(prompt, **settings))
@@ -130,14 +143,30 @@ class Caller:
             self._note(error)
             await asyncio.sleep(AGAIN_S)
             return
-        self._told.stored(session.id, [prompt], asked, run_id=run.run_id, turn_index=run.turn_index)
+        if run.dropped:
+            self._told.dropped(session.id, prompt, asked, run.run_id)
+        else:
+            silence_s = settings["debounce_s"]
+            about = {"run_id": run.run_id, "turn_index": run.turn_index, "silence_s": silence_s}
+            self._told.stored(session.id, [prompt], asked, **about)
         drawn, rates = self._dice.random(), self._workload
         if drawn < rates.cancels:
             await asyncio.sleep(self._dice.random() * 0.1)
             await self._cancel(run)
         elif drawn < rates.cancels + rates.follows:
             await self._follow(run)
+        if joins:
+            await self._end(run)
         await self._wait(run)
+
+    async def _end(self, run: AsyncExecutionHandle) -> None:
+        """Cancel a run without a time limit if it does not end."""
+        try:
+            await run.wait(max(PATIENCE_S, self._workload.run_timeout_s))
+        except WaitTimeoutError:
+            await self._cancel(run)
+        except (OverloadedError, SessionLostError, StoreError, RunEndedError) as error:
+            self._note(error)
 
     async def _cancel(self, run: AsyncExecutionHandle) -> None:
         try:

@@ -100,12 +100,19 @@ class World:
         return index
 
     async def start(self, prompt: str, **settings: Any) -> str:
-        """Start a run with a unique prompt; return its id, which is the prompt unless `run_id` is given."""
+        """Start a run with a unique prompt; return its id, which is the prompt unless `run_id` is given.
+
+        If the prompt is dropped, by `if_busy="drop"`, return the id of the active run.
+        """
         asked = self.told.clock()
         settings.setdefault("run_id", prompt)
         started = await self.ask("start", [prompt], **settings)
         run_id, turn_index = started.run_id, started.turn_index
-        self.told.stored(self.session_id, [prompt], asked, run_id=run_id, turn_index=turn_index)
+        if started.dropped:
+            self.told.dropped(self.session_id, prompt, asked, run_id)
+        else:
+            about = {"run_id": run_id, "turn_index": turn_index, "silence_s": settings.get("debounce_s")}
+            self.told.stored(self.session_id, [prompt], asked, **about)
         return cast(str, run_id)
 
     async def wait(self, run_id: str) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.errors import ConfigError, EmptyTurnError, InvalidIdError, InvalidInputError, InvalidPromptError
 from turnwise.http.openai.errors import OpenAIError, invalid, unsupported
@@ -134,7 +135,11 @@ class CreateCompletion(_Strict):
             function = each.function
             schema = function.parameters or {"type": "object", "properties": {}}
             try:
+                check_safe(schema)
                 found.append(external_tool(function.name, function.description or "", schema))
+            except ValueError as error:
+                param = f"tools[{at}].function.parameters"
+                raise invalid(param, f"{param}: {error}", "invalid_function_parameters") from None
             except ConfigError as error:
                 raise invalid(f"tools[{at}].function", str(error)) from None
         return found

@@ -10,19 +10,20 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from turnwise.actors.client.session import AsyncSession
-from turnwise.errors import SessionBusyError
+from turnwise.errors import InvalidInputError, SessionBusyError, TurnNotFoundError
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, invalid, not_found
 from turnwise.http.openai.fields import Metadata
 from turnwise.http.openai.ids import conversation_id
 from turnwise.http.openai.inputs import read_items
-from turnwise.http.openai.items import ENCRYPTED, Item, output_items, prompt_items
+from turnwise.http.openai.items import ENCRYPTED, Item, Placed, placed_output, placed_prompt, prompt_items
 from turnwise.http.openai.pages import Asked, listed, no_such
-from turnwise.http.openai.starting import DELETED, conversation
+from turnwise.http.openai.starting import DELETED, busy, conversation
 from turnwise.http.service import Asks
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import cut, size
+from turnwise.memory.conversation.spans import cut, join, size
+from turnwise.memory.conversation.turns import Turn
 
 router = APIRouter(prefix="/openai/v1/conversations", tags=["OpenAI conversations"], route_class=OpenAIRoute)
 
@@ -115,13 +116,15 @@ async def items(
     session = await conversation(caller, id)
     found: list[Item] = []
     is_behind = page.after is None
-    async for item in _items(session, newest_first=page.order == "desc", include=page.include):
+    async for _, placed in _items(session, newest_first=page.order == "desc", include=page.include):
         if not is_behind:
-            is_behind = item["id"] == page.after
+            is_behind = placed.item["id"] == page.after
+        elif placed.is_removed:
+            continue
         elif len(found) == page.limit:
             return JSONResponse(listed(found, is_more=True))
         else:
-            found.append(item)
+            found.append(placed.item)
     if not is_behind:
         raise no_such(page.after or "")
     return JSONResponse(listed(found, is_more=False))
@@ -143,21 +146,25 @@ async def add_items(id: str, body: AddItems, caller: Asks, include: Include = No
 async def item(id: str, item_id: str, caller: Asks, include: Include = None) -> Response:
     """Return an item of a conversation."""
     session = await conversation(caller, id)
-    async for found in _items(session, newest_first=True, include=include):
-        if found["id"] == item_id:
-            return JSONResponse(found)
-    raise not_found("Item", item_id)
+    _, found = await _find(session, item_id, include)
+    return JSONResponse(found.item)
 
 
 @router.delete("/{id}/items/{item_id}")
 async def delete_item(id: str, item_id: str, caller: Asks) -> Response:
-    """Refuse to delete an item: the responses after it were made with it."""
+    """Delete an item, so that no later response is made with it; return the conversation.
+
+    Responses that were made with it stay as they are.
+    """
     session = await conversation(caller, id)
-    async for found in _items(session, newest_first=True, include=None):
-        if found["id"] == item_id:
-            why = "responses were made with this item, so it cannot be deleted alone: delete the conversation"
-            raise invalid("item_id", why, "item_in_use")
-    raise not_found("Item", item_id)
+    turn, found = await _find(session, item_id, None)
+    try:
+        await session.remove(turn, *found.numbers)
+    except SessionBusyError as error:
+        raise await busy(caller, session, error.run_id) from None
+    except (TurnNotFoundError, InvalidInputError):  # somebody else has just deleted it
+        raise not_found("Item", item_id) from None
+    return JSONResponse(_shown((await session.info()).session))
 
 
 def _shown(session: SessionRecord) -> dict[str, Any]:
@@ -178,20 +185,40 @@ def _blocks(given: list[JsonValue]) -> list[Block]:
     return read.blocks
 
 
-async def _items(session: AsyncSession, *, newest_first: bool, include: list[str] | None) -> AsyncIterator[Item]:
-    """Yield the items of a session, a page of turns at a time."""
+async def _find(session: AsyncSession, item_id: str, include: list[str] | None) -> tuple[Turn, Placed]:
+    """Return an item of a session, and the turn that has it.
+
+    Raises:
+        OpenAIError: there is none, or it was deleted.
+    """
+    async for turn, found in _items(session, newest_first=True, include=include):
+        if found.item["id"] == item_id and not found.is_removed:
+            return turn, found
+    raise not_found("Item", item_id)
+
+
+async def _items(
+    session: AsyncSession, *, newest_first: bool, include: list[str] | None
+) -> AsyncIterator[tuple[Turn, Placed]]:
+    """Yield the items of a session with their turns, a page of turns at a time; also those that were deleted."""
     end, start = (await session.info()).session.next_index, 0
     while start < end:
         first = max(start, end - TURNS) if newest_first else start
         count = min(TURNS, end - first)
         turns = [turn for turn in await session.turns(first - 1, count) if turn.index < first + count]
         runs = {run.run_id: run for run in await session.runs(first - 1, count)}
-        found: list[Item] = []
+        found: list[tuple[Turn, Placed]] = []
         for turn in turns:
-            found += prompt_items(turn.record.prompt, turn.asked)
+            removed = frozenset(turn.removed)
+            items = placed_prompt(turn.record.prompt, turn.asked, removed)
             if run := runs.get(turn.run_id or ""):
-                every = output_items(run.run_id, turn.output, run.calls, encrypted=ENCRYPTED in (include or ()))
-                found += (item for _, item in every)
+                options: dict[str, Any] = {"removed": removed, "encrypted": ENCRYPTED in (include or ())}
+                items += placed_output(
+                    run.run_id, turn.output, run.calls, first=len(turn.asked), where=turn.record.output, **options
+                )
+            elif turn.run_id is None and turn.output:  # it was imported
+                items = placed_prompt(join(turn.record.prompt, turn.record.output), turn.new_blocks, removed)
+            found += ((turn, item) for item in items)
         for each in reversed(found) if newest_first else found:
             yield each
         start, end = (start, first) if newest_first else (first + count, end)

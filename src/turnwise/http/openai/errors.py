@@ -20,7 +20,8 @@ from turnwise.errors import (
     InvalidRequestError,
     TurnwiseError,
 )
-from turnwise.http.problems import RETRY_AFTER_S, TooManyStreams, Unauthorized, name_of, status_of
+from turnwise.http.models import name_of
+from turnwise.http.problems import RETRY_AFTER_S, TooManyStreams, Unauthorized, status_of
 
 _log = logging.getLogger(__name__)
 

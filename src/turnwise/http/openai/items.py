@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.http.openai.ids import output_item_id, prompt_item_id
@@ -23,7 +24,7 @@ from turnwise.memory.conversation.blocks import (
     described,
 )
 from turnwise.memory.conversation.output_type import ANSWER_TOOL
-from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.conversation.spans import Spans, places
 from turnwise.memory.conversation.tool_calls import CallState, decode_calls
 from turnwise.memory.providers.openai_chat import arguments_of, data_uri
 
@@ -131,6 +132,18 @@ def answers_of(output: Iterable[AnyBlock]) -> Iterator[tuple[list[AnyBlock], dic
         yield said, results
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An item, and the blocks that it shows."""
+
+    item: Item
+    numbers: tuple[int, ...]
+    """The numbers of its blocks among those that its turn added."""
+    part: int = 0
+    """The part of the run that it is in."""
+    is_removed: bool = False
+
+
 def output_items(
     run_id: str, output: Sequence[AnyBlock], calls: Mapping[str, Any], *, encrypted: bool = False
 ) -> list[tuple[int, Item]]:
@@ -139,16 +152,54 @@ def output_items(
     Args:
         calls: the states of the run's calls, as in its record.
     """
-    states, part, items = decode_calls(calls), 0, list[tuple[int, Item]]()
+    return [(placed.part, placed.item) for placed in placed_output(run_id, output, calls, encrypted=encrypted)]
+
+
+def placed_output(
+    run_id: str,
+    output: Sequence[AnyBlock],
+    calls: Mapping[str, Any],
+    *,
+    removed: Container[int] = (),
+    first: int = 0,
+    where: Spans = (),
+    encrypted: bool = False,
+) -> Iterator[Placed]:
+    """Yield the items of a run's output with their blocks, also removed ones.
+
+    Args:
+        removed: the numbers of the removed blocks.
+        first: the number of the first block.
+        where: the positions of the output, to yield also the prompts that joined the run.
+    """
+    states, part, hidden = decode_calls(calls), 0, list[int]()
+    positions = dict(enumerate(places(where), first))
+    numbers = {id(block): number for number, block in enumerate(output, first)}
     for answer, (said, results) in enumerate(answers_of(output)):
-        items += ((part, item) for item in said_items(run_id, answer, said, encrypted=encrypted))
+        for number in (numbers[id(block)] for block in said if isinstance(block, User)):
+            if position := positions.get(number):
+                prompt = placed_prompt((position,), [output[number - first]])[0]
+                yield replace(prompt, numbers=(number,), part=part, is_removed=number in removed)
+        for kind in (Thinking, Text):
+            every = [block for block in said if isinstance(block, kind)]
+            left = [block for block in every if numbers[id(block)] not in removed]
+            for item in said_items(run_id, answer, left or every, encrypted=encrypted):
+                shown = [numbers[id(block)] for block in every]
+                if kind is Text:  # what nobody sees goes with the text, such as attempts at a typed answer
+                    shown, hidden = [*hidden, *shown], []
+                yield Placed(item, tuple(shown), part, not left)
         uses, after = uses_of(said), part
-        for number, use in enumerate(uses):
-            state, place = states.get(use.call_id), (run_id, answer, number)
+        shown_uses = {use.call_id for use in uses}
+        unlisted = [use for use in said if isinstance(use, ToolUse) and use.call_id not in shown_uses]
+        hidden += (numbers[id(use)] for use in unlisted)
+        for place, use in enumerate(uses):
+            state, result = states.get(use.call_id), results.get(use.call_id)
             after = part + 1 if is_boundary(state) else after
-            items += ((part + late, item) for late, item in _call_items(place, use, state, results.get(use.call_id)))
+            for late, item in _call_items((run_id, answer, place), use, state, result):
+                block = result if result and item["type"] == "function_call_output" else use
+                gone = numbers[id(use)] in removed or numbers[id(block)] in removed
+                yield Placed(item, (numbers[id(block)],), part + late, gone)
         part = after
-    return items
 
 
 def said_items(run_id: str, answer: int, said: Sequence[Block], *, encrypted: bool) -> list[Item]:
@@ -195,15 +246,22 @@ def _call_items(
 
 def prompt_items(prompt: Spans, blocks: Sequence[AnyBlock]) -> list[Item]:
     """Return prompts as items. A picture or a file belongs to the message before it, if that is the user's."""
-    places = [(span.log, position) for span in prompt for position in range(span.start, span.stop)]
-    items: list[Item] = []
-    for (log, position), block in zip(places, blocks, strict=True):
-        item = _prompt_item(block, lambda prefix: prompt_item_id(prefix, log, position))  # noqa: B023 - called at once
-        last = items[-1] if items else {}
-        if isinstance(block, Image | Document) and last.get("role") == "user":
-            last["content"] += item["content"] if item else []
+    return [placed.item for placed in placed_prompt(prompt, blocks)]
+
+
+def placed_prompt(prompt: Spans, blocks: Sequence[AnyBlock], removed: Container[int] = ()) -> list[Placed]:
+    """Return prompts as items with their blocks, also removed ones; see `prompt_items` and `placed_output`."""
+    items: list[Placed] = []
+    for number, (place, block) in enumerate(zip(places(prompt), blocks, strict=True)):
+        item = _prompt_item(block, lambda prefix: prompt_item_id(prefix, place.log, place.start))  # noqa: B023 - called at once
+        last = items[-1] if items else None
+        is_removed = number in removed
+        is_part = isinstance(block, Image | Document) and last is not None and last.is_removed == is_removed
+        if item and last and is_part and last.item.get("role") == "user":
+            last.item["content"] += item["content"]
+            items[-1] = replace(last, numbers=(*last.numbers, number))
         elif item:
-            items.append(item)
+            items.append(Placed(item, (number,), is_removed=is_removed))
     return items
 
 

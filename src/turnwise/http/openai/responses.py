@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.errors import RunEndedError, SessionBusyError, TurnNotFoundError, TurnwiseError, WaitTimeoutError
+from turnwise.http.models import name_of
 from turnwise.http.openai.answers import Answer
 from turnwise.http.openai.errors import OpenAIRoute, body_of, invalid, not_found
 from turnwise.http.openai.fields import CreateResponse
@@ -20,7 +21,6 @@ from turnwise.http.openai.inputs import read_input
 from turnwise.http.openai.items import ENCRYPTED, output_items, prompt_items
 from turnwise.http.openai.pages import Asked, page_of
 from turnwise.http.openai.starting import DELETED, Found, find, load, start
-from turnwise.http.problems import name_of
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 

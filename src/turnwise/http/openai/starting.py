@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.errors import (
     CallDecidedError,
@@ -157,7 +158,10 @@ def _instructions(caller: Caller, given: Given, choice: Chosen) -> list[str]:
 def _tool(function: FunctionTool, param: str) -> Tool:
     parameters = function.parameters or {"type": "object", "properties": {}}
     try:
+        check_safe(parameters)
         return external_tool(function.name, function.description or "", parameters)
+    except ValueError as error:
+        raise invalid(f"{param}.parameters", f"{param}.parameters: {error}", "invalid_function_parameters") from None
     except ConfigError as error:
         raise invalid(f"{param}.parameters" if is_tool_name(function.name) else f"{param}.name", str(error)) from None
 
@@ -207,7 +211,7 @@ async def _in_conversation(
     try:
         return await _run(caller, session, given, options)
     except SessionBusyError as error:
-        raise await _busy(caller, session, error.run_id) from None
+        raise await busy(caller, session, error.run_id) from None
 
 
 async def _newest(caller: Caller, execution: AsyncExecutionHandle) -> Found:
@@ -222,7 +226,7 @@ _NONE = 1 << 20
 """The number of a part that no run has."""
 
 
-async def _busy(caller: Caller, session: AsyncSession, run_id: str) -> OpenAIError:
+async def busy(caller: Caller, session: AsyncSession, run_id: str) -> OpenAIError:
     """Return the refusal of a response in a conversation with a run that has not ended."""
     found = await _newest(caller, await session.execution(run_id))
     if found.run.state == "awaiting_approval":

@@ -21,7 +21,7 @@ class RecordedRequest:
     method: str
     path: str
     headers: dict[str, str]
-    """The headers by lower-case name, without `authorization`."""
+    """The headers by lower-case name, without `authorization` and `x-api-key`."""
     body: Any = None
     """The JSON of the body; None if there was none."""
     connection: int = 0
@@ -35,8 +35,19 @@ class RecordedRequest:
     """Set when the response is complete, or the connection is closed."""
 
 
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+
+
 class RefusedError(Exception):
-    """Raised to answer a request with an error status. `body()` is in the format of the real API."""
+    """Raised to answer a request with an error status. `body()` is in the format of OpenAI's APIs."""
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -47,6 +58,13 @@ class RefusedError(Exception):
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= _SERVER_ERRORS else "invalid_request_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def anthropic_body(self) -> dict[str, Any]:
+        """Return the body in the format of Anthropic's API."""
+        kind = _ANTHROPIC_TYPES.get(
+            self.status, "api_error" if self.status >= _SERVER_ERRORS else "invalid_request_error"
+        )
+        return {"type": "error", "error": {"type": kind, "message": str(self)}, "request_id": "req_local"}
 
 
 class Response:
@@ -82,9 +100,10 @@ class Response:
 
 
 def parse_head(head: bytes) -> tuple[RecordedRequest, str]:
-    """Return the request, and the value of its authorization header, which is not recorded."""
+    """Return the request, and the value of its authorization header, or of `x-api-key`; neither is recorded."""
     request, *lines = head.decode("latin-1").rstrip().split("\r\n")
     method, target, _ = request.split(" ")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    authorization = headers.pop("authorization", "")
+    key = headers.pop("x-api-key", "")
+    authorization = headers.pop("authorization", key and f"Bearer {key}")
     return RecordedRequest(method, target.partition("?")[0], headers), authorization

@@ -418,7 +418,7 @@ def _check_anthropic_block(at: _Place, number: int, block: Mapping[str, Any], ro
     taken = sides[str(role)]
     at.require(kind in taken, f"{what} of type {kind!r} is none of {', '.join(taken)}")
     if "cache_control" in block:
-        at.require(block["cache_control"] in _CACHE_CONTROLS, f"{what} has an unknown cache_control")
+        at.require(block["cache_control"] in CACHE_CONTROLS, f"{what} has an unknown cache_control")
         at.require("thinking" not in kind, f"{what}: thinking cannot have a cache_control")
     match kind:
         case "text":
@@ -443,7 +443,7 @@ def _check_anthropic_block(at: _Place, number: int, block: Mapping[str, Any], ro
             _check_source(at, what, kind, block.get("source"))
 
 
-_CACHE_CONTROLS = ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}, {"type": "ephemeral", "ttl": "1h"})
+CACHE_CONTROLS = ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}, {"type": "ephemeral", "ttl": "1h"})
 
 
 def _check_anthropic_result(at: _Place, block: Mapping[str, Any]) -> None:

@@ -110,6 +110,11 @@ def check_format(param: str, form: Any) -> None:
         raise RefusedError(400, why, "invalid_json_schema", param)
 
 
+def check_schema(schema: Any, *, is_strict: bool = False) -> str | None:
+    """Return what is wrong with the schema of an object, or nothing. `is_strict`: it must describe each property."""
+    return _flaw(schema, ()) or (_loose(schema, ()) if is_strict else None)
+
+
 def _loose(schema: Any, path: tuple[str, ...]) -> str | None:
     """Return why the real API's strict mode refuses a schema; nothing if it accepts it."""
     if unknown := sorted(set(schema) & {"default", "uniqueItems", "minLength", "maxLength", "prefixItems", "oneOf"}):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Self
 
+from turnwise.testing.local_provider.anthropic_messages import MessagesAnswer, MessagesRequest
 from turnwise.testing.local_provider.chat_completions import ChatAnswer, ChatRequest
 from turnwise.testing.local_provider.embeddings import embeddings
 from turnwise.testing.local_provider.http_protocol import RecordedRequest, RefusedError, Response, parse_head
@@ -23,6 +24,9 @@ from turnwise.testing.local_provider.responses import ResponsesAnswer, Responses
 SLOW_S = 0.05
 
 MAX_HEAD_BYTES = 65_536
+
+_ACCEPTING = 5
+"""In how many steps of the event loop a connection that was accepted gets its task."""
 
 
 class LocalProvider:
@@ -54,13 +58,20 @@ class LocalProvider:
         self._arrived = threading.Condition()
         self._asked: Counter[str] = Counter()
         self._connections = 0
+        self._open: set[asyncio.StreamWriter] = set()
+        self._cached: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] = lambda: None
 
     @property
     def base_url(self) -> str:
         """The `base_url` for an OpenAI client."""
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{self.anthropic_url}/v1"
+
+    @property
+    def anthropic_url(self) -> str:
+        """The `base_url` for an Anthropic client."""
+        return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         listening: Future[None] = Future()
@@ -95,7 +106,14 @@ class LocalProvider:
         try:
             await stopped.wait()
         finally:
+            for listening_socket in server.sockets:
+                loop.remove_reader(listening_socket.fileno())
+            for _ in range(_ACCEPTING):  # of a server that is closed, what was just accepted would stay open
+                await asyncio.sleep(0)
             server.close()
+            for writer in self._open:
+                writer.transport.abort()  # `close` would wait for clients that do not read
+            await asyncio.sleep(0)
 
     def _run(self, listening: Future[None]) -> None:
         try:
@@ -106,6 +124,7 @@ class LocalProvider:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection, one after the other, until either side closes it."""
         next_head = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        self._open.add(writer)
         self._connections += 1
         connection = self._connections
         try:
@@ -127,6 +146,7 @@ class LocalProvider:
         except asyncio.CancelledError:
             pass  # the provider is closing, and asyncio would log that as an error
         finally:
+            self._open.discard(writer)
             writer.close()
             next_head.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -173,10 +193,14 @@ class LocalProvider:
                 case "POST", "/v1/responses":
                     fault = await self._take_fault(record)
                     return await self._answer(ResponsesRequest(record.body), fault, response)
+                case "POST", "/v1/messages":
+                    fault = await self._take_fault(record)
+                    return await self._answer(MessagesRequest(record.body, self._cached), fault, response)
                 case _, path:
                     raise RefusedError(404, f"Unknown request URL: {record.method} {path}", "unknown_url")
         except RefusedError as error:
-            await response.json(error.status, error.body(), self._retry_after(error.status))
+            body = error.anthropic_body() if record.path == "/v1/messages" else error.body()
+            await response.json(error.status, body, self._retry_after(error.status))
         return True
 
     async def _take_fault(self, record: RecordedRequest) -> str:
@@ -200,7 +224,9 @@ class LocalProvider:
             return {}
         return {"Retry-After": str(math.ceil(self.retry_after_s)), "Retry-After-Ms": str(self.retry_after_s * 1000)}
 
-    async def _answer(self, request: ChatRequest | ResponsesRequest, fault: str, response: Response) -> bool:
+    async def _answer(
+        self, request: ChatRequest | ResponsesRequest | MessagesRequest, fault: str, response: Response
+    ) -> bool:
         reply = self.reply(request.messages) if callable(self.reply) else self.reply
         completion = Completion.of(reply, request.messages, fault, request.limit)
         answer = request.answer(completion)
@@ -216,7 +242,9 @@ class LocalProvider:
         return True
 
 
-async def _stream(answer: ChatAnswer | ResponsesAnswer, fault: str, delay_s: float, response: Response) -> bool:
+async def _stream(
+    answer: ChatAnswer | ResponsesAnswer | MessagesAnswer, fault: str, delay_s: float, response: Response
+) -> bool:
     """Stream the answer as far as the fault allows; return False to close the connection in the middle of it."""
     await response.start_stream()
     for event in answer.opening():

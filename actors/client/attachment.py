@@ -1,0 +1,48 @@
+"""Acting on sessions from a process that has no engine for them, as the command line does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.cluster.actor_names import actor_name
+from turnwise.actors.hosting.engine_overrides import find_overrides
+from turnwise.actors.inference.engine import InferenceRunner, SessionView
+from turnwise.errors import EngineError, SessionLostError
+
+
+@dataclass(frozen=True, slots=True)
+class NoEngine:
+    """Stands for the engine of a manager that starts no runs."""
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        """Raise EngineError."""
+        why = f"session {session.session_id!r} was opened without an engine: run it by a manager that has one"
+        raise EngineError(why)
+
+
+def live(session: AsyncSession) -> AsyncSession | None:
+    """Return the session for requests to its live process, whoever made that; None if it has none. Blocks.
+
+    The process keeps its engine. This process must be connected to the Ray of the session.
+    """
+    client = session._client  # noqa: SLF001 - of the same room
+    stored_id, own_ids = session._stored_id, session._own_ids  # noqa: SLF001
+    elsewhere = ClusterClient(client.namespace, client.name)
+    found = AsyncSession(elsewhere, stored_id, session.user_id, session.agent, own_ids=own_ids)
+    try:
+        found.actor  # noqa: B018 - raises if there is none
+    except SessionLostError:
+        return None
+    return found
+
+
+def has_noted_engine(session: AsyncSession) -> bool:
+    """Return whether the Ray of this process has noted the engine of the session's waiting runs. Blocks.
+
+    It has after the session's process left while a run waits: the next process of the session goes on with that engine.
+    """
+    client = session._client  # noqa: SLF001
+    _, engines = find_overrides(client.namespace, actor_name(client.name, session._stored_id))  # noqa: SLF001
+    return bool(engines)

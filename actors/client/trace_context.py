@@ -1,0 +1,35 @@
+"""The trace context of the calling program, which goes to the session with each run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import import_module
+from typing import Any
+
+_RECEIVED: ContextVar[Mapping[str, str]] = ContextVar("turnwise_received_trace", default={})  # noqa: B039 - never changed
+
+
+@contextmanager
+def received(trace: Mapping[str, str]) -> Iterator[None]:
+    """Start the runs of the body in this trace context, which came with a request, unless there is a current span."""
+    before = _RECEIVED.set(trace)
+    try:
+        yield
+    finally:
+        _RECEIVED.reset(before)
+
+
+def callers_trace() -> dict[str, Any]:
+    """Return the current W3C trace context as the option `trace` of a run; nothing if there is none.
+
+    A program that has a span has imported OpenTelemetry; for others it is not imported.
+    """
+    headers: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        module = import_module("opentelemetry.trace.propagation.tracecontext")
+        module.TraceContextTextMapPropagator().inject(headers)
+    found = headers or dict(_RECEIVED.get())
+    return {"trace": found} if found else {}

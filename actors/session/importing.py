@@ -1,0 +1,191 @@
+"""`Importing`: adds the turns of a conversation from elsewhere to a session."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from turnwise.actors.inference.engine import NewEvent, Selective
+from turnwise.actors.inference.named_engines import NamedEngines
+from turnwise.actors.session.memory_ingestion import MemoryIngestion
+from turnwise.actors.session.run_events import is_snapshot
+from turnwise.actors.session.saving_progress import SAVED, SavingProgress, use_of
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.transactor import Transactor
+from turnwise.errors import InvalidInputError, SessionBusyError, SessionEndedError, TurnsChangedError, shown
+from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, ToolResult, Unknown
+from turnwise.memory.conversation.events import PromptAppended, TurnImported
+from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.prompts import takes_all
+from turnwise.memory.conversation.spans import Span, cut, join, overlap, to_places
+from turnwise.memory.conversation.turns import TurnRecord, turn_id
+from turnwise.memory.providers.message_reading import Given
+
+
+class Importing:
+    """Adds turns that have their answers already, in one commit. They have no runs.
+
+    A turn that memories are to get says so in its metadata, so that a later process saves what this one has not.
+
+    While an import awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
+    |---|---|---|
+    | the store, for the key and the first turn | reads; a compaction | nothing of this import |
+    | the commit | reads; a compaction | all of it or nothing |
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        ingestion: MemoryIngestion,
+        progress: SavingProgress,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._ingestion = ingestion
+        self._progress = progress
+
+    async def import_turns(
+        self, given: Given, idempotency_key: str | None = None, after: int | None = None, memory: MemoryUse = "off"
+    ) -> int:
+        """Store a conversation behind the newest turn, in one commit; return the index of its last turn.
+
+        A turn is prompts, and what follows up to the next prompt. Prompts at the end become a turn that waits for a
+        run, as appended ones do; so do answers without any prompt.
+
+        Args:
+            idempotency_key: repeating the key stores nothing and returns the same index, until the turns are cleared;
+                by default a digest of the conversation.
+            after: the index of the newest turn that has ended, -1 for none; None for any.
+            memory: with `on`, the session's memories get the turns, in the background. A repetition changes nothing.
+
+        Raises:
+            TurnsChangedError: another turn than `after` is the newest; nothing was stored.
+            SessionBusyError: a run is active or queued; nothing was stored.
+            SessionEndedError: the session has ended; nothing was stored.
+            InvalidInputError: a block cannot be stored, prompts wait for a run, or the key was used for another
+                conversation; nothing was stored.
+        """
+        if isinstance(self._engines.whole.builder, NamedEngines):
+            await self._transactor.loaded()  # the session's row says which engine goes on with the conversation
+        builder = self._engines.current.builder
+        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
+        encoded = given.encoded(self._engines.config.max_prompt_bytes, refuses)
+        fingerprint = hashlib.sha256("\n".join(encoded).encode()).hexdigest()
+        name = hashlib.sha256((idempotency_key or fingerprint).encode()).hexdigest()[:32]
+        key = f"turnwise.import:{name}"
+
+        async def change() -> int:
+            own, found = await self._found(key)
+            if found and found.turn_index is not None and found.fingerprint == fingerprint:
+                return found.turn_index
+            newest = self._state.head.index if self._state.head else -1
+            if after not in (None, newest):
+                raise TurnsChangedError(self._state.session_id, after, newest)
+            if found:
+                why = "it was used for another conversation: pass a new key"
+                raise InvalidInputError("idempotency_key", shown(idempotency_key), why)
+            self._check_free()
+            return await self._add(given.blocks, encoded, own, fingerprint, memory)
+
+        return await self._transactor.run(change)
+
+    async def _found(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:
+        """Return the event of the import with this key, and its own key; without an event if there is no such import.
+
+        Events with keys outlive the turns that are cleared. So the next import has a key that names the event.
+        """
+        own = key
+        while isinstance(
+            found := await self._journal.store.event_of_key(self._state.session_id, own), TurnImported | PromptAppended
+        ):
+            if not await self._was_cleared(found):
+                return own, found
+            own = f"{key}:{found.seq}"
+        return own, None
+
+    async def _was_cleared(self, found: TurnImported | PromptAppended) -> bool:
+        """Return whether the last turn of an import was removed for good, with all turns before it.
+
+        A turn of prompts also goes when its run is discarded, but then the next turn has them.
+        """
+        first = await self._journal.store.turns(self._state.session_id, limit=1)
+        if not first or found.turn_index is None:
+            return True
+        spans = [Span(self._journal.session.log, *found.span)] if found.span else []
+        return first[0].index > found.turn_index and not overlap(first[0].prompt, spans)
+
+    def _check_free(self) -> None:
+        state = self._state
+        if self._journal.session.status == "ended":
+            raise SessionEndedError(state.session_id)
+        if run := state.active or next(iter(state.run_queue.queue), None):
+            raise SessionBusyError(state.session_id, run.run_id)
+        if state.run_queue.pending:
+            why = f"prompts of session {state.session_id!r} wait for a run: start it, or remove them"
+            raise InvalidInputError("messages", len(state.run_queue.pending.prompt), why)
+
+    async def _add(
+        self, blocks: Sequence[AnyBlock], encoded: list[str], key: str, fingerprint: str, memory: MemoryUse
+    ) -> int:
+        head, now = self._state.head, self._journal.clock()
+        span, session = self._journal.extend(len(blocks))
+        turns: list[TurnRecord] = []
+        events: list[NewEvent] = []
+        before = head
+        for start, answer, stop in exchanges(blocks):
+            index, own = session.next_index + len(turns), Span(span.log, span.start + start, span.start + stop)
+            prompt, output = cut([own], answer - start)
+            turn = TurnRecord(index=index, prompt=prompt, appended=prompt, created_at=now)
+            added = {"turn_index": index, "span": (own.start, own.stop), "blocks": tuple(blocks[start:stop])}
+            if not output:
+                events.append((PromptAppended, added))
+            else:
+                parent = turn_id(self._state.session_id, before.index) if before else None
+                continued = join(before.base if before else (), prompt)
+                turn = replace(turn, status="completed", parent=parent, appended=(), input=continued, output=output)
+                if memory == "on":
+                    turn = replace(turn, metadata=FrozenDict({SAVED: memory}))
+                if before is head and head and not is_snapshot(head, session.session_id):
+                    added["input"] = to_places(head.base, session.log)
+                events.append((TurnImported, added))
+                before = turn
+            turns.append(turn)
+        events[-1][1].update(key=key, fingerprint=fingerprint)
+        await self._transactor.commit(session, events, blocks=blocks, encoded=encoded, turns=turns)
+        self._state.continue_from(before)
+        self._state.run_queue.apply(turns)
+        for turn in turns:
+            if not turn.is_open:
+                self._progress.add_ended(turn, use_of(turn))
+        self._ingestion.save_soon()
+        return turns[-1].index
+
+
+def exchanges(blocks: Sequence[AnyBlock]) -> Iterator[tuple[int, int, int]]:
+    """Yield where each turn of a conversation begins, where its answer begins, and where it ends.
+
+    Answers before the first prompt belong to the first turn's prompt, as a conversation begins with its user.
+    """
+    start, answer = 0, None
+    is_begun = False
+    for at, block in enumerate(blocks):
+        if isinstance(block, CacheCheckpoint | Unknown):
+            continue
+        is_answer = block.role == "assistant" or isinstance(block, ToolResult)
+        if is_answer and is_begun and answer is None:
+            answer = at
+        elif not is_answer:
+            is_begun = is_begun or block.role == "user"
+            if answer is not None:
+                yield start, answer, at
+                start, answer = at, None
+    yield start, len(blocks) if answer is None else answer, len(blocks)

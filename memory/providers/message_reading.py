@@ -1,0 +1,238 @@
+"""Reads messages of other libraries as blocks: finds their format, and checks that a conversation can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from turnwise.errors import EmptyTurnError, InvalidInputError, InvalidPromptError, InvalidRequestError, shown
+from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, System, ToolResult, ToolUse, Unknown
+from turnwise.memory.conversation.message_formats import FORMATS, MessageFormat, functions_of
+from turnwise.memory.conversation.prompts import Refuses, accept, takes_all
+from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.providers.parts import UnreadableError
+from turnwise.memory.providers.validation import CHAT, check
+
+MAX_MESSAGES = 100_000
+"""The most messages of one conversation that are read."""
+
+_RULES = replace(
+    CHAT, name="a session", kinds=CHAT.kinds | {"thinking"}, image_types=frozenset(), document_types=frozenset()
+)
+"""What holds for each provider: calls have results right after them, and thoughts lead to something."""
+
+_REMEDIES = {
+    "missing": "add the message with its result, or leave the call out",
+    "partial": "add the message with its result, or leave the call out",
+    "orphan": "add the message with the call before it, or leave the result out",
+    "late": "move it to the place right after the message with the call",
+    "duplicate_id": "give each call an id of its own",
+    "thinking_only": "leave the thought out, or add the answer after it",
+}
+
+
+MAX_BYTES = 1 << 40
+"""More bytes than any block has: for conversations of which no session limits the prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A conversation that was read."""
+
+    blocks: Sequence[AnyBlock]
+    places: Sequence[int]
+    """The index of the message that each block is from; -1 for the system prompt that was given beside them."""
+
+    def encoded(self, max_bytes: int = MAX_BYTES, refuses: Refuses = takes_all) -> list[str]:
+        """Return the blocks as stored texts.
+
+        Args:
+            max_bytes: the most bytes of one of them.
+            refuses: the check of the session's engine for pictures and files.
+
+        Raises:
+            InvalidInputError: names the message of a block that cannot be stored.
+        """
+        texts: list[str] = []
+        for at, block in enumerate(self.blocks):
+            try:
+                texts += accept("", [block], max_bytes, refuses)[1]
+            except EmptyTurnError:
+                raise self.refused(at, "its text is blank: leave the message out") from None
+            except InvalidPromptError as error:
+                raise self.refused(at, f"{error.why}: change the message, or leave it out") from None
+        return texts
+
+    def refused(self, at: int, why: str) -> InvalidInputError:
+        """Return the error that names the message of a block."""
+        field = f"messages[{self.places[at]}]" if self.places[at] >= 0 else "system"
+        return InvalidInputError(field, shown(self.blocks[at]), why)
+
+
+def from_messages(
+    messages: Sequence[Any], format: MessageFormat | None = None, *, system: str | None = None
+) -> list[AnyBlock]:
+    """Return the blocks of another library's conversation, checked as `import_messages` checks it. O(messages).
+
+    Args:
+        messages: dicts, or objects of the provider's client or of the library; see `MessageFormat`.
+        format: their format; by default it is found, which fails where two formats are mixed.
+        system: the system prompt, where it is not among the messages.
+
+    Raises:
+        InvalidInputError: names the first message that cannot be read, or that cannot be continued, by its index.
+        ConfigError: the format needs a package that is not installed.
+    """
+    return list(read_messages(messages, format, system=system).blocks)
+
+
+def read_messages(messages: Any, format: str | None = None, *, system: str | None = None) -> Given:
+    """Return what `from_messages` returns, and where each block is from."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidInputError("messages", shown(messages), "pass a list of messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidInputError("messages", len(messages), f"pass at most {MAX_MESSAGES} at once, in order")
+    given = list(messages) if _is_own(messages) else [_plain(message) for message in messages]
+    blocks: list[AnyBlock] = [System(text=system)] if system else []
+    places = [-1] * len(blocks)
+    at = 0
+    try:
+        for read in _read(given, format or _format_of(messages, given)):
+            blocks += read
+            places += [at] * len(read)
+            at += 1
+    except UnreadableError as error:
+        raise InvalidInputError(f"messages[{at}]{error.at}", shown(error.value), error.why) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"messages[{at}]", shown(messages[at]), f"it cannot be read: {_why(error)}") from None
+    found = _with_one_system(blocks, places)
+    _check(found)
+    return found
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return str(error.errors(include_url=False, include_context=False)[0]["msg"]).removeprefix("Value error, ")
+    return str(error) or type(error).__name__
+
+
+def _with_one_system(blocks: list[AnyBlock], places: list[int]) -> Given:
+    """Return the conversation with one system prompt, at its beginning: a session sends only the last one it has."""
+    where = [at for at, block in enumerate(blocks) if isinstance(block, System)]
+    if where in ([], [0]):
+        return Given(blocks, places)
+    whole = System(text="\n\n".join(block.text for block in blocks if isinstance(block, System)))
+    others = [at for at in range(len(blocks)) if at not in set(where)]
+    return Given([whole, *(blocks[at] for at in others)], [places[where[0]], *(places[at] for at in others)])
+
+
+def _read(messages: Sequence[Any], format: str) -> Iterator[list[AnyBlock]]:
+    read = functions_of(format, "read")
+    if FORMATS[format].read == "read":
+        yield from read(messages)
+        return
+    # A reader of an adapter returns the blocks of all messages that it gets.
+    sizes: list[int] = []
+    for at, message in enumerate(messages):
+        try:
+            sizes.append(len(read([message])))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"messages[{at}]", shown(message), getattr(error, "why", str(error))) from error
+    blocks: list[AnyBlock] = list(read(messages))
+    for size in sizes:
+        yield blocks[:size]
+        del blocks[:size]
+
+
+def _check(found: Given) -> None:
+    """Raise InvalidInputError if no provider would take the conversation with a next prompt."""
+    if not found.blocks:
+        raise InvalidInputError("messages", "[]", "there is nothing to read: pass at least one message")
+    found.encoded()
+    for at, block in enumerate(found.blocks):
+        if isinstance(block, System) and not block.text.strip():
+            raise found.refused(at, "its text is blank: leave the message out")
+        if isinstance(block, ToolUse) and not (block.call_id and block.name):
+            raise found.refused(at, "a call needs an id and a name: add them, or leave the call out")
+    grouped = messages_of(found.blocks)
+    try:
+        if any(_RULES.sends(block) for block in found.blocks):
+            check(grouped, _RULES)
+    except InvalidRequestError as error:
+        wrong = grouped[error.index].blocks[error.block]
+        at = next(at for at, block in enumerate(found.blocks) if block is wrong)
+        raise found.refused(
+            at, f"{error.why}: {_REMEDIES.get(error.kind, 'change the message, or leave it out')}"
+        ) from error
+    last = None
+    for at, block in enumerate(found.blocks):
+        if isinstance(block, ToolResult) and last is not None and last.role == "user":
+            raise found.refused(
+                at, f"a prompt is between the call {block.call_id!r} and its result: {_REMEDIES['late']}"
+            )
+        last = last if isinstance(block, CacheCheckpoint | Unknown) else block
+
+
+# The format
+
+
+_CLASSES = {
+    "openai.types.chat": "openai_chat",
+    "openai.types.responses": "openai_responses",
+    "anthropic.types": "anthropic",
+    "langchain_core.": "langchain",
+    "langchain.": "langchain",
+    "pydantic_ai.": "pydantic_ai",
+}
+"""The beginnings of the modules whose classes belong to a format."""
+
+_PARTS = {
+    **dict.fromkeys(("image_url", "file", "input_audio"), "openai_chat"),
+    **dict.fromkeys(("input_text", "output_text", "input_image", "input_file"), "openai_responses"),
+    **dict.fromkeys(("tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document"), "anthropic"),
+    **dict.fromkeys(("server_tool_use", "web_search_tool_result", "web_fetch_tool_result"), "anthropic"),
+}
+"""The kinds of parts of a message that only one format has."""
+
+
+def _class_format(message: Any) -> str | None:
+    module = f"{type(message).__module__}."
+    return next((found for beginning, found in _CLASSES.items() if module.startswith(beginning)), None)
+
+
+def _is_own(messages: Sequence[Any]) -> bool:
+    """Return whether these are objects that an adapter reads as they are."""
+    return any(_class_format(message) in ("langchain", "pydantic_ai") for message in messages)
+
+
+def _plain(message: Any) -> Any:
+    """Return a client's object as the dict that it stands for."""
+    return message.model_dump(mode="json", exclude_none=True) if isinstance(message, BaseModel) else message
+
+
+def _format_of(messages: Sequence[Any], given: Sequence[Any]) -> str:
+    """Return the format of the messages. What is the same in all formats, such as plain texts, says nothing."""
+    found: dict[str, int] = {}
+    for at, (message, plain) in enumerate(zip(messages, given, strict=True)):
+        if name := _class_format(message) or _dict_format(plain):
+            found.setdefault(name, at)
+    if len(found) > 1:
+        (one, first), (other, second) = list(found.items())[:2]
+        why = f"it looks like {other}, and messages[{first}] like {one}: pass format=, or messages of one format"
+        raise InvalidInputError(f"messages[{second}]", shown(messages[second]), why)
+    return next(iter(found), "openai_chat")
+
+
+def _dict_format(message: Any) -> str | None:
+    if not isinstance(message, Mapping):
+        return None
+    kind, content = message.get("type"), message.get("content")
+    if message.get("role") == "tool" or "tool_calls" in message or "tool_call_id" in message:
+        return "openai_chat"
+    if isinstance(kind, str) and kind != "message":
+        return "openai_responses"
+    kinds = [part.get("type") for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    return next((_PARTS[kind] for kind in kinds if isinstance(kind, str) and kind in _PARTS), None)

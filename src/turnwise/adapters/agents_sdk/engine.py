@@ -1,0 +1,432 @@
+"""`AgentsSDKEngine`: an agent of the OpenAI Agents SDK answers the turns of sessions."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from typing import Any, Literal
+
+import openai
+
+from turnwise.actors.inference.completion import CompletionContext
+from turnwise.actors.inference.engine import RequestFrame, RunContext, SessionView, StepContext, Suspend
+from turnwise.actors.inference.openai.runner import TOO_LONG_MESSAGE
+from turnwise.actors.inference.tools.loop import MOST_SHRINKS, send_back
+from turnwise.adapters.agents_sdk.graph import Graph, agents_of, described, hold_targets
+from turnwise.adapters.agents_sdk.items import plain
+from turnwise.adapters.agents_sdk.journal import CURRENT, Again, Journal, JournalHooks, attempts_of, usage_of
+from turnwise.adapters.agents_sdk.model import TAKEN, BrokenOffError, JournalledProvider
+from turnwise.adapters.releases import expect, framework
+from turnwise.errors import (
+    ConfigError,
+    ContextOverflowError,
+    EngineError,
+    GuardrailError,
+    InvalidInputError,
+    LimitError,
+    OutputError,
+    RequestRefusedError,
+    TurnwiseError,
+    shown,
+)
+from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, answer_text
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
+from turnwise.memory.conversation.output_type import OutputType, as_said
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.providers.openai_responses import encode
+from turnwise.memory.providers.validation import RESPONSES
+
+with framework("openai-agents", extra="openai-agents", tested="0.24"):
+    from agents import (
+        Agent,
+        AgentOutputSchemaBase,
+        AgentsException,
+        FunctionTool,
+        InputGuardrailTripwireTriggered,
+        MaxTurnsExceeded,
+        Model,
+        ModelRefusalError,
+        ModelSettings,
+        OutputGuardrailTripwireTriggered,
+        RunConfig,
+        Runner,
+        ToolInputGuardrailTripwireTriggered,
+        ToolOutputGuardrailTripwireTriggered,
+    )
+    from agents.mcp import MCPServerManager
+    from agents.models.default_models import get_default_model
+
+    expect(Runner.run, "starting_agent", "input", "context", "max_turns", "hooks", "run_config")
+
+Factory = Callable[[], "Agent[Any]"]
+
+_REFUSALS = (400, 413, 415, 422)
+"""The HTTP statuses of requests that the provider would refuse again."""
+
+_KEY_REFUSED = (401, 403)
+
+_NESTED = "Nobody can be asked to approve this call, since the agent that makes it is a tool of another agent."
+
+_PASSED_ON = ("service_tier", "prompt_cache_key", "safety_identifier")
+"""Parameters of runs that both of OpenAI's APIs take, and `ModelSettings` has no name for."""
+
+
+@dataclass(frozen=True)
+class AgentsSDKEngine:
+    """Answers with an agent of the OpenAI Agents SDK, which keeps its tools, handoffs, guardrails and models.
+
+    Each turn is a run of the agent on the conversation. Its text and thinking are streamed; its answers, calls and
+    results are recorded in order, so that the next request is valid for any provider. A run that is resumed, after a
+    crash or a decision, repeats from the record: the agent runs again from the turn's prompt, recorded answers and
+    results are given to it without asking a model or calling a tool, and it goes on from there. So guardrails and
+    `on_handoff` functions may run again, and should do no harm.
+
+    - **Tools.** Calls of function tools, of MCP servers' tools and of agents as tools are journalled: one that has a
+      result is never made again, and one that had begun when its process was lost is reported to the model as lost,
+      unless the tool is `repeatable`. The tools of OpenAI's servers (web search, code interpreter, ...) run there;
+      computer, shell and patch tools of the SDK are not journalled: after a crash their last calls are made again.
+    - **Approvals.** A call that needs approval (`needs_approval`) makes the run wait, also for days: see
+      `ExecutionHandle.approve`. A call within an agent that is a tool is rejected, and that agent is told so: give the
+      approval to the agent's own tool, or use a handoff.
+    - **Handoffs** work. `after_handoff` says which agent begins the next turn.
+    - **Answers of a type** (`output=` of a run) replace the agent's own `output_type` in that run, and are checked and
+      sent back as usual; agents that it hands off to keep theirs.
+    - **Usage** includes agents that are tools; their model calls are not counted as calls of the run.
+    - **Errors.** `GuardrailError` for a tripwire: the run fails with the code `guardrail`, and keeps nothing of the
+      answer that was refused. `LimitError` for `max_turns`; `OutputError` if the model refuses to answer.
+
+    Args:
+        agent: an agent; or a function that makes one, or `"package.module:name"` of either. An agent is pickled, and so
+            is a function that is not importable. An agent whose model holds a client, or that has MCP servers, does not
+            pickle: pass a function. It is called once for each session in each process, off the event loop, and so
+            should share clients (`functools.cache`). MCP servers are connected at the session's first run there.
+        context: the run's context object of the SDK, or a function that makes it from the `SessionView`.
+        max_turns: how often a run may ask the agent and those it hands off to, recorded answers included.
+        run_config: settings of the SDK for each run; the session's id is its `group_id`, unless it has one.
+        stream: whether answers are streamed. Set False for models that cannot stream.
+        after_handoff: `return`: each turn begins with `agent`. `stay`: with the agent to which the conversation was
+            handed off, as far as the window shows it.
+        repeatable: names of tools whose calls may be made again if the process was lost while they ran.
+
+    Raises:
+        ConfigError: a setting is wrong, or the SDK is not installed.
+        FrameworkError: the installed SDK has another interface.
+    """
+
+    agent: Agent[Any] | Factory | str
+    _: KW_ONLY
+    context: Any = None
+    max_turns: int = 20
+    run_config: RunConfig | None = None
+    stream: bool = True
+    after_handoff: Literal["return", "stay"] = "return"
+    repeatable: Collection[str] = ()
+    output_type: FrozenDict | None = None
+    """Set by `answering`: the type of answers for runs without one."""
+
+    def __post_init__(self) -> None:
+        agent = self.agent
+        if isinstance(agent, Agent):
+            hold_targets(agent)
+        elif isinstance(agent, str):
+            module, _, name = agent.partition(":")
+            if not module or not name:
+                raise ConfigError("agent", agent, "must be 'package.module:name'")
+        elif not callable(agent) or isinstance(agent, type):
+            raise ConfigError("agent", shown(agent), "must be an Agent, a function that makes one, or 'module:name'")
+        if not isinstance(self.max_turns, int) or self.max_turns < 1:
+            raise ConfigError("max_turns", self.max_turns, "must be 1 or more")
+        if self.after_handoff not in ("return", "stay"):
+            raise ConfigError("after_handoff", self.after_handoff, "must be 'return' or 'stay'")
+        if isinstance(self.repeatable, str):
+            raise ConfigError("repeatable", self.repeatable, "must be a list of names")
+        object.__setattr__(self, "repeatable", tuple(self.repeatable))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        for agent in agents_of(self.agent) if isinstance(self.agent, Agent) else ():
+            held = vars(agent.model).values() if isinstance(agent.model, Model) else ()
+            if any(isinstance(value, openai.AsyncOpenAI) for value in held):
+                what = f"the model of agent {agent.name!r} holds a client"
+            elif agent.mcp_servers:
+                what = f"agent {agent.name!r} has MCP servers"
+            else:
+                continue
+            raise ConfigError("agent", agent.name, f"{what}, which cannot travel: pass a function that makes the agent")
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_"}
+        return _rebuilt, (given,)
+
+    def __identity__(self) -> object:
+        """Return what makes two engines one: the agents and what they are made of, not the objects of the SDK."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("_", "agent")}
+        agents = [described(agent) for agent in agents_of(self.agent)] if isinstance(self.agent, Agent) else self.agent
+        return given, agents
+
+    def build(self, session: SessionView) -> AgentRunner:
+        """Return a runner with its own copies of the agent and of those that it hands off to."""
+        return AgentRunner(self, self._made(), session)
+
+    def _made(self) -> Agent[Any]:
+        made: Any = self.agent
+        if isinstance(made, str):
+            module, _, name = made.partition(":")
+            try:
+                made = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+            except (ImportError, AttributeError) as error:
+                raise EngineError(f"agent {self.agent!r} cannot be imported: {error}") from error
+        if not isinstance(made, Agent):
+            made = made()
+        if not isinstance(made, Agent):
+            raise EngineError(f"agent={shown(self.agent)} made {shown(made)}: it must make an Agent of the Agents SDK")
+        return made
+
+    def frame(self) -> RequestFrame:
+        """See `Framed`. Of an agent that a function makes, nothing is known before it is made."""
+        agent = self.agent
+        if not isinstance(agent, Agent):
+            return RequestFrame()
+        model = agent.model if isinstance(agent.model, str) else getattr(agent.model, "model", None)
+        tools = [
+            {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.params_json_schema,
+            }
+            for tool in agent.tools
+            if isinstance(tool, FunctionTool)
+        ]
+        return RequestFrame(
+            model=str(model or get_default_model()),
+            system=agent.instructions if isinstance(agent.instructions, str) else None,
+            tools=tools,
+            max_output_tokens=agent.model_settings.max_tokens,
+        )
+
+    def refuses(self, block: Image | Document) -> str | None:
+        """See `Selective`."""
+        return RESPONSES.refuses(block)
+
+    def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
+        """See `Steerable`."""
+        why = "not every model of the Agents SDK takes it: set it in the agent's ModelSettings"
+        return {name: why for name in params if name not in TAKEN and name not in _PASSED_ON}
+
+    def answering(self, schema: Mapping[str, Any]) -> AgentsSDKEngine:
+        """See `Structured`. Of the agent, such an engine has the model and its settings."""
+        return replace(self, output_type=OutputType(schema=freeze(schema), retries=None).record)
+
+    def extended(self, tools: Mapping[str, Mapping[str, Any]]) -> AgentsSDKEngine:
+        """See `Extensible`."""
+        for agent in agents_of(self.agent) if isinstance(self.agent, Agent) else ():
+            for tool in agent.tools:
+                if tool.name in tools:
+                    raise InvalidInputError("tools", shown(tool.name), f"agent {agent.name!r} has a tool of this name")
+        return self
+
+
+def _rebuilt(given: Mapping[str, Any]) -> AgentsSDKEngine:
+    return AgentsSDKEngine(**given)
+
+
+class AgentRunner:
+    """Runs the agent for the turns of one session."""
+
+    def __init__(self, settings: AgentsSDKEngine, agent: Agent[Any], session: SessionView) -> None:
+        self._settings = settings
+        self._graph = Graph(agent, stream=settings.stream)
+        config = settings.run_config or RunConfig()
+        provider = JournalledProvider(config.model_provider, stream=settings.stream)
+        self._config = replace(config, model_provider=provider, group_id=config.group_id or session.session_id)
+        servers = [server for each in agents_of(agent) for server in each.mcp_servers]
+        self._servers = MCPServerManager(servers, strict=True, connect_in_parallel=True) if servers else None
+        given = settings.context
+        self._context = given(session) if inspect.isroutine(given) else given
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        """Return the agent's last answer; everything before it has been recorded.
+
+        Raises:
+            GuardrailError, LimitError, OutputError, EngineError: see `AgentsSDKEngine`.
+            Suspend: a call waits for a decision.
+        """
+        shrinks = 0
+        while True:
+            journal = Journal(turn, context, self._settings.repeatable)
+            try:
+                return await self._attempt(journal)
+            except Again as again:
+                turn = again.turn
+            except ContextOverflowError as error:
+                shrinks += 1
+                if shrinks > MOST_SHRINKS:
+                    raise
+                try:
+                    turn = await context.make_room(too_long=True)
+                except ContextOverflowError:  # without a strategy, the provider's message is the better one
+                    raise error from None
+
+    async def close(self) -> None:
+        """Close what the SDK has opened for this runner, with the connections of MCP servers."""
+        if self._servers:
+            await self._servers.cleanup_all()
+        await self._config.model_provider.aclose()
+
+    async def _attempt(self, journal: Journal) -> Sequence[AnyBlock]:
+        token = CURRENT.set(journal)
+        try:
+            if self._servers:
+                await self._servers.connect_all()  # those that are not connected yet
+            return await self._run(journal)
+        except Exception as error:
+            if journal.failure is not None:
+                raise journal.failure from None
+            raise self._translated(error) from error
+        finally:
+            CURRENT.reset(token)
+            await journal.close()
+
+    async def _run(self, journal: Journal) -> Sequence[AnyBlock]:
+        turn = journal.turn
+        stays = self._settings.after_handoff == "stay"
+        said = turn.blocks[: len(turn.blocks) - len(turn.output) + attempts_of(turn)]
+        agent = self._graph.after(said if stays else turn.output[: attempts_of(turn)])
+        if isinstance(journal.context, CompletionContext):  # a summary, or another question that is no turn
+            agent = Agent(name=agent.name, model=agent.model, model_settings=agent.model_settings)
+        output = OutputType.read(journal.context.output_type or self._settings.output_type)
+        if output:
+            agent = copy.copy(agent)
+            agent.output_type = JsonAnswer(output)
+        given: Any = self._input(turn, said, agent)
+        options: dict[str, Any] = {"context": self._context, "max_turns": self._settings.max_turns}
+        config = self._of_run(journal.context)
+        while True:
+            result = await Runner.run(agent, given, run_config=config, hooks=JournalHooks(journal), **options)
+            if not result.interruptions:
+                break
+            given, options = result.to_state(), {}
+            waiting = []
+            for item in result.interruptions:
+                call_id = str(item.call_id)
+                if not (item.agent is agent or self._graph.has(item.agent)) or not journal.has(item):
+                    given.reject(item, rejection_message=_NESTED)
+                elif journal.is_decided(call_id):
+                    given.approve(item)
+                else:
+                    waiting.append(item)
+            if waiting:
+                await journal.suspend(waiting)
+        made = ("tool_call_output_item", "handoff_output_item")
+        journal.settle([plain(item.raw_item) for item in result.new_items if item.type in made])
+        journal.count(usage_of(result.context_wrapper.usage))
+        answer = await journal.finish(result.final_output)
+        if output and output.retries is not None and (errors := output.errors(answer_text(answer))):
+            raise Again(await send_back(journal.turn, answer, errors, output, journal.context))
+        return answer
+
+    def _input(self, turn: Turn, said: Sequence[AnyBlock], agent: Agent[Any]) -> list[Any]:
+        """Return the conversation as items."""
+        model = agent.model if isinstance(agent.model, str) else getattr(agent.model, "name", "")
+        items = encode(as_said(RESPONSES.spare(said, keep=turn.asked)), model or get_default_model())[1]
+        return [_said(item) if item.get("role") == "assistant" else item for item in items]
+
+    def _of_run(self, context: RunContext) -> RunConfig:
+        passed_on = {name: context.params[name] for name in _PASSED_ON if name in context.params}
+        if not passed_on and not context.model:
+            return self._config
+        config = self._config
+        if context.model and not isinstance(self._graph.root.model, Model):
+            config = replace(config, model=context.model)
+        if passed_on:
+            known = config.model_settings
+            args = {**((known.extra_args if known else None) or {}), **passed_on}
+            config = replace(config, model_settings=(known or ModelSettings()).resolve({"extra_args": args}))
+        return config
+
+    def _translated(self, error: Exception) -> Exception:  # noqa: PLR0911 - a table
+        """Return an error of the SDK, or of the client library, as one of turnwise."""
+        name = self._graph.root.name
+        match error:
+            case TurnwiseError() | Again() | Suspend():
+                return error
+            case InputGuardrailTripwireTriggered(guardrail_result=found):
+                return _guardrail("input", found.guardrail, found.output.output_info)
+            case OutputGuardrailTripwireTriggered(guardrail_result=found):
+                return _guardrail("output", found.guardrail, found.output.output_info)
+            case ToolInputGuardrailTripwireTriggered():
+                return _guardrail("tool input", error.guardrail, error.output.output_info)
+            case ToolOutputGuardrailTripwireTriggered():
+                return _guardrail("tool output", error.guardrail, error.output.output_info)
+            case MaxTurnsExceeded():
+                most = self._settings.max_turns
+                return LimitError(f"agent {name!r} has asked its model {most} times: raise max_turns=", "step_limit")
+            case ModelRefusalError():
+                return OutputError(
+                    f"the model of agent {name!r} refuses to answer: {error.refusal[:500]}", "output_refused"
+                )
+            case openai.APIStatusError():
+                return _refused(name, error)
+            case openai.APIConnectionError():
+                why = f"did not answer to the end ({error.__cause__ or error}): check base_url and the network"
+                return EngineError(f"the model of agent {name!r} {why}")
+            case openai.OpenAIError() if "api_key" in str(error):
+                why = "has no client: set OPENAI_API_KEY, or make the agent with a model"
+                return EngineError(f"agent {name!r} {why}: {error}")
+            case BrokenOffError():
+                kind = ContextOverflowError if TOO_LONG_MESSAGE.search(str(error)) else EngineError
+                why = f"failed within its answer: {str(error)[:500]}; run the prompt again"
+                return kind(f"the model of agent {name!r} {why}")
+            case AgentsException():
+                return EngineError(f"agent {name!r} failed: {type(error).__name__}: {str(error)[:2000]}")
+        return EngineError(f"agent {name!r} failed: {type(error).__name__}: {str(error)[:2000]}")
+
+
+class JsonAnswer(AgentOutputSchemaBase):
+    """The type of a run's answer, for the SDK's requests. The answer is checked later, not by the SDK."""
+
+    def __init__(self, output: OutputType) -> None:
+        self._schema = plain_json("output", output.schema, 1 << 20)
+
+    def is_plain_text(self) -> bool:
+        return False
+
+    def name(self) -> str:
+        return "final_answer"
+
+    def json_schema(self) -> dict[str, Any]:
+        schema: dict[str, Any] = self._schema
+        return schema
+
+    def is_strict_json_schema(self) -> bool:
+        return False
+
+    def validate_json(self, json_str: str) -> str:
+        return json_str
+
+
+def _said(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message of the assistant in the form that all models of the SDK take: it has no id."""
+    return {"role": "assistant", "content": "".join(part["text"] for part in item["content"])}
+
+
+def _guardrail(stage: str, guardrail: Any, info: Any) -> GuardrailError:
+    return GuardrailError(stage, str(guardrail.get_name()), shown(info))
+
+
+def _refused(name: str, error: openai.APIStatusError) -> EngineError:
+    whose = f"the provider of agent {name!r}"
+    if error.status_code in _KEY_REFUSED:  # some servers quote the key
+        return EngineError(f"{whose} refused the key or the model (status {error.status_code}): check the client's key")
+    message = f"{whose} refused the request: {error.message[:1000]}"
+    if error.code == _TOO_LONG or TOO_LONG_MESSAGE.search(f"{error.message} {error.body}"):
+        why = "the conversation is longer than the model's window: pass an overflow strategy"
+        return ContextOverflowError(f"{message}; {why}")
+    if error.status_code in _REFUSALS and (error.param or "").partition("[")[0] in ("", "input", "messages"):
+        return RequestRefusedError(f"{message}; see its message")
+    return EngineError(f"{message}; run the prompt again later")
+
+
+_TOO_LONG = "context_length_exceeded"

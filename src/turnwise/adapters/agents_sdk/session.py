@@ -1,0 +1,321 @@
+"""`TurnwiseSession`: a session of ours as the `Session` of the OpenAI Agents SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.adapters.releases import framework
+from turnwise.errors import ConfigError, InvalidInputError, SessionBusyError, SessionChangedError, shown
+from turnwise.memory.conversation.blocks import Unknown
+from turnwise.memory.conversation.frozen_json import freeze, plain_json
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.turns import Turn
+
+with framework("openai-agents", extra="openai-agents", tested="0.24"):
+    from agents.memory import SessionSettings
+    from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
+
+Item = Any
+"""An item of the Responses API: `TResponseInputItem`."""
+
+Made = TypeVar("Made")
+
+KIND = "agents_sdk_items"
+"""The kind of the stored blocks: each is a change of the list of items."""
+
+MAX_BYTES = 50_000_000
+"""The most bytes that the items of one call may take as JSON."""
+
+PAGE = 100
+"""How many turns are read at once."""
+
+_WAIT_S = 0.05
+"""How long a queued run waits before it looks again."""
+
+_RUNS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""By the SDK's wrapper of a run's context: the run's id here."""
+
+_TASKS: weakref.WeakValueDictionary[str, asyncio.Task[Any]] = weakref.WeakValueDictionary()
+"""By the run's id: the task that runs it in this process, as long as there is one."""
+
+_NONCE = new_id()
+
+
+class _Known:
+    """The items, as far as an event loop has read their changes."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: nothing was read."""
+        self.items: list[Item] = []
+        self.ids = set[str]()
+        """The ids of the changes that were applied."""
+        self.last: str | None = None
+        """The id of the last one; each change names the one that it follows."""
+        self.open: str | None = None
+        """The run that has the session."""
+        self.turn = -1
+        """The newest turn that was read."""
+        self.blocks = 0
+        """How many of its blocks were read."""
+        self.made_at = 0.0
+        """When the last change was made, by the clock of the machine that made it."""
+        self.made_by: str | None = None
+        """The process that made it."""
+        self.read_at = 0.0
+        """When it was first seen, by the monotonic clock."""
+
+    def apply(self, turns: Iterable[Turn]) -> None:
+        """Apply the changes in these turns. One that does not follow the last one is void: it came too late."""
+        for turn in turns:
+            blocks = turn.new_blocks
+            for block in blocks[self.blocks if turn.index == self.turn else 0 :]:
+                change = block.payload if isinstance(block, Unknown) and block.stored_kind == KIND else None
+                if change and change.get("after") == self.last:
+                    self.last, self.open, self.read_at = change["id"], change.get("open"), time.monotonic()
+                    self.made_at, self.made_by = change.get("at", time.time()), change.get("by")
+                    self.ids.add(change["id"])
+                    self.items += change.get("add", ())
+                    del self.items[len(self.items) - change.get("pop", 0) :]
+            self.turn, self.blocks = turn.index, len(blocks)
+
+
+class TurnwiseSession:
+    """Keeps the history of the Agents SDK in a session: `Runner.run(agent, text, session=TurnwiseSession(...))`.
+
+    Items are kept exactly as they are, of whatever kind. Each change is one commit, durable on return, and takes effect
+    at one point between other changes, whichever process makes them: a batch is added whole or not at all, and
+    `pop_item` removes the very item that it returns. A change whose caller is cancelled is stored whole or not at all,
+    and the cancellation waits until that is known.
+
+    **One run at a time.** A `Runner.run` has the session from its first read until it has stored its answer, or its
+    calls that wait for approval. Another run, or a change from elsewhere, is refused meanwhile (`reject`) or waits
+    (`enqueue`), in any process. A run that raised leaves the session when its task ends or begins another run; one
+    whose process was killed, `lease_s` after its last change; and any by `release`. Each change has the time of its
+    machine, so the clocks of machines must agree better than `lease_s`.
+
+    The items are no messages of ours: runs, memories and `messages()` of the session do not see them. Let no manager
+    run turns in it.
+
+    Args:
+        session: a session of a `SessionManager` or an `AsyncSessionManager`; `engine=NoAnswer()` is enough for it.
+        if_busy: what a run does while another one has the session.
+        lease_s: after how many seconds without a change a run is taken for dead. It must be longer than a model, a tool
+            or a person ever takes.
+        session_settings: the SDK's settings; `limit` is how many of the newest items `get_items` returns.
+
+    Raises:
+        ConfigError: a setting is wrong, or the SDK is not installed.
+    """
+
+    def __init__(
+        self,
+        session: AsyncSession | Session,
+        *,
+        if_busy: Literal["reject", "enqueue"] = "reject",
+        lease_s: float = 600.0,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(session, AsyncSession | Session):
+            raise ConfigError("session", shown(session), "must be a session of a manager")
+        if if_busy not in ("reject", "enqueue"):
+            raise ConfigError("if_busy", if_busy, "must be 'reject' or 'enqueue'")
+        if not lease_s > 0:
+            raise ConfigError("lease_s", lease_s, "must be more than 0 seconds")
+        self.session_id = session.id
+        self.session_settings: SessionSettings | None = coerce_session_settings(session_settings or SessionSettings())
+        self._session = session
+        self._if_busy = if_busy
+        self._lease_s = lease_s
+        self._known: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Known] = weakref.WeakKeyDictionary()
+
+    async def get_items(self, limit: int | None = None, *, wrapper: Any = None) -> list[Item]:
+        """Return the newest `limit` items, oldest first; all if it is None and the settings have none.
+
+        Args:
+            wrapper: the context of the SDK's run that reads, which then has the session.
+
+        Raises:
+            SessionBusyError: a run reads, and another one has the session.
+        """
+        most = resolve_session_limit(limit, self.session_settings)
+        if wrapper is not None:
+            items = await self._change(wrapper, lambda items: {})
+        else:
+            async with self._of_loop.lock:
+                items = list((await self._read()).items)
+        newest = items if most is None else items[-most:] if most > 0 else ()
+        return [_plain(item) for item in newest]
+
+    async def add_items(self, items: list[Item], *, wrapper: Any = None) -> None:
+        """Add the items, in order, in one commit.
+
+        Raises:
+            InvalidInputError: JSON cannot hold an item; nothing was added.
+            SessionBusyError: another run has the session; nothing was added.
+        """
+        if added := [_checked(item) for item in items]:
+            await self._change(wrapper, lambda _: {"add": added})
+
+    async def pop_item(self, *, wrapper: Any = None) -> Item | None:
+        """Remove and return the newest item; None if there is none.
+
+        Raises:
+            SessionBusyError: another run has the session; nothing was removed.
+        """
+        items = await self._change(wrapper, lambda items: {"pop": 1} if items else None)
+        return _plain(items[-1]) if items else None
+
+    async def clear_session(self, *, wrapper: Any = None) -> None:
+        """Remove all items for good, with what the stored changes hold of them, in one commit.
+
+        Raises:
+            SessionBusyError: another run has the session; nothing was removed.
+        """
+        run = _run_of(wrapper)
+        while True:
+            async with self._of_loop.lock:
+                info = await self._do(self._session.info)
+                known = await self._read()
+                if known.open in (None, run) or self._is_over(known):
+                    clear = partial(self._session.clear, updated_at=info.session.updated_at)
+                    with suppress(SessionChangedError):  # another change was stored before it
+                        await _settled(self._do(clear))
+                        return
+                    continue
+                self._check_waits(known)
+            await asyncio.sleep(_WAIT_S)
+
+    async def release(self) -> None:
+        """Let the next run have the session, whoever has it: for a run that raised, and whose task goes on."""
+        async with self._of_loop.lock:
+            while (await self._read()).open is not None and not await _settled(self._store({"open": None})):
+                pass
+
+    @property
+    def _of_loop(self) -> _Known:
+        """What this event loop has read."""
+        return self._known.setdefault(asyncio.get_running_loop(), _Known())
+
+    async def _change(self, wrapper: Any, change: Callable[[list[Item]], dict[str, Any] | None]) -> list[Item]:
+        """Store the change that `change` makes of the items, once no other run has the session; return those items."""
+        run = _run_of(wrapper)
+        while True:
+            async with self._of_loop.lock:
+                known = await self._read()
+                if known.open in (None, run) or self._is_over(known):
+                    items = list(known.items)
+                    what = change(items)
+                    if what is None or (not what and known.open == run):
+                        return items
+                    what.setdefault("open", None if _is_answered(what.get("add", ())) else run)
+                    if await _settled(self._store(what)):
+                        return items
+                    continue  # another change was stored before it
+                self._check_waits(known)
+            await asyncio.sleep(_WAIT_S)
+
+    def _check_waits(self, known: _Known) -> None:
+        """Raise SessionBusyError unless this object waits for the run that has the session."""
+        if self._if_busy == "reject":
+            raise SessionBusyError(self.session_id, known.open)
+
+    def _is_over(self, known: _Known) -> bool:
+        """Return whether the run that has the session has ended without saying so, or is taken for dead."""
+        task = _TASKS.get(known.open or "")
+        if task is None and known.made_by == _process():
+            return True  # the task ended, and nobody keeps it
+        if task is not None and (task.done() or task is asyncio.current_task()):
+            return True
+        return max(time.monotonic() - known.read_at, time.time() - known.made_at) > self._lease_s
+
+    async def _store(self, what: dict[str, Any]) -> bool:
+        """Store a change after the last one that was read; return False if another one was stored there before."""
+        own = new_id()
+        change = {"id": own, "after": self._of_loop.last, "at": time.time(), "by": _process(), **what}
+        payload = {name: each for name, each in change.items() if each is not None}
+        turn = await self._do(self._session.append, Unknown(stored_kind=KIND, payload=freeze(payload)))
+        known = self._of_loop
+        known.apply([turn]) if turn.index == known.turn else await self._read()
+        return own in self._of_loop.ids
+
+    async def _read(self) -> _Known:
+        """Read what has changed since the last look."""
+        while True:
+            known = self._of_loop
+            turns: list[Turn] = await self._do(self._session.turns, max(known.turn - 1, -1), PAGE)
+            if known.turn >= 0 and (not turns or turns[0].index > known.turn):
+                known.forget()  # the session was cleared
+                continue
+            known.apply(turns)
+            if len(turns) < PAGE:
+                return known
+
+    async def _do(self, verb: Callable[..., Any], *args: Any) -> Any:
+        if isinstance(self._session, Session):
+            return await asyncio.to_thread(verb, *args)
+        return await verb(*args)
+
+
+async def _settled(work: Awaitable[Made]) -> Made:
+    """Wait until the outcome of a change is known, also if the caller is cancelled; then raise the cancellation."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+    if cancelled:
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved
+        raise cancelled
+    return task.result()
+
+
+def _process() -> str:
+    """Return a name of this process, which no other one has."""
+    return f"{_NONCE}-{os.getpid()}"
+
+
+def _run_of(wrapper: Any) -> str | None:
+    """Return the id of the run whose context this is; None for a caller that is no run."""
+    if wrapper is None:
+        return None
+    run = _RUNS.setdefault(wrapper, new_id())
+    if (task := asyncio.current_task()) is not None:
+        _TASKS[run] = task
+    return run
+
+
+def _is_answered(items: Sequence[Any]) -> bool:
+    """Return whether a run ends with these items: with an answer, or with calls that wait for approval."""
+    if not items:
+        return False
+    kind, role = str(items[-1].get("type", "message")), items[-1].get("role")
+    return role == "assistant" or (role is None and not kind.endswith("_output"))
+
+
+def _checked(item: Any) -> Any:
+    given = item.model_dump(mode="json", exclude_unset=True) if hasattr(item, "model_dump") else item
+    if not isinstance(given, Mapping):
+        raise InvalidInputError("items", shown(item), "an item is a JSON object")
+    return plain_json("items", given, MAX_BYTES)
+
+
+def _plain(item: Any) -> Any:
+    """Return a copy of an item that its receiver may change."""
+    if isinstance(item, Mapping):
+        return {name: _plain(value) for name, value in item.items()}
+    return [_plain(value) for value in item] if isinstance(item, list | tuple) else item

@@ -1,0 +1,338 @@
+"""Anthropic's Messages API: builds its requests and reads its answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from turnwise.actors.inference.openai.fields import count, definition, items, names, part, string, tool_use
+from turnwise.actors.inference.openai.request import RequestSettings
+from turnwise.actors.inference.openai.structured_output import Form, choose_tool
+from turnwise.actors.inference.tools.tool import ToolDefinition
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Citations, Text, Thinking
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.model_params import forces_call
+from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.anthropic import encode
+from turnwise.memory.providers.validation import ANTHROPIC, check
+
+if TYPE_CHECKING:
+    import anthropic
+
+    from turnwise.adapters.anthropic.engine import AnthropicEngine
+
+LIMIT = "max_tokens"
+"""The field for the maximum length of an answer, which each request must have."""
+
+_MOST_TOKENS = 8192
+"""The maximum length of an answer, beside its thoughts, if the engine has none."""
+
+_THOUGHTS = ("thinking", "redacted_thinking")
+
+_NOT_TAKEN = {
+    "frequency_penalty": "Anthropic has no such parameter: omit it",
+    "presence_penalty": "Anthropic has no such parameter: omit it",
+    "seed": "Anthropic has no such parameter: omit it",
+    "verbosity": "Anthropic has no such parameter: say in the system prompt how long answers are",
+    "prompt_cache_key": "Anthropic has no such parameter: use AnthropicEngine(cache=...)",
+}
+
+_SERVICE_TIERS = {"auto": "auto", "default": "standard_only"}
+
+
+def not_taken(name: str, value: Any, thinking: object) -> str | None:
+    """Return why the API does not support a parameter of a run with this value; None if it does.
+
+    Args:
+        thinking: the engine's `thinking`.
+    """
+    match name:
+        case "temperature" if value > 1:
+            why = "Anthropic takes 0 to 1"
+        case "temperature" if thinking:
+            why = "Anthropic refuses it beside thinking=: omit one of them"
+        case "tool_choice" if thinking and forces_call(value):
+            why = "Anthropic refuses a forced call beside thinking=: pass 'auto' or 'none'"
+        case "max_output_tokens" if isinstance(thinking, int) and value <= thinking:
+            why = f"must be more than the {thinking} tokens of thinking="
+        case "reasoning_effort" if value == "minimal":
+            why = "Anthropic takes none, low, medium, high, xhigh and max"
+        case "service_tier" if value not in _SERVICE_TIERS:
+            why = f"Anthropic takes {' and '.join(_SERVICE_TIERS)}"
+        case "metadata" if value.keys() != {"user_id"}:
+            why = "Anthropic takes only user_id"
+        case "response_format" if value["type"] == "json_object":
+            why = "Anthropic takes schemas only: pass a json_schema"
+        case _:
+            return _NOT_TAKEN.get(name)
+    return why
+
+
+class MessagesAPI:
+    """Makes requests for messages. Signed and redacted thoughts are sent back unchanged."""
+
+    rules = ANTHROPIC
+    key_setting = "the variable of api_key_variable=, in the session's process"
+
+    def __init__(self, settings: RequestSettings[AnthropicEngine]) -> None:
+        self.settings = settings
+
+    def of_run(self, settings: RequestSettings[AnthropicEngine]) -> MessagesAPI:
+        return MessagesAPI(settings)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return _on_wire(self._fields)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """The fields of a request, with the choice of tools in OpenAI's format."""
+        settings, thinking = self.settings, self.settings.engine.thinking
+        own: dict[str, Any] = {}
+        if thinking == "adaptive":
+            own["thinking"] = {"type": "adaptive"}
+        elif thinking:
+            own["thinking"] = {"type": "enabled", "budget_tokens": thinking}
+        fields = settings.fields(own, LIMIT, map(_declared, settings.tools))
+        fields.setdefault(LIMIT, _MOST_TOKENS + (thinking if isinstance(thinking, int) else 0))
+        for name, value in settings.params.items():
+            _set_param(fields, name, value)
+        return settings.of_step(fields)
+
+    def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
+        check(messages_of(blocks), self.rules)
+        system, messages = encode(blocks, self.rules, cache=self.settings.engine.cache)
+        request = {"messages": messages, **_on_wire(self._formed(self._fields, form))}
+        if system:
+            request["system"] = system
+        return request if _may_think(messages) else _without_thinking(request)
+
+    def _formed(self, fields: dict[str, Any], form: Form | None) -> dict[str, Any]:
+        """Return the fields of a request for an answer in this form."""
+        if form and form.tool:
+            tools = [*fields.get("tools", ()), _declared(form.definition)]
+            return {**fields, "tools": tools, **choose_tool(fields, form)}
+        if form and form.json_schema:
+            wanted = {"type": "json_schema", "schema": form.json_schema["schema"]}
+            return {**fields, "output_config": {**fields.get("output_config", {}), "format": wanted}}
+        return fields
+
+    def adapt(self, refused: str, form: Form | None) -> bool:
+        known = self.settings.refused
+        new = set(form.refused_as(refused) if form else ()) - known
+        if form and form.is_forced and names(refused, "tool_choice"):
+            new = {"tool_choice"} - known
+        known.update(new)
+        return bool(new)
+
+    def blamed(self, error: anthropic.APIStatusError) -> tuple[str | None, str | None]:
+        # Such as "thinking.budget_tokens: Input should be greater than or equal to 1024".
+        found = re.match(r"([a-z_]+)[\w.]*:", error.api_message or "")
+        return error.error_code, found[1] if found else None
+
+    def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
+        if not (names(refused, "signature") and "thinking" in refused):
+            return None
+        messages = [
+            {**message, "content": [each for each in message["content"] if each["type"] not in _THOUGHTS]}
+            for message in request["messages"]
+        ]
+        shorter = {**request, "messages": messages}
+        return (
+            None if messages == request["messages"] else shorter if _may_think(messages) else _without_thinking(shorter)
+        )
+
+    async def open(self, client: anthropic.AsyncAnthropic, request: Mapping[str, Any]) -> Any:
+        # `extra_body` is sent as it is, and the client warns of no model: its name is none of the client's.
+        body = {"model": self.settings.model, **request}
+        return await client.messages.create(model="", max_tokens=1, messages=[], stream=True, extra_body=body)
+
+    def answer(self, form: Form | None) -> MessagesAnswer:
+        return MessagesAnswer(form.tool if form else None)
+
+
+def _declared(tool: ToolDefinition) -> dict[str, Any]:
+    declared = definition(tool)
+    return {"name": declared["name"], "description": declared["description"], "input_schema": declared["parameters"]}
+
+
+def _set_param(fields: dict[str, Any], name: str, value: Any) -> None:
+    """Add a parameter of a run to the fields of a request; see `not_taken`."""
+    match name:
+        case "max_output_tokens":
+            fields[LIMIT] = value
+        case "stop":
+            fields["stop_sequences"] = [value] if isinstance(value, str) else list(value)
+        case "reasoning_effort" if value == "none":
+            fields["thinking"] = {"type": "disabled"}
+        case "reasoning_effort":
+            fields["output_config"] = {**fields.get("output_config", {}), "effort": value}
+        case "response_format" if value["type"] == "json_schema":
+            wanted = {"type": "json_schema", "schema": value["json_schema"].get("schema") or {}}
+            fields["output_config"] = {**fields.get("output_config", {}), "format": wanted}
+        case "response_format":
+            pass
+        case "service_tier":
+            fields[name] = _SERVICE_TIERS[value]
+        case "safety_identifier":
+            fields["metadata"] = {"user_id": value}
+        case _:
+            fields[name] = value
+
+
+def _on_wire(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with the choice of tools in the format of this API."""
+    fields = dict(fields)
+    choice, is_parallel = fields.pop("tool_choice", None), fields.pop("parallel_tool_calls", True)
+    if isinstance(choice, str):
+        choice = {"type": "any" if choice == "required" else choice}
+    elif choice and choice.get("type") == "function":
+        choice = {"type": "tool", "name": choice["function"]["name"]}
+    if not is_parallel and (choice or {}).get("type") != "none":
+        choice = {**(choice or {"type": "auto"}), "disable_parallel_tool_use": True}
+    return {**fields, "tool_choice": choice} if choice else fields
+
+
+def _may_think(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a request with these messages may enable thinking.
+
+    If it ends in tool results, the calls must follow a thought. Calls of other models have none.
+    """
+    if len(messages) < 2 or messages[-1]["content"][0]["type"] != "tool_result":  # noqa: PLR2004 - calls and results
+        return True
+    return messages[-2]["content"][0]["type"] in _THOUGHTS
+
+
+def _without_thinking(request: Mapping[str, Any]) -> dict[str, Any]:
+    is_budget = part(request, "thinking").get("type") == "enabled"
+    return {name: value for name, value in request.items() if name != "thinking" or not is_budget}
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of the answer: a text, a thought or a call, joined from its deltas."""
+
+    kind: str
+    text: str = ""
+    """The text, the thought, or the JSON of the arguments."""
+    signature: str = ""
+    data: str = ""
+    """The data of a redacted thought."""
+    call_id: str = ""
+    name: str = ""
+    citations: list[Any] = field(default_factory=list)
+
+
+class MessagesAnswer:
+    """A message, assembled from its events: thoughts, texts and tool calls in the order in which the model made them.
+
+    Args:
+        answer_tool: the tool whose arguments are the answer; they are emitted as text.
+    """
+
+    def __init__(self, answer_tool: str | None = None) -> None:
+        self.usage = Usage(calls=1)
+        self.stop_reason: str | None = None
+        self.refusal = ""
+        self._answer_tool = answer_tool
+        self._counted: dict[str, Any] = {}
+        self._parts: dict[int, _Part] = {}
+
+    @property
+    def is_cut(self) -> bool:
+        return self.stop_reason in (LIMIT, "model_context_window_exceeded")
+
+    def add(self, event: Mapping[str, Any]) -> list[str | Block]:
+        match event.get("type"):
+            case "message_start":
+                self._count(part(event, "message").get("usage"))
+            case "message":  # a server that does not stream
+                self._end(event)
+                self._count(event.get("usage"))
+                return [piece for at, each in enumerate(items(event, "content")) for piece in self._begin(at, each)]
+            case "content_block_start":
+                return self._begin(count(event, "index"), part(event, "content_block"))
+            case "content_block_delta":
+                return self._continue(count(event, "index"), part(event, "delta"))
+            case "message_delta":
+                self._end(part(event, "delta"))
+                self._count(event.get("usage"))
+        return []
+
+    def blocks(self) -> list[AnyBlock]:
+        blocks: list[AnyBlock] = []
+        for at, each in sorted(self._parts.items()):
+            match each.kind:
+                case "text" if each.text:
+                    blocks.append(Text(text=each.text))
+                    if each.citations:
+                        blocks.append(Citations(items=freeze(each.citations)))
+                case "thinking":
+                    blocks.append(Thinking(text=each.text, signature=each.signature or None))
+                case "redacted_thinking":
+                    blocks.append(Thinking(redacted=each.data))
+                case "tool_use":
+                    blocks.append(tool_use(at, each.call_id, each.name, each.text, is_cut=self.is_cut))
+        return blocks
+
+    def _begin(self, at: int, content: Any) -> list[str | Block]:
+        kind = string(content, "type")
+        begun = self._parts[at] = _Part(kind)
+        match kind:
+            case "text":
+                return self._continue(at, {"type": "text_delta", "text": string(content, "text")})
+            case "thinking":
+                said = self._continue(at, {"type": "thinking_delta", "thinking": string(content, "thinking")})
+                signature = string(content, "signature")
+                return [*said, *self._continue(at, {"type": "signature_delta", "signature": signature})]
+            case "redacted_thinking":
+                begun.data = string(content, "data")
+                return [Thinking(redacted=begun.data)] if begun.data else []
+            case "tool_use":
+                begun.call_id, begun.name = string(content, "id"), string(content, "name")
+                given = part(content, "input")  # filled only by servers that do not stream
+                text = json.dumps(given) if given else ""
+                return self._continue(at, {"type": "input_json_delta", "partial_json": text})
+        return []
+
+    def _continue(self, at: int, delta: Mapping[str, Any]) -> list[str | Block]:
+        begun = self._parts.setdefault(at, _Part("text"))
+        match string(delta, "type"):
+            case "text_delta" if text := string(delta, "text"):
+                begun.text += text
+                return [text]
+            case "thinking_delta" if text := string(delta, "thinking"):
+                begun.text += text
+                return [Thinking(text=text)]
+            case "signature_delta" if signature := string(delta, "signature"):
+                begun.signature += signature
+                return [Thinking(signature=signature)]
+            case "input_json_delta" if text := string(delta, "partial_json"):
+                begun.text += text
+                return [text] if begun.name == self._answer_tool else []
+            case "citations_delta" if cited := part(delta, "citation"):
+                begun.citations.append(cited)
+        return []
+
+    def _end(self, ended: Mapping[str, Any]) -> None:
+        self.stop_reason = string(ended, "stop_reason") or self.stop_reason
+        if self.stop_reason == "refusal":
+            self.refusal = string(part(ended, "stop_details"), "explanation") or "without an explanation"
+
+    def _count(self, counted: Any) -> None:
+        """Take over the counts of tokens, which are cumulative. The input includes what was read from the cache."""
+        if isinstance(counted, Mapping):
+            self._counted |= {name: value for name, value in counted.items() if value is not None}
+        cached = count(self._counted, "cache_read_input_tokens")
+        written = count(self._counted, "cache_creation_input_tokens")
+        self.usage = Usage(
+            input_tokens=count(self._counted, "input_tokens") + cached + written,
+            output_tokens=count(self._counted, "output_tokens"),
+            cached_tokens=cached,
+            reasoning_tokens=count(self._counted, "output_tokens_details", "thinking_tokens"),
+            calls=1,
+        )

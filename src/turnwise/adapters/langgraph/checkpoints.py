@@ -1,0 +1,240 @@
+"""`CheckpointStore`: what a store of LangGraph's checkpoints can do; and the one in memory.
+
+A *space* is one namespace of one thread. Each write to a space is one commit, which names the revision of the
+space that it follows; the store refuses it if another commit came in between.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from turnwise.adapters.langgraph.encoding import Ranges
+from turnwise.errors import StoreClosedError
+from turnwise.memory.conversation.ids import new_key
+
+Place = tuple[str, str]
+"""A thread's id and a namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The state of one namespace of a thread."""
+
+    key: int
+    """Unique; never used again, even after a deletion."""
+    revision: int = 0
+    """Rises with each change, by a random step."""
+    written: int = 0
+    """The revision of the last put; deletions leave it."""
+    pruned: int = 0
+    """The revision of the last deletion."""
+    head: str | None = None
+    """The id of the checkpoint that was stored last."""
+    writer: str | None = None
+    """The run that wrote last; None for a caller whose config does not come from this saver."""
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """By channel: the position of its next new element."""
+
+    def to_json(self) -> str:
+        """Return all but key, revision and head, which stores keep apart."""
+        return json.dumps([self.written, self.pruned, self.writer, dict(self.ends)], separators=(",", ":"))
+
+    @classmethod
+    def of(cls, key: int, revision: int, head: str | None, state: str) -> Space:
+        """Return the space of what a store kept."""
+        written, pruned, writer, ends = json.loads(state)
+        return cls(key, revision, written, pruned, head, writer, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A stored checkpoint."""
+
+    id: str
+    parent: str | None
+    run_id: str | None
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What becomes part of a space, whole or not at all."""
+
+    before: Space | None
+    """The state that it follows; None for a new space."""
+    after: Space
+    row: Row | None = None
+    values: Sequence[tuple[str, int, bytes]] = ()
+    """New elements: channel, position, packed bytes."""
+    writes: tuple[str, bytes] | None = None
+    """The id of a checkpoint, which may come later, and pending writes, packed."""
+    removed: Sequence[str] = ()
+    """Ids of checkpoints that go, with their pending writes."""
+    removed_values: Ranges = field(default_factory=dict)
+
+
+class CheckpointStore(Protocol):
+    """Durable storage of checkpoints. Methods raise `StoreError` if the store cannot be reached, read or written."""
+
+    async def read(self, place: Place, id: str | None) -> tuple[Space, Row | None, list[bytes]] | None:
+        """Return a space, its checkpoint with this id (None: the head), and the pending writes under that id.
+
+        The oldest writes come first. Returns None if there is no such space.
+        """
+
+    async def values(self, key: int, ranges: Ranges) -> dict[tuple[str, int], bytes]:
+        """Return the elements in these ranges, by channel and position."""
+
+    async def page(
+        self, thread_id: str | None, ns: str | None, *, before: str | None, limit: int
+    ) -> list[tuple[Place, Space, Row]]:
+        """Return checkpoints by id, largest first; of all threads, or of all namespaces, where None.
+
+        Those of one id in several spaces come together, so that a page may be longer than its limit.
+        """
+
+    async def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
+        """Return the pending writes of checkpoints, oldest first."""
+
+    async def spaces(self, thread_id: str) -> list[tuple[Place, Space]]:
+        """Return all namespaces of a thread."""
+
+    async def with_runs(self, run_ids: Sequence[str]) -> list[Place]:
+        """Return the spaces that have checkpoints of these runs."""
+
+    async def commit(self, place: Place, commit: Commit) -> bool:
+        """Store a commit; return False, without a change, if the space is in another state than `before`."""
+
+    async def delete(self, thread_id: str) -> None:
+        """Delete all spaces of a thread."""
+
+    async def copy(self, source: str, target: str) -> bool:
+        """Copy all spaces of a thread, at one moment; return False, without a change, if the target has a space."""
+
+    async def close(self) -> None:
+        """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
+
+
+@dataclass(slots=True)
+class _Contents:
+    space: Space
+    rows: dict[str, Row] = field(default_factory=dict)
+    values: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    writes: dict[str, list[bytes]] = field(default_factory=dict)
+
+
+class InMemoryCheckpoints:
+    """Keeps checkpoints in memory while the process lives."""
+
+    def __init__(self) -> None:
+        self._contents: dict[Place, _Contents] = {}
+        self._closed = False
+
+    async def read(self, place: Place, id: str | None) -> tuple[Space, Row | None, list[bytes]] | None:
+        self._check_open()
+        if not (found := self._contents.get(place)):
+            return None
+        wanted = id or found.space.head or ""
+        return found.space, found.rows.get(wanted), list(found.writes.get(wanted, ()))
+
+    async def values(self, key: int, ranges: Ranges) -> dict[tuple[str, int], bytes]:
+        values = next((each.values for each in self._contents.values() if each.space.key == key), {})
+        named = ((channel, at) for channel, spans in ranges.items() for span in spans for at in range(*span))
+        return {each: values[each] for each in named if each in values}
+
+    async def page(
+        self, thread_id: str | None, ns: str | None, *, before: str | None, limit: int
+    ) -> list[tuple[Place, Space, Row]]:
+        self._check_open()
+        found = [
+            (place, contents.space, row)
+            for place, contents in self._contents.items()
+            if thread_id in (None, place[0]) and ns in (None, place[1])
+            for row in contents.rows.values()
+            if before is None or row.id < before
+        ]
+        found.sort(key=lambda each: each[2].id, reverse=True)
+        last = found[limit - 1][2].id if len(found) >= limit else ""
+        return [each for each in found if each[2].id >= last]
+
+    async def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
+        writes = next((each.writes for each in self._contents.values() if each.space.key == key), {})
+        return {name: list(writes[name]) for name in ids if name in writes}
+
+    async def spaces(self, thread_id: str) -> list[tuple[Place, Space]]:
+        self._check_open()
+        return [(place, contents.space) for place, contents in self._contents.items() if place[0] == thread_id]
+
+    async def with_runs(self, run_ids: Sequence[str]) -> list[Place]:
+        self._check_open()
+        return [
+            place
+            for place, contents in self._contents.items()
+            if any(row.run_id in run_ids for row in contents.rows.values())
+        ]
+
+    async def commit(self, place: Place, commit: Commit) -> bool:
+        self._check_open()
+        found = self._contents.get(place)
+        if (found.space if found else None) != commit.before:
+            return False
+        if found is None:
+            found = self._contents[place] = _Contents(commit.after)
+        found.space = commit.after
+        found.values |= {(channel, at): data for channel, at, data in commit.values}
+        if commit.row:
+            found.rows[commit.row.id] = commit.row
+        if commit.writes:
+            found.writes.setdefault(commit.writes[0], []).append(commit.writes[1])
+        for name in commit.removed:
+            found.rows.pop(name, None)
+            found.writes.pop(name, None)
+        for channel, spans in commit.removed_values.items():
+            for at in (at for span in spans for at in range(*span)):
+                found.values.pop((channel, at), None)
+        return True
+
+    async def delete(self, thread_id: str) -> None:
+        self._check_open()
+        for place in [place for place in self._contents if place[0] == thread_id]:
+            del self._contents[place]
+
+    async def copy(self, source: str, target: str) -> bool:
+        self._check_open()
+        if any(thread_id == target for thread_id, _ in self._contents):
+            return False
+        for (_, ns), each in [each for each in self._contents.items() if each[0][0] == source]:
+            space = replace(each.space, key=new_key(), writer=None)
+            writes = {name: list(writes) for name, writes in each.writes.items()}
+            self._contents[target, ns] = _Contents(space, dict(each.rows), dict(each.values), writes)
+        return True
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("memory://")
+
+
+def open_checkpoints(url: str) -> CheckpointStore:
+    """Return a store of checkpoints for the URL. Imports and connects as `open_store` does.
+
+    Raises:
+        StoreURLError: the URL's scheme is not known, or its driver is not installed.
+    """
+    from turnwise.memory.stores.urls import is_redis, resolve_own_url
+
+    if is_redis(url):
+        from turnwise.adapters.langgraph.checkpoints_redis import RedisCheckpoints
+
+        return RedisCheckpoints(url)
+    url = resolve_own_url(url)
+    if url.startswith("memory:"):
+        return InMemoryCheckpoints()
+    from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints
+
+    return SQLCheckpoints(url)

@@ -1,0 +1,263 @@
+"""`SQLCheckpoints`: LangGraph's checkpoints in an SQL database, which may be a session store's database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Column, Index, LargeBinary, MetaData, PrimaryKeyConstraint, Table, Text
+
+from turnwise.adapters.langgraph.checkpoints import Commit, Place, Row, Space
+from turnwise.adapters.langgraph.encoding import Ranges
+from turnwise.memory.conversation.ids import new_key
+from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
+from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
+
+_AT_ONCE = 200
+"""The most ids or ranges that a statement names, since databases limit the values of a statement."""
+
+tables = MetaData()
+
+SCHEMA = Schema(name="langgraph_checkpoints_version", version=1, tables=tables, migrations={})
+
+_ID = Text(collation="C").with_variant(Text(), "sqlite")
+"""Ids sort by their bytes in all databases."""
+
+spaces = Table(
+    "turnwise_langgraph_spaces",
+    tables,
+    Column("key", BigInteger, primary_key=True, autoincrement=False),
+    Column("thread_id", Text, nullable=False),
+    Column("ns", Text, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("head", _ID),
+    Column("state", Text, nullable=False),
+    Index("turnwise_langgraph_spaces_place", "thread_id", "ns", unique=True),
+)
+
+checkpoints = Table(
+    "turnwise_langgraph_checkpoints",
+    tables,
+    Column("space", BigInteger, nullable=False),
+    Column("id", _ID, nullable=False),
+    Column("parent", Text),
+    Column("run_id", Text),
+    Column("record", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("space", "id"),
+    Index("turnwise_langgraph_checkpoints_id", "id"),
+    Index("turnwise_langgraph_checkpoints_run", "run_id", info={WHERE: sa.text("run_id IS NOT NULL")}),
+)
+
+elements = Table(
+    "turnwise_langgraph_elements",
+    tables,
+    Column("space", BigInteger, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("space", "channel", "position"),
+)
+
+writes = Table(
+    "turnwise_langgraph_writes",
+    tables,
+    Column("space", BigInteger, nullable=False),
+    Column("checkpoint_id", _ID, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("space", "checkpoint_id", "number"),
+)
+
+_PARTS = (checkpoints, elements, writes)
+
+
+class SQLCheckpoints(SecureDeleteDatabase):
+    """Stores checkpoints in tables of their own, through SQLAlchemy Core. See `CheckpointStore`.
+
+    Deleted data in a SQLite file is overwritten, and a pickle has the settings: see `SecureDeleteDatabase`.
+
+    Args:
+        url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`; it may be that of other stores.
+        lock_timeout_s: how long to wait for another process's transaction on SQLite before a StoreError.
+        connections: the most connections to PostgreSQL at once.
+
+    Raises:
+        StoreURLError: the URL names no database that can be used here.
+    """
+
+    schema = SCHEMA
+
+    async def read(self, place: Place, id: str | None) -> tuple[Space, Row | None, list[bytes]] | None:
+        at = spaces.c.head if id is None else sa.literal(id)
+        joined = spaces.outerjoin(checkpoints, (checkpoints.c.space == spaces.c.key) & (checkpoints.c.id == at))
+        here = _is(place)
+        first = sa.select(spaces, *checkpoints.c).select_from(joined).where(*here)
+        own = spaces.join(writes, (writes.c.space == spaces.c.key) & (writes.c.checkpoint_id == at))
+        pending = sa.select(writes.c.data).select_from(own).where(*here).order_by(writes.c.number)
+
+        def read(connection: sa.Connection) -> tuple[Space, Row | None, list[bytes]] | None:
+            if not (found := connection.execute(first).one_or_none()):
+                return None
+            space = _space(found)
+            row = None if found.id is None else Row(found.id, found.parent, found.run_id, found.record)
+            return space, row, [*connection.scalars(pending)] if space.head or id else []
+
+        return await self._read_snapshot(read)
+
+    async def values(self, key: int, ranges: Ranges) -> dict[tuple[str, int], bytes]:
+        conditions = [
+            (elements.c.channel == channel) & (elements.c.position >= start) & (elements.c.position < end)
+            for channel, spans in ranges.items()
+            for start, end in spans
+        ]
+        columns = (elements.c.channel, elements.c.position, elements.c.data)
+
+        def read(connection: sa.Connection) -> dict[tuple[str, int], bytes]:
+            found: dict[tuple[str, int], bytes] = {}
+            for chunk in _chunks(conditions):
+                select = sa.select(*columns).where(elements.c.space == key, sa.or_(*chunk))
+                found |= {(channel, at): data for channel, at, data in connection.execute(select).all()}
+            return found
+
+        return await self._read_snapshot(read)
+
+    async def page(
+        self, thread_id: str | None, ns: str | None, *, before: str | None, limit: int
+    ) -> list[tuple[Place, Space, Row]]:
+        select = sa.select(spaces, checkpoints).join(checkpoints, checkpoints.c.space == spaces.c.key)
+        select = select.where(*([] if thread_id is None else [spaces.c.thread_id == thread_id]))
+        select = select.where(*([] if ns is None else [spaces.c.ns == ns]))
+        ordered = select.order_by(checkpoints.c.id.desc(), spaces.c.thread_id, spaces.c.ns)
+        first = ordered.where(*([] if before is None else [checkpoints.c.id < before])).limit(limit)
+
+        def read(connection: sa.Connection) -> list[Any]:
+            rows = [*connection.execute(first).all()]
+            if len(rows) == limit:
+                last = rows[-1].id
+                rest = connection.execute(ordered.where(checkpoints.c.id == last)).all()
+                rows = [row for row in rows if row.id != last] + [*rest]
+            return rows
+
+        return [
+            ((row.thread_id, row.ns), _space(row), Row(row.id, row.parent, row.run_id, row.record))
+            for row in await self._read_snapshot(read)
+        ]
+
+    async def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
+        def read(connection: sa.Connection) -> dict[str, list[bytes]]:
+            found: dict[str, list[bytes]] = {}
+            for chunk in _chunks(ids):
+                select = sa.select(writes.c.checkpoint_id, writes.c.data)
+                select = select.where(writes.c.space == key, writes.c.checkpoint_id.in_(chunk))
+                for name, data in connection.execute(select.order_by(writes.c.number)).all():
+                    found.setdefault(name, []).append(data)
+            return found
+
+        return await self._read_snapshot(read)
+
+    async def spaces(self, thread_id: str) -> list[tuple[Place, Space]]:
+        select = sa.select(spaces).where(spaces.c.thread_id == thread_id)
+        return [((row.thread_id, row.ns), _space(row)) for row in await self._read(lambda c: c.execute(select).all())]
+
+    async def with_runs(self, run_ids: Sequence[str]) -> list[Place]:
+        def read(connection: sa.Connection) -> list[Place]:
+            found: set[Place] = set()
+            for chunk in _chunks(run_ids):
+                select = sa.select(spaces.c.thread_id, spaces.c.ns).join(
+                    checkpoints, checkpoints.c.space == spaces.c.key
+                )
+                rows = connection.execute(select.where(checkpoints.c.run_id.in_(chunk)).distinct()).all()
+                found |= {(row.thread_id, row.ns) for row in rows}
+            return sorted(found)
+
+        return await self._read_snapshot(read)
+
+    async def commit(self, place: Place, commit: Commit) -> bool:
+        if commit.removed:
+            (done,) = await self._erase(lambda connection: self._commit(connection, place, commit))
+            return done
+        return await self._write(lambda connection: self._commit(connection, place, commit))
+
+    @staticmethod
+    def _commit(connection: sa.Connection, place: Place, commit: Commit) -> bool:
+        after = commit.after
+        state = {"revision": after.revision, "head": after.head, "state": after.to_json()}
+        if commit.before is None:
+            named = {"key": after.key, "thread_id": place[0], "ns": place[1]}
+            statement = insert_into(spaces, connection.dialect).values(**named, **state).on_conflict_do_nothing()
+        else:
+            is_before = (spaces.c.key == after.key, spaces.c.revision == commit.before.revision)
+            statement = sa.update(spaces).where(*is_before).values(**state)
+        if connection.execute(statement.returning(spaces.c.key)).first() is None:
+            return False
+        if commit.values:
+            columns = ("space", "channel", "position", "data")
+            connection.execute(
+                sa.insert(elements), [dict(zip(columns, (after.key, *each), strict=True)) for each in commit.values]
+            )
+        if row := commit.row:
+            content = {"parent": row.parent, "run_id": row.run_id, "record": row.record}
+            insert = insert_into(checkpoints, connection.dialect).values(space=after.key, id=row.id, **content)
+            connection.execute(insert.on_conflict_do_update(index_elements=["space", "id"], set_=content))
+        if commit.writes:
+            name, data = commit.writes
+            values = {"space": after.key, "checkpoint_id": name, "number": after.revision, "data": data}
+            connection.execute(sa.insert(writes).values(**values))
+        for chunk in _chunks(commit.removed):
+            connection.execute(
+                sa.delete(checkpoints).where(checkpoints.c.space == after.key, checkpoints.c.id.in_(chunk))
+            )
+            connection.execute(sa.delete(writes).where(writes.c.space == after.key, writes.c.checkpoint_id.in_(chunk)))
+        for channel, spans in commit.removed_values.items():
+            for start, end in spans:
+                inside = (elements.c.position >= start, elements.c.position < end)
+                connection.execute(
+                    sa.delete(elements).where(elements.c.space == after.key, elements.c.channel == channel, *inside)
+                )
+        return True
+
+    async def delete(self, thread_id: str) -> None:
+        def delete(connection: sa.Connection) -> int:
+            # The spaces first: whoever writes to one of them waits, and finds it deleted.
+            gone = sa.select(spaces.c.key).where(spaces.c.thread_id == thread_id)
+            keys = [*connection.scalars(gone if self._is_sqlite else gone.order_by(spaces.c.key).with_for_update())]
+            for chunk in _chunks(keys):
+                connection.execute(sa.delete(spaces).where(spaces.c.key.in_(chunk)))
+                for table in _PARTS:
+                    connection.execute(sa.delete(table).where(table.c.space.in_(chunk)))
+            return len(keys)
+
+        await self._erase(delete)
+
+    async def copy(self, source: str, target: str) -> bool:
+        def copy(connection: sa.Connection) -> bool:
+            self._lock_user(connection, target)
+            if connection.scalar(sa.select(spaces.c.key).where(spaces.c.thread_id == target).limit(1)) is not None:
+                return False
+            select = sa.select(spaces).where(spaces.c.thread_id == source).order_by(spaces.c.key)
+            for row in connection.execute(select if self._is_sqlite else select.with_for_update()).all():
+                space = replace(_space(row), key=new_key(), writer=None)
+                state = {"revision": space.revision, "head": space.head, "state": space.to_json()}
+                connection.execute(sa.insert(spaces).values(key=space.key, thread_id=target, ns=row.ns, **state))
+                for table in _PARTS:
+                    others = [column for column in table.c if column.name != "space"]
+                    rows = sa.select(sa.literal(space.key, BigInteger), *others).where(table.c.space == row.key)
+                    connection.execute(sa.insert(table).from_select(["space", *(each.name for each in others)], rows))
+            return True
+
+        return await self._write(copy)
+
+
+def _is(place: Place) -> tuple[sa.ColumnElement[bool], ...]:
+    return spaces.c.thread_id == place[0], spaces.c.ns == place[1]
+
+
+def _space(row: Any) -> Space:
+    return Space.of(row.key, row.revision, row.head, row.state)
+
+
+def _chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for first in range(0, len(values), _AT_ONCE):
+        yield values[first : first + _AT_ONCE]

@@ -1,0 +1,278 @@
+"""`LangGraphEngine`: a LangGraph graph as the engine of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Any, cast
+
+from turnwise.actors.inference.engine import SessionView, StepContext
+from turnwise.adapters.langgraph.graph_run import GraphRun, GraphSettings
+from turnwise.adapters.langgraph.interrupts import INTERRUPT
+from turnwise.adapters.langgraph.messages import Converter
+from turnwise.adapters.langgraph.tool_journal import install, tool_nodes
+from turnwise.adapters.releases import framework
+from turnwise.errors import ConfigError, shown
+from turnwise.memory.conversation.blocks import AnyBlock
+from turnwise.memory.conversation.model_params import PARAMS
+from turnwise.memory.conversation.turns import Turn
+
+with framework("langgraph", extra="langgraph", tested="1.2"):
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+    from langgraph.graph import StateGraph
+    from langgraph.graph.state import CompiledStateGraph
+    from langgraph.pregel import Pregel
+
+
+@dataclass(frozen=True, slots=True)
+class LangGraphEngine:
+    """Answers with a LangGraph graph whose state has a channel of messages.
+
+    Each run gives the graph the conversation as LangChain's messages and records what the graph adds to them. Its other
+    channels begin empty: what the graph shall keep from turn to turn belongs in the messages or in a LangGraph store.
+    Text and thoughts stream as the graph's models produce them, also those of its subgraphs; recorded is what arrives
+    in the channel. Messages of the user that the graph adds are recorded as the assistant's texts.
+
+    **Interrupts.** `interrupt()` makes the run wait: `execution.pending()` shows the call. If it asks about tool calls,
+    as LangChain's middleware does, each of these calls waits for `approve`, also with edited arguments, `reject` or
+    `provide`. Else a call named `interrupt` waits, with the interrupt's value: `interrupt()` returns True after
+    `approve`, False after `reject`, and the value after `provide`. Breakpoints (`interrupt_before`, `interrupt_after`)
+    wait alike. All this needs a checkpointer, which keeps the graph's state while the run waits; with a durable one,
+    such as `TurnwiseSaver`, the run goes on in any process. Without one, an interrupt fails the run.
+
+    **Tools.** Calls of the graph's own `ToolNode`s run under the session's journal: a call that has its result is not
+    made again, also if LangGraph repeats the node; one that a lost process had begun is made again if it is
+    `repeatable`, and else gets an error result. Tools that a subgraph or a node's own code calls are not journaled, nor
+    those that return a `Command`: what they did is repeated as LangGraph repeats their node. With `on_lost="resume"`, a
+    run of a lost process goes on at the graph's last checkpoint. Without a durable checkpointer, the graph begins again
+    with what was recorded, and calls without a result get an error result.
+
+    **Threads.** Each turn has a thread of its own, whose checkpoints are deleted when the next turn begins; those of a
+    session's last turn stay. The thread's name is a digest of the session's user, id and key, and the turn's id, so
+    that sessions of one id, of several users or stores, may share a checkpointer. The graph finds `session_id`,
+    `user_id` and `run_id` in `config["configurable"]`.
+
+    **Cancelling** a run cancels the graph's nodes, and closes the connections of models that are asked by `ainvoke` or
+    `astream`. A node or a tool that is a plain function runs on a thread, which nothing can stop.
+
+    Args:
+        graph: a compiled graph, a `StateGraph`, a function that returns one of them (also `async`), or the place of one
+            of these as "module:name". A graph travels by pickle; one that holds clients does not, so give its function
+            or its place: it is made once for each session in the session's process.
+        checkpointer: the checkpointer of a graph that has none; or a function that makes one for each session, which is
+            closed (`aclose`, else `close`) when the session does not need it any more.
+        takes: the settings of runs that the graph applies: `model` and names of `ModelParams`. They are put into
+            `config["configurable"]`, and into the graph's context where its schema has them, under LangChain's names
+            (`max_tokens` for `max_output_tokens`). Runs with other settings are refused.
+        repeatable: names of tools that may be called again after their process was lost.
+        config: settings for each run of the graph, such as `{"recursion_limit": 50}`.
+        context: the graph's context, as a mapping or an instance of its `context_schema`.
+        messages_key: the channel of the messages.
+        engine_name: engines of one name are the same engine; see `EngineBuilder`. Name a graph that does not pickle
+            equally in every process.
+
+    Raises:
+        ConfigError: a setting is wrong, or the graph has no channel of messages.
+    """
+
+    graph: Any
+    _: KW_ONLY
+    checkpointer: Any = None
+    takes: Collection[str] = ()
+    repeatable: Collection[str] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    context: Any = None
+    messages_key: str = "messages"
+    engine_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.graph, str):
+            module, _, name = self.graph.partition(":")
+            if not (module and name):
+                raise ConfigError("graph", self.graph, 'must name a module and a graph in it: "my_app.graphs:graph"')
+        elif isinstance(self.graph, Pregel | StateGraph):
+            _check(self.graph, self.messages_key)
+        elif not callable(self.graph):
+            why = 'must be a graph, a function that returns one, or the place of one as "module:name"'
+            raise ConfigError("graph", self.graph, why)
+        known = ("model", *PARAMS)
+        if isinstance(self.takes, str) or not set(self.takes) <= set(known):
+            raise ConfigError("takes", self.takes, f"must be names among {', '.join(known)}")
+        if isinstance(self.repeatable, str):
+            raise ConfigError("repeatable", self.repeatable, "must be a list of names of tools")
+        if not isinstance(self.config, Mapping):
+            raise ConfigError("config", self.config, "must be a mapping, such as {'recursion_limit': 50}")
+        if self.checkpointer is not None and not _is_saver(self.checkpointer) and not callable(self.checkpointer):
+            raise ConfigError(
+                "checkpointer", self.checkpointer, "must be a checkpointer, or a function that returns one"
+            )
+        object.__setattr__(self, "takes", tuple(self.takes))
+        object.__setattr__(self, "repeatable", tuple(self.repeatable))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        if isinstance(self.graph, CompiledStateGraph):
+            given["graph"] = _Compilation.of(self.graph)
+        return _engine, (given,)
+
+    def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
+        """See `Steerable`."""
+        given = [*(["model"] if model is not None else []), *params]
+        why = "the graph does not apply it: if it reads it from its config, name it in LangGraphEngine(takes=[...])"
+        return {name: why for name in given if name not in self.takes}
+
+    def build(self, session: SessionView) -> _GraphRunner:
+        """Return a runner with the graph. A function that is `async` is awaited by the first run.
+
+        Raises:
+            ConfigError: there is no graph, or it has no channel of messages.
+        """
+        given = _imported(self.graph) if isinstance(self.graph, str) else self.graph
+        return _GraphRunner(self, given)
+
+
+def _engine(given: Mapping[str, Any]) -> LangGraphEngine:
+    return LangGraphEngine(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compilation:
+    """How a graph was compiled. It travels in place of the graph, in which LangGraph compares objects by `is`."""
+
+    builder: Any
+    settings: Mapping[str, Any]
+    config: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, graph: Any) -> _Compilation:
+        settings = {
+            "checkpointer": graph.checkpointer,
+            "cache": graph.cache,
+            "store": graph.store,
+            "interrupt_before": graph.interrupt_before_nodes,
+            "interrupt_after": graph.interrupt_after_nodes,
+            "debug": graph.debug,
+            "name": graph.name,
+        }
+        return cls(graph.builder, settings, graph.config)
+
+    def __call__(self) -> Any:
+        graph = self.builder.compile(**self.settings)
+        return graph.with_config(self.config) if self.config else graph
+
+
+class _GraphRunner:
+    """Runs the graph for each turn."""
+
+    def __init__(self, engine: LangGraphEngine, given: Any) -> None:
+        self._engine = engine
+        self._given = given
+        self._graph: Any = None
+        self._made: Any = None
+        """The checkpointer that a function made for this runner."""
+        self._converter = Converter()
+        if isinstance(given, Pregel | StateGraph):
+            self._graph = self._ready(given)
+        elif not inspect.iscoroutinefunction(given):
+            self._graph = self._ready(given())
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        """Return what the graph answered; what came before was recorded.
+
+        Raises:
+            EngineError: the graph failed, ended without an answer, or has an interrupt and no checkpointer.
+            LimitError: the graph reached its recursion limit, or a budget is used up.
+            Suspend: an interrupt waits for a decision.
+        """
+        if self._graph is None:
+            self._graph = self._ready(await self._given())
+        engine = self._engine
+        settings = GraphSettings(
+            graph=self._graph,
+            key=engine.messages_key,
+            takes=engine.takes,
+            repeatable=frozenset(engine.repeatable),
+            config=engine.config,
+            context=engine.context,
+            converter=self._converter,
+        )
+        return await GraphRun(settings, turn, context).answer()
+
+    def check_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Return why a call cannot be made with these arguments; None if it can. See `CallChecker`."""
+        if name == INTERRUPT:
+            return "an interrupt has no arguments to edit: pass its value to provide()"
+        for node in tool_nodes(self._graph) if self._graph is not None else ():
+            tool = node.tools_by_name.get(name)
+            schema = getattr(tool, "tool_call_schema", None)
+            if tool is not None and isinstance(schema, type):
+                try:
+                    cast(Any, schema).model_validate(dict(arguments))
+                except ValueError as error:
+                    return str(error)
+        return None
+
+    async def close(self) -> None:
+        """Close the checkpointer that a function made for this runner, if it can be closed."""
+        made, self._made = self._made, None
+        if hasattr(made, "aclose"):
+            await made.aclose()
+        elif hasattr(made, "close"):
+            await asyncio.to_thread(made.close)
+
+    def _ready(self, made: Any) -> Any:
+        engine = self._engine
+        if not isinstance(made, Pregel | StateGraph):
+            raise ConfigError("graph", made, f"{shown(engine.graph)} must return a compiled graph, or a StateGraph")
+        graph = made.compile() if isinstance(made, StateGraph) else copy(made)
+        if isinstance(graph.checkpointer, bool):
+            graph.checkpointer = None
+        _check(graph, engine.messages_key)
+        install(graph)
+        if graph.checkpointer is None:
+            graph.checkpointer = self._saver()  # last, so that no failure leaves it open
+        return graph
+
+    def _saver(self) -> Any:
+        given = self._engine.checkpointer
+        if given is None or _is_saver(given):
+            return given
+        self._made = given()
+        if not _is_saver(self._made):
+            raise ConfigError("checkpointer", self._made, f"{shown(given)} must return a checkpointer")
+        return self._made
+
+
+def _imported(place: str) -> Any:
+    module, _, name = place.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError("graph", place, f"it cannot be imported: {error}") from error
+    if not callable(found) and not isinstance(found, Pregel | StateGraph):
+        raise ConfigError("graph", place, f"it is {shown(found)}: must be a graph, or a function that returns one")
+    return found
+
+
+def _is_saver(value: object) -> bool:
+    return isinstance(value, BaseCheckpointSaver)
+
+
+def _check(graph: Any, key: str) -> None:
+    """Raise ConfigError if the graph's state has no channel of messages."""
+    if key not in graph.channels:
+        names = [name for name in graph.channels if not name.startswith(("__", "branch:"))]
+        why = (
+            f"its state has no channel {key!r}, only {', '.join(names) or 'none'}: add "
+            f"'{key}: Annotated[list[AnyMessage], add_messages]' to it, or name its own with messages_key="
+        )
+        raise ConfigError("graph", getattr(graph, "name", type(graph).__name__), why)
+
+
+__all__ = ["LangGraphEngine"]

@@ -1,0 +1,731 @@
+"""One run of a graph: gives it the conversation, records what it adds, waits for decisions, calls its tools."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+from turnwise.actors.inference.completion import CompletionContext
+from turnwise.actors.inference.engine import NewEvent, NoOutput, StepContext, Suspend
+from turnwise.actors.inference.tools.loop import LOST
+from turnwise.adapters.langgraph.interrupts import (
+    Request,
+    answer_of,
+    call_ids,
+    is_interrupt,
+    match,
+    requests_of,
+    resume_value,
+    use_of,
+)
+from turnwise.adapters.langgraph.messages import Converter, from_langchain, thawed, to_langchain, usage_of
+from turnwise.adapters.langgraph.tool_journal import RUN, Execute, tool_nodes
+from turnwise.adapters.releases import framework
+from turnwise.errors import ContextOverflowError, EngineError, LimitError, RequestRefusedError, TurnwiseError
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
+from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted
+from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.transcript import Ledger
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.usage import Usage
+
+with framework("langgraph", extra="langgraph", tested="1.2"):
+    from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+    from langchain_core.exceptions import ContextOverflowError as TheirOverflowError
+    from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
+    from langchain_core.runnables.config import merge_configs
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.errors import GraphBubbleUp, GraphRecursionError, is_invalid_resume
+    from langgraph.types import Command
+
+_log = logging.getLogger(__name__)
+
+_INTERRUPTS = "__interrupt__"
+"""The key of a state's values under which LangGraph puts its interrupts."""
+
+_NAMES = {"max_output_tokens": "max_tokens"}
+"""LangChain's names of settings that have another name here."""
+
+_HISTORY = "turnwise-"
+"""The beginning of the ids of the messages that a graph is given."""
+
+UNCALLED = "the process was lost before this tool was called: call it again if its result is still needed"
+
+_FORGETTING: set[asyncio.Task[None]] = set()
+"""Deletions of threads, referenced here so that they are not garbage-collected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSettings:
+    """A compiled graph, and how its runs use it; see `LangGraphEngine`."""
+
+    graph: Any
+    key: str
+    takes: Collection[str]
+    repeatable: Collection[str]
+    config: Mapping[str, Any]
+    context: Any
+    converter: Converter
+
+
+class GraphRun:
+    """Runs a graph for one turn, and is the journal of its tool calls.
+
+    The transcript follows the graph: a message is recorded after the checkpoint that has it, when the next model or
+    tool is about to be called. So a checkpoint never lacks what was recorded of the graph's channel, and a call of a
+    tool, which follows its message's checkpoint, is found again by its id.
+    """
+
+    def __init__(self, settings: GraphSettings, turn: Turn, context: StepContext) -> None:
+        self._settings = settings
+        self._graph = settings.graph
+        if isinstance(context, CompletionContext) and self._graph.checkpointer is not None:
+            self._graph = self._graph.copy({"checkpointer": InMemorySaver()})  # a summary, for one, is no turn
+        self._turn = turn
+        self._context = context
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._thread = self._thread_of(turn.id)
+        self._known: set[str] = set()
+        """Ids of messages that the transcript has, or that are to be recorded."""
+        self._open: list[AnyBlock] = []
+        """Blocks of the graph's messages that are not recorded yet."""
+        self._uses: dict[str, ToolUse] = {}
+        """The calls of the run by their ids in the transcript, as recorded."""
+        self._results: dict[str, ToolResult] = {}
+        self._own_ids: dict[tuple[str, str], str] = {}
+        """Ids of calls in the transcript, by the id of their message and the id in it: a server may repeat its ids."""
+        self._messages: list[BaseMessage] = []
+        """The graph's channel, as far as it is known."""
+        self._interrupted = False
+        """Whether an interrupt is the last that the graph said."""
+        self._live: str | None = None
+        """The id of the message that streams. Others that stream at the same time are only recorded."""
+        self._announced: set[UUID] = set()
+        """Calls of models, by LangChain's ids."""
+        self._stopped: Exception | None = None
+        """Why no more models may be called."""
+        self._began = set[str]()
+        """Calls that this process has begun."""
+        self._executing = set[asyncio.Task[Any]]()
+        """The tasks in which tools are called."""
+        self._commits: list[tuple[Sequence[Block], Sequence[NewEvent], Mapping[str, CallState | None]]] = []
+        self._committing: asyncio.Task[None] | None = None
+        self._take(turn.output)
+
+    async def answer(self) -> Sequence[AnyBlock]:
+        """Return the last of what the graph answered; see `InferenceRunner.run`."""
+        RUN.set(self)
+        try:
+            await self._stream(await self._given())
+            await self._wait_if_interrupted()
+        except Suspend:
+            raise
+        except asyncio.CancelledError:
+            self._emit_results()
+            raise
+        except Exception as error:
+            for task in self._executing:
+                task.cancel()  # the other calls of an answer, of which one has failed
+            self._emit_results()
+            if isinstance(self._stopped, Suspend):
+                raise self._stopped from None
+            raise self._stopped or _ours(error) from error
+        if self._stopped:
+            raise self._stopped
+        answer = [block for block in self._open if block.role in ("assistant", "tool")]
+        if answer:
+            return answer
+        if self._uses or self._turn.output:
+            return NoOutput()
+        raise EngineError(f"the graph ended without a message of the assistant in its channel {self._settings.key!r}")
+
+    # What the graph is given
+
+    async def _given(self) -> Any:
+        """Return the graph's input: the conversation, the decisions about interrupts, or None to go on."""
+        saver = self._graph.checkpointer
+        found = None if saver is None else await saver.aget_tuple(self._config)
+        if found is not None and found.metadata.get("run_id") == self._context.run_id:
+            return await self._resumed()
+        if found is not None:
+            await saver.adelete_thread(self._thread)  # of this session, before its store was restored
+        elif saver is not None and self._turn.parent:
+            _forget_soon(saver, self._thread_of(self._turn.parent))
+        if any(is_interrupt(use) for use in self._uses.values()) or any(
+            state.verdict and state.wants == "approval" for state in self._context.calls.values()
+        ):
+            kind = type(saver).__name__
+            raise EngineError(
+                f"the graph's state of run {self._context.run_id!r}, which waited for a decision, is not in its "
+                f"checkpointer ({kind}): give the graph one that keeps it, such as TurnwiseSaver(url)"
+            )
+        await self._end_open_calls()
+        blocks = [block for block in self._turn.blocks if not is_interrupt(block)]
+        messages = self._settings.converter.messages(blocks)
+        for number, message in enumerate(messages):
+            message.id = f"{_HISTORY}{number}"
+            self._known.add(message.id)
+        return {self._settings.key: messages}
+
+    async def _end_open_calls(self) -> None:
+        """Record an error result for each call that a lost process left open, as no graph goes on in the middle."""
+        open_uses = Ledger(self._turn.output).uses_without_result()
+        results: list[ToolResult] = []
+        events: list[NewEvent] = []
+        for use in open_uses:
+            state = self._context.calls.get(use.call_id)
+            text = LOST if state and state.started else UNCALLED
+            results.append(ToolResult(call_id=use.call_id, text=text, is_error=True))
+            events.append(_ended(use, results[-1], 0.0))
+        if results:
+            self._take(results)
+            self._turn = await self._context.record(
+                *results, events=events, calls={use.call_id: None for use in open_uses}
+            )
+            self._turn = await self._context.make_room()
+
+    async def _resumed(self) -> Any:
+        """Return what the graph goes on with at its last checkpoint; take over messages that were not recorded."""
+        state = await self._graph.aget_state(self._config)
+        self._messages = _messages(state.values, self._settings.key)
+        for message in self._messages:
+            if (message.id or "").startswith(_HISTORY):
+                self._known.add(cast(str, message.id))
+        await self._add(self._messages, recorded=Ledger(self._turn.output).blocks())
+        pending = state.interrupts
+        if pending:
+            await self._end_interrupts(pending)
+            return Command(resume={each.id: self._decision(each) for each in pending})
+        if state.next and (waiting := self._use_of(_breakpoint_id(state.next))):
+            await self._end_breakpoint(waiting)
+        return None
+
+    def _thread_of(self, turn_id: str) -> str:
+        """Return the name of the thread of one of the session's turns, which no other session has.
+
+        Another user, and another store, may have a session of the same id, and the same checkpointer.
+        """
+        session = self._context.session
+        owner = "\0".join([session.user_id, session.session_id, session.key or self._context.run_id])
+        return f"{hashlib.sha256(owner.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}-{turn_id}"
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        session = self._context.session
+        configurable = {
+            "thread_id": self._thread,
+            "session_id": session.session_id,
+            "user_id": session.user_id,
+            "run_id": self._context.run_id,
+            **self._steering,
+        }
+        own: Any = {"configurable": configurable, "callbacks": [_BeforeModels(self, self._loop), _AroundModels(self)]}
+        return cast("dict[str, Any]", merge_configs(cast(Any, self._settings.config), own))
+
+    @property
+    def _steering(self) -> dict[str, Any]:
+        """The run's model and parameters, by LangChain's names."""
+        given = {**self._context.params, "model": self._context.model}
+        return {
+            _NAMES.get(name, name): value
+            for name, value in given.items()
+            if name in self._settings.takes and value is not None
+        }
+
+    def _graph_context(self) -> Any:
+        schema, context = self._graph.context_schema, self._settings.context
+        if schema is None or not (context is None or isinstance(context, Mapping)):
+            return context
+        fields = getattr(schema, "__annotations__", {})
+        steering = {name: value for name, value in self._steering.items() if name in fields}
+        return {**(context or {}), **steering} or context
+
+    # The stream
+
+    async def _stream(self, given: Any) -> None:
+        """Run the graph until it ends, fails or is interrupted."""
+        saver = self._graph.checkpointer
+        stream = self._graph.astream(
+            given,
+            self._config,
+            context=self._graph_context(),
+            stream_mode=["messages", "values"],
+            subgraphs=True,
+            durability=None if saver is None else "sync",
+        )
+        try:
+            async with aclosing(stream):
+                async for namespace, mode, payload in stream:
+                    if self._stopped:
+                        raise self._stopped
+                    if mode == "messages":
+                        self._show(payload[0])
+                    elif not namespace:
+                        self._live = None
+                        self._interrupted = isinstance(payload, Mapping) and bool(payload.get(_INTERRUPTS))
+                        self._messages = _messages(payload, self._settings.key)
+                        await self._add(self._messages)
+        except ValueError as error:
+            if not is_invalid_resume(error):
+                raise
+            state = await self._graph.aget_state(self._config)
+            await self._suspend(
+                [self._waiting(each, f"not what the graph asked for: {error}") for each in state.interrupts]
+            )
+
+    def _show(self, message: BaseMessage) -> None:
+        """Stream a piece of a message that a model is saying."""
+        if not isinstance(message, AIMessage) or message.id in self._known:
+            return
+        if self._live not in (None, message.id):
+            return
+        self._live = message.id
+        if isinstance(message.content, str) and "reasoning_content" not in message.additional_kwargs:
+            self._context.emit(message.content)
+            blocks: list[AnyBlock] = []
+        else:
+            blocks = from_langchain([message])
+        for block in blocks:
+            if isinstance(block, Text):
+                self._context.emit(block.text)
+            elif isinstance(block, Thinking):
+                self._context.emit(Thinking(text=block.text))  # a signature would end the thought
+        if isinstance(message, AIMessageChunk) and message.chunk_position == "last":
+            self._live = None
+
+    async def _add(self, messages: Iterable[BaseMessage], *, recorded: Sequence[Block] | None = None) -> None:
+        """Take over messages that are new in the channel.
+
+        Args:
+            recorded: the run's output, for messages that may have been recorded by an earlier process.
+        """
+        left = None if recorded is None else _Recorded(recorded)
+        for message in messages:
+            if message.id is None:
+                message.id = str(uuid4())
+            if message.id in self._known:
+                continue
+            self._known.add(message.id)
+            if isinstance(message, ToolMessage):
+                self._add_result(message)
+            elif isinstance(message, AIMessage | HumanMessage):
+                blocks = self._blocks(message)
+                if left and left.has(blocks):
+                    continue
+                if self._open:
+                    await self._flush()
+                self._open += blocks
+
+    def _blocks(self, message: BaseMessage) -> list[AnyBlock]:
+        """Return the blocks of a message of the assistant, with call ids that are unique in the run."""
+        if isinstance(message, HumanMessage):
+            return [Text(text=message.text)] if message.text else []
+        blocks: list[AnyBlock] = []
+        for block in from_langchain([message]):
+            if isinstance(block, ToolUse):
+                own = self._own_id(cast(str, message.id), block.call_id)
+                use = block if own == block.call_id else block.model_copy(update={"call_id": own})
+                blocks.append(use)
+                self._uses.setdefault(own, use)
+            elif block.role == "assistant" and block != Text(text=""):
+                blocks.append(block)
+        return blocks
+
+    def _own_id(self, message_id: str, call_id: str) -> str:
+        """Return the id of a call in the transcript: its own, with a number if an earlier message has it, too."""
+        place = message_id, call_id
+        if place not in self._own_ids:
+            taken = set(self._own_ids.values())
+            names = itertools.chain([call_id], (f"{call_id}_{number}" for number in itertools.count(2)))
+            self._own_ids[place] = next(name for name in names if name not in taken)
+        return self._own_ids[place]
+
+    def _add_result(self, message: ToolMessage) -> None:
+        """Take over a result that no journaled call has recorded."""
+        ids = [own for (_, call_id), own in self._own_ids.items() if call_id == message.tool_call_id]
+        own = next((each for each in reversed(ids) if each not in self._results), None)
+        if own is not None:
+            result = cast(ToolResult, from_langchain([message])[0]).model_copy(update={"call_id": own})
+            self._results[own] = result
+            self._open.append(result)
+
+    def _take(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            if isinstance(block, ToolUse):
+                self._uses[block.call_id] = block
+            elif isinstance(block, ToolResult):
+                self._results[block.call_id] = block
+
+    # Recording
+
+    async def _flush(self) -> None:
+        """Record the blocks that are not recorded yet."""
+        if self._open:
+            await self._commit([], [], {})
+
+    async def _commit(
+        self, blocks: Sequence[Block], events: Sequence[NewEvent], calls: Mapping[str, CallState | None]
+    ) -> None:
+        """Record this, after the open blocks, in one commit with what other calls record at the same moment."""
+        self._commits.append((blocks, events, calls))
+        if self._committing is None:
+            self._committing = asyncio.create_task(self._commit_all())
+        await asyncio.shield(self._committing)
+
+    async def _commit_all(self) -> None:
+        await asyncio.sleep(0)  # calls of one answer begin in one iteration of the loop
+        self._committing = None
+        commits, self._commits = self._commits, []
+        said, self._open = self._open, []
+        blocks: list[Block] = [*said, *(block for some, _, _ in commits for block in some)]
+        events: list[NewEvent] = []
+        if any(block.role == "assistant" for block in blocks):
+            events.append(self._context.end_call())
+        events += [_ended(self._uses[block.call_id], block, 0.0) for block in said if isinstance(block, ToolResult)]
+        events += [event for _, some, _ in commits for event in some]
+        calls = {call_id: state for _, _, states in commits for call_id, state in states.items()}
+        try:
+            self._turn = await self._context.record(*blocks, events=events, calls=calls)
+        except BaseException:
+            self._open = [*said, *self._open]
+            raise
+
+    def _emit_results(self) -> None:
+        """Keep results that were not recorded, when the run is cut off."""
+        for block in [*self._open, *(block for blocks, _, _ in self._commits for block in blocks)]:
+            if isinstance(block, ToolUse | ToolResult):  # texts and thoughts were streamed
+                self._context.emit(block)
+
+    # Interrupts
+
+    async def _wait_if_interrupted(self) -> None:
+        """Raise Suspend if the graph waits for decisions."""
+        if self._interrupted:
+            if self._graph.checkpointer is None:
+                raise EngineError(
+                    "the graph was interrupted, and has no checkpointer to go on from: compile it with one, or pass "
+                    "LangGraphEngine(graph, checkpointer=TurnwiseSaver(url))"
+                )
+            state = await self._graph.aget_state(self._config)
+            await self._suspend([self._waiting(each) for each in state.interrupts])
+        if self._graph.interrupt_before_nodes or self._graph.interrupt_after_nodes:
+            state = await self._graph.aget_state(self._config)
+            if state.next:
+                await self._suspend([self._breakpoint(state.next)])
+
+    async def _suspend(self, waiting: Sequence[tuple[list[ToolUse], dict[str, str | None]]]) -> None:
+        """Record the calls that wait, and raise Suspend.
+
+        Args:
+            waiting: for each interrupt, the calls to add to the transcript, and the reasons by the ids of its calls.
+        """
+        if self._executing:
+            await asyncio.wait(self._executing)  # other calls of the answer: LangGraph would make them again
+        uses = [use for added, _ in waiting for use in added]
+        self._take(uses)
+        states: dict[str, CallState | None] = {}
+        events: list[NewEvent] = []
+        for call_id, why in [each for _, reasons in waiting for each in reasons.items()]:
+            use = self._uses[call_id]
+            states[call_id] = CallState(name=use.name, wants="approval", why=why)
+            asked = {"call_id": call_id, "name": use.name, "input": use.input, "wants": "approval", "why": why}
+            events.append((ApprovalRequested, asked))
+        for call_id in self._began - self._results.keys() - states.keys():
+            states[call_id] = None  # its tool was interrupted, and begins again
+        await self._commit(uses, events, states)
+        raise Suspend
+
+    def _waiting(self, interrupt: Any, why: str | None = None) -> tuple[list[ToolUse], dict[str, str | None]]:
+        requests, ids = self._matched(interrupt)
+        if ids and why is None and not any(each in self._results for each in ids):
+            return [], {call_id: request.why for request, call_id in zip(requests, ids, strict=True)}
+        free = next(each for each in call_ids(interrupt.id) if each not in self._uses)
+        return [use_of(free, interrupt.value, getattr(interrupt, "response_schema", None))], {free: why}
+
+    def _matched(self, interrupt: Any) -> tuple[Sequence[Request], list[str] | None]:
+        """Return the requests of an interrupt, and the calls that they are about; None if it is about none."""
+        requests = requests_of(interrupt.value)
+        return requests, match(requests, self._last_calls())
+
+    def _last_calls(self) -> list[tuple[str, str, Mapping[str, Any]]]:
+        """Return the calls of the newest message with calls: id in the transcript, name, arguments."""
+        for message in reversed(self._messages):
+            if isinstance(message, AIMessage) and message.tool_calls:
+                return [
+                    (self._own_id(cast(str, message.id), call["id"] or ""), call["name"], call["args"])
+                    for call in message.tool_calls
+                ]
+        return []
+
+    def _decision(self, interrupt: Any) -> Any:
+        """Return what the graph gets for the decisions about an interrupt."""
+        states, asked = self._context.calls, self._use_of(interrupt.id)
+        if asked:
+            return answer_of(interrupt.value, states[asked.call_id], self._results.get(asked.call_id))
+        requests, ids = self._matched(interrupt)
+        decided = {call_id: (states[call_id], self._uses[call_id], self._results.get(call_id)) for call_id in ids or ()}
+        return resume_value(interrupt.value, requests, ids or [], decided)
+
+    def _use_of(self, interrupt_id: str) -> ToolUse | None:
+        """Return the newest call that stands for an interrupt; None if it is about tool calls."""
+        found = None
+        for call_id in call_ids(interrupt_id):
+            if call_id not in self._uses:
+                return found
+            found = self._uses[call_id]
+        return None
+
+    async def _end_interrupts(self, pending: Sequence[Any]) -> None:
+        """Record a result for each approved call that stands for an interrupt."""
+        uses = [use for each in pending if (use := self._use_of(each.id)) and use.call_id not in self._results]
+        await self._record_approved(uses)
+
+    async def _record_approved(self, uses: Sequence[ToolUse]) -> None:
+        results = [ToolResult(call_id=use.call_id, text="approved") for use in uses]
+        if results:
+            self._take(results)
+            await self._commit(results, [_ended(use, each, 0.0) for use, each in zip(uses, results, strict=True)], {})
+
+    def _breakpoint(self, nodes: Sequence[str]) -> tuple[list[ToolUse], dict[str, str | None]]:
+        """Return what waits at a breakpoint: the calls that are about to be made, else a call that names the nodes."""
+        why = f"breakpoint: next {', '.join(nodes)}"
+        open_ids = [call_id for call_id, _, _ in self._last_calls() if call_id not in self._results]
+        journaled = any(_is_tool_node(self._graph, each) for each in nodes)
+        if open_ids and journaled and not any(self._context.calls.get(each) for each in open_ids):
+            return [], dict.fromkeys(open_ids, why)
+        free = next(each for each in call_ids(_breakpoint_id(nodes)) if each not in self._uses)
+        return [use_of(free, {"next": list(nodes)}, None)], {free: why}
+
+    async def _end_breakpoint(self, use: ToolUse) -> None:
+        state = self._context.calls.get(use.call_id)
+        if state and state.verdict == "rejected":
+            raise EngineError(f"the breakpoint of run {self._context.run_id!r} was rejected: {use.input['value']}")
+        if use.call_id not in self._results:
+            await self._record_approved([use])
+
+    # Tools: see ToolRun
+
+    async def call(self, request: Any, execute: Execute) -> Any:
+        """Make a tool call under the session's journal; see `ToolRun`."""
+        call = request.tool_call
+        own = await self._find(request)
+        if own is None:
+            return await execute(request)
+        use, state = self._uses[own], self._context.calls.get(own)
+        if own in self._results:
+            return _message(self._results[own], call)
+        if state and state.started and own not in self._began and use.name not in self._settings.repeatable:
+            lost = ToolResult(call_id=own, text=LOST, is_error=True)
+            await self._settle(use, lost, 0.0)
+            return _message(lost, call)
+        if state and state.verdict == "approved" and thawed(use.input) != call["args"]:
+            request = request.override(tool_call={**call, "args": thawed(use.input)})
+        state = state or CallState(name=use.name)
+        if own not in self._began:
+            self._began.add(own)
+            self._context.report(usage=Usage(tool_calls=1))
+            started = [(ToolStarted, {"call_id": own, "name": use.name})]
+            await self._commit([], cast("list[NewEvent]", started), {own: replace(state, started=True)})
+        began, task = time.monotonic(), cast("asyncio.Task[Any]", asyncio.current_task())
+        self._executing.add(task)
+        try:
+            made = await execute(request)
+        finally:
+            self._executing.discard(task)
+        if isinstance(made, ToolMessage):
+            result = cast(ToolResult, from_langchain([made])[0]).model_copy(update={"call_id": own})
+            await self._settle(use, result, time.monotonic() - began)
+        return made
+
+    async def _find(self, request: Any) -> str | None:
+        """Return a call's id in the transcript, which has its message then; None for a call of a subgraph."""
+        namespace = (request.runtime.config.get("configurable") or {}).get("checkpoint_ns") or ""
+        messages = _messages(request.state, self._settings.key)
+        if "|" in namespace or not messages:
+            return None
+        call_id = request.tool_call["id"] or ""
+        for message in reversed(messages):
+            if isinstance(message, AIMessage) and any((each["id"] or "") == call_id for each in message.tool_calls):
+                if message.id not in self._known:
+                    await self._add(messages)
+                return self._own_id(cast(str, message.id), call_id)
+        return None
+
+    async def _settle(self, use: ToolUse, result: ToolResult, seconds: float) -> None:
+        state = self._context.calls.get(use.call_id)
+        self._results[use.call_id] = result
+        kept = state if state and state.verdict else None
+        await self._commit([result], [_ended(use, result, seconds)], {use.call_id: kept})
+
+    # Models: see _BeforeModels, _AroundModels
+
+    async def begin_model_call(self, call: UUID) -> None:
+        """Record what came before, and announce a call of a model."""
+        await self._flush()
+        self._announce(call)
+
+    def begin_model_call_on_thread(self, call: UUID) -> None:
+        """Announce a call of a model unless it was announced, from the thread that makes it."""
+        if call in self._announced:
+            return
+        if threading.get_ident() == self._loop_thread:
+            self._announce(call)
+        else:
+            asyncio.run_coroutine_threadsafe(self.begin_model_call(call), self._loop).result()
+
+    def _announce(self, call: UUID) -> None:
+        self._announced.add(call)
+        try:
+            self._context.begin_call()
+        except Exception as error:
+            self._stopped = error
+            raise
+
+    def end_model_call(self, message: BaseMessage) -> None:
+        """Report the usage of a call, from any thread."""
+        said = message.response_metadata
+        report = partial(
+            self._context.report,
+            usage=usage_of(message),
+            stop_reason=said.get("finish_reason") or said.get("stop_reason"),
+            model=said.get("model_name") or said.get("model"),
+        )
+        if threading.get_ident() == self._loop_thread:
+            report()
+        else:
+            self._loop.call_soon_threadsafe(report)
+
+
+def _forget_soon(saver: Any, thread: str) -> None:
+    """Delete the checkpoints of the turn before, whose run has ended. An error is logged: they are in nobody's way."""
+
+    async def forget() -> None:
+        try:
+            await saver.adelete_thread(thread)
+        except Exception:  # noqa: BLE001 - see above
+            _log.warning("the checkpoints of thread %s could not be deleted", thread, exc_info=True)
+
+    task = asyncio.create_task(forget())
+    _FORGETTING.add(task)
+    task.add_done_callback(_FORGETTING.discard)
+
+
+class _BeforeModels(AsyncCallbackHandler):
+    """Announces calls of models that are awaited. It comes before `_AroundModels`."""
+
+    raise_error = True
+    run_inline = True
+
+    def __init__(self, run: GraphRun, loop: asyncio.AbstractEventLoop) -> None:
+        self._run = run
+        self._loop = loop
+
+    async def on_chat_model_start(self, *_: Any, run_id: UUID, **__: Any) -> None:
+        await self._begin(run_id)
+
+    async def on_llm_start(self, *_: Any, run_id: UUID, **__: Any) -> None:
+        await self._begin(run_id)
+
+    async def _begin(self, call: UUID) -> None:
+        if asyncio.get_running_loop() is self._loop:  # else a thread makes the call, and LangChain drops our errors
+            await self._run.begin_model_call(call)
+
+
+class _AroundModels(BaseCallbackHandler):
+    """Announces calls that threads make, and reports usage."""
+
+    raise_error = True
+    run_inline = True
+
+    def __init__(self, run: GraphRun) -> None:
+        self._run = run
+
+    def on_chat_model_start(self, *_: Any, run_id: UUID, **__: Any) -> None:
+        self._run.begin_model_call_on_thread(run_id)
+
+    def on_llm_start(self, *_: Any, run_id: UUID, **__: Any) -> None:
+        self._run.begin_model_call_on_thread(run_id)
+
+    def on_llm_end(self, response: Any, **_: Any) -> None:
+        for said in itertools.chain.from_iterable(response.generations):
+            if isinstance(message := getattr(said, "message", None), BaseMessage):
+                self._run.end_model_call(message)
+
+
+class _Recorded:
+    """A run's recorded output, from which messages are told apart that it lacks."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._calls = {block.call_id for block in blocks if isinstance(block, ToolUse)}
+        self._texts = [block.text for block in blocks if isinstance(block, Text)]
+
+    def has(self, blocks: Sequence[Block]) -> bool:
+        """Return whether the output has a message of these blocks; each text counts once."""
+        calls = [block.call_id for block in blocks if isinstance(block, ToolUse)]
+        texts = [block.text for block in blocks if isinstance(block, Text)]
+        found = calls[0] in self._calls if calls else bool(texts) and all(text in self._texts for text in texts)
+        if found:
+            for text in texts:
+                if text in self._texts:
+                    self._texts.remove(text)
+        return found
+
+
+def _messages(values: Any, key: str) -> list[BaseMessage]:
+    """Return the messages of a graph's state, which may be a mapping, an object or the list itself."""
+    held = values.get(key) if isinstance(values, Mapping) else getattr(values, key, values)
+    return [each for each in held if isinstance(each, BaseMessage)] if isinstance(held, list | tuple) else []
+
+
+def _message(result: ToolResult, call: Mapping[str, Any]) -> ToolMessage:
+    """Return a recorded result as LangGraph's."""
+    use = ToolUse(call_id=result.call_id, name=call["name"])
+    message = cast(ToolMessage, to_langchain([use, result])[-1])
+    return message.model_copy(update={"tool_call_id": call["id"]})
+
+
+def _ended(use: ToolUse, result: ToolResult, seconds: float) -> NewEvent:
+    values = {"call_id": use.call_id, "name": use.name, "is_error": result.is_error, "seconds": round(seconds, 6)}
+    return ToolEnded, values
+
+
+def _breakpoint_id(nodes: Sequence[str]) -> str:
+    return f"at-{'-'.join(nodes)}"
+
+
+def _is_tool_node(graph: Any, name: str) -> bool:
+    node = graph.nodes.get(name)
+    return node is not None and any(each is node.bound for each in tool_nodes(graph))
+
+
+_REFUSALS = (400, 413, 422)
+"""HTTP statuses of a request that would be refused again."""
+
+_TOO_LONG = ("context_length_exceeded", "context window", "maximum context length", "prompt is too long")
+
+
+def _ours(error: Exception) -> Exception:
+    """Return a graph's error as one of ours."""
+    if isinstance(error, TurnwiseError | GraphBubbleUp):
+        return error
+    if isinstance(error, GraphRecursionError):
+        why = str(error).partition("\n")[0]
+        return LimitError(f"{why}: pass LangGraphEngine(config={{'recursion_limit': ...}})", "step_limit")
+    why = f"the graph failed: {type(error).__name__}: {error}"
+    said = f"{error} {getattr(error, 'code', '')}"
+    if isinstance(error, TheirOverflowError) or any(each in said for each in _TOO_LONG):
+        return ContextOverflowError(why)
+    status = getattr(error, "status_code", None)
+    if status in _REFUSALS and getattr(error, "param", None) != "model":
+        return RequestRefusedError(why)
+    return EngineError(why)

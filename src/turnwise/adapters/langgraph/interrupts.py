@@ -1,0 +1,149 @@
+"""Interrupts of a graph as calls that wait for a decision, and decisions as the values that the graph gets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic_core
+
+from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.tool_calls import CallState
+
+INTERRUPT = "interrupt"
+"""The name of the call that stands for an interrupt which is not about a tool call."""
+
+_PREFIX = "interrupt-"
+_REJECTED = "rejected: "
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A tool call about which an interrupt asks, as a graph's middleware words it."""
+
+    name: str
+    args: Mapping[str, Any]
+    why: str | None
+    allowed: Sequence[str] = ()
+    """What the graph accepts as a decision, if it says so."""
+
+
+def is_interrupt(block: Block) -> bool:
+    """Return whether a call or a result stands for an interrupt, and so is no message of the graph."""
+    return isinstance(block, ToolUse | ToolResult) and block.call_id.startswith(_PREFIX)
+
+
+def call_ids(interrupt_id: str) -> Iterator[str]:
+    """Yield the ids of the calls for an interrupt: the first, then those of repeated questions."""
+    first = f"{_PREFIX}{interrupt_id[:24]}"
+    yield first
+    yield from (f"{first}-{number}" for number in itertools.count(2))
+
+
+def use_of(call_id: str, value: Any, schema: Any) -> ToolUse:
+    """Return the call for an interrupt; what JSON does not have becomes text."""
+    asked = {"value": value} if schema is None else {"value": value, "response_schema": schema}
+    plain = pydantic_core.from_json(pydantic_core.to_json(asked, inf_nan_mode="strings", fallback=str))
+    return ToolUse(call_id=call_id, name=INTERRUPT, input=FrozenDict(freeze(plain)))
+
+
+def requests_of(value: Any) -> tuple[Request, ...]:
+    """Return the tool calls that an interrupt asks about; empty if it asks something else.
+
+    Knows the values of LangChain's `HumanInTheLoopMiddleware`, and of `langgraph.prebuilt.interrupt.HumanInterrupt`.
+    """
+    try:
+        if isinstance(value, Mapping) and "action_requests" in value:
+            reviews = {each.get("action_name"): each for each in value.get("review_configs") or ()}
+            return tuple(
+                Request(
+                    each["name"],
+                    each.get("args", each.get("arguments")) or {},
+                    each.get("description"),
+                    tuple(reviews.get(each["name"], {}).get("allowed_decisions") or ()),
+                )
+                for each in value["action_requests"]
+            )
+        asked = [value] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else []
+        return tuple(
+            Request(each["action_request"]["action"], each["action_request"].get("args") or {}, each.get("description"))
+            for each in asked
+        )
+    except (AttributeError, KeyError, TypeError):
+        return ()
+
+
+def match(requests: Sequence[Request], calls: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[str] | None:
+    """Return the id of a call for each request; None if a request is about no call.
+
+    Args:
+        calls: id, name and arguments of each call of the newest message with calls.
+    """
+    left, found = list(calls), list[str]()
+    for request in requests:
+        named = [call for call in left if call[1] == request.name]
+        same = [call for call in named if call[2] == request.args] or named
+        if not same:
+            return None
+        found.append(same[0][0])
+        left.remove(same[0])
+    return found or None
+
+
+def resume_value(
+    value: Any, requests: Sequence[Request], ids: Sequence[str], decided: Mapping[str, tuple[CallState, ToolUse, Any]]
+) -> Any:
+    """Return what a graph gets for the decisions about the calls of an interrupt.
+
+    Args:
+        value: the interrupt's value.
+        decided: by id, the state of each call, the call with the arguments that were approved, and its result.
+    """
+    if isinstance(value, Mapping) and "action_requests" in value:
+        return {"decisions": [_decision(each, *decided[at]) for each, at in zip(requests, ids, strict=True)]}
+    return [_response(each, *decided[at]) for each, at in zip(requests, ids, strict=True)]
+
+
+def answer_of(value: Any, state: CallState, result: ToolResult | None) -> Any:
+    """Return what a graph gets for the decision about the call that stands for an interrupt.
+
+    The value that was provided; else True for an approval and False for a rejection, or, if the interrupt asks about
+    tool calls, the same decision about each.
+    """
+    if state.verdict == "provided" and result:
+        return json.loads(result.text) if result.is_json else result.text
+    if not (requests := requests_of(value)):
+        return state.verdict == "approved"
+    ids = [str(at) for at in range(len(requests))]
+    uses = [ToolUse(call_id="", name=each.name, input=FrozenDict(freeze(dict(each.args)))) for each in requests]
+    return resume_value(value, requests, ids, {at: (state, use, result) for at, use in zip(ids, uses, strict=True)})
+
+
+def _decision(request: Request, state: CallState, use: ToolUse, result: ToolResult | None) -> dict[str, Any]:
+    if state.verdict == "approved":
+        if _plain(use.input) == request.args:
+            return {"type": "approve"}
+        return {"type": "edit", "edited_action": {"name": use.name, "args": _plain(use.input)}}
+    text = result.plain if result else ""
+    if state.verdict == "provided" and "respond" in request.allowed:
+        return {"type": "respond", "message": text}
+    reason = text.removeprefix(_REJECTED)
+    return {"type": "reject", "message": reason} if reason != "rejected" else {"type": "reject"}
+
+
+def _response(request: Request, state: CallState, use: ToolUse, result: ToolResult | None) -> dict[str, Any]:
+    if state.verdict == "approved":
+        if _plain(use.input) == request.args:
+            return {"type": "accept", "args": None}
+        return {"type": "edit", "args": {"action": use.name, "args": _plain(use.input)}}
+    if state.verdict == "provided":
+        return {"type": "response", "args": result.plain if result else ""}
+    return {"type": "ignore", "args": None}
+
+
+def _plain(value: Mapping[str, Any]) -> Any:
+    return pydantic_core.from_json(pydantic_core.to_json(value))

@@ -1,0 +1,516 @@
+"""`TurnwiseSaver`: LangGraph's checkpointer on our stores."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Self, cast
+
+from turnwise.adapters.langgraph.checkpoints import Place, open_checkpoints
+from turnwise.adapters.langgraph.encoding import SHARED_WRITES, Codec, Typed, is_divided, value_of
+from turnwise.adapters.langgraph.threads import GraphThreads, Put, Stored, Write, claim_of
+from turnwise.adapters.releases import framework
+from turnwise.errors import ConfigError, ThreadExistsError, ThreadNotFoundError
+from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.stores.redis.loop_thread import LoopThread
+from turnwise.memory.stores.urls import redact, resolve_own_url
+
+with framework("langgraph-checkpoint", extra="langgraph", tested="4.3"):
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import (
+        WRITES_IDX_MAP,
+        BaseCheckpointSaver,
+        ChannelVersions,
+        Checkpoint,
+        CheckpointMetadata,
+        CheckpointTuple,
+        DeltaChannelHistory,
+        PendingWrite,
+        get_checkpoint_id,
+        get_checkpoint_metadata,
+    )
+    from langgraph.checkpoint.serde.base import SerializerProtocol
+
+_CLAIM = "__turnwise_claim"
+"""The key in a config's `configurable` that says what a run had read before it writes."""
+
+_REPLAY = "__pregel_replay_state"
+"""The key that LangGraph sets for subgraphs of a graph that replays an earlier checkpoint."""
+
+
+_FILLED_AT_ONCE = 20
+"""The most checkpoints of a list whose values are read by one call."""
+
+
+class TurnwiseSaver(BaseCheckpointSaver[str]):
+    """Keeps the checkpoints of LangGraph's graphs in SQLite, PostgreSQL, Redis or memory.
+
+    Each element of a list in a channel is stored once, so a conversation takes space in proportion to its length, and
+    not to its square. What is stored goes through LangGraph's own serializer. A checkpoint is stored whole or not at
+    all. Methods of one saver may be called from any threads and event loops. A copy shares its connections, and closing
+    one closes both; a pickle has the URL, with its password, and the serializer that was given.
+
+    **One writer.** A run may write to a thread (more precisely, to one namespace of it) if nobody else has written
+    since it read the thread; and from then on until somebody else may. Otherwise its call raises
+    `CheckpointFencedError` and stores nothing. So of two runs at once one goes on and the other fails, whichever of
+    them writes first after both have read; a run that hung goes no further once another has taken over; and
+    `update_state` during a run ends that run. A chain of checkpoints forks only if a caller names an earlier
+    `checkpoint_id`, in `invoke`, `update_state` or `bulk_update_state`; such a branch becomes the latest.
+
+    What a run has read is told by a key in the config of each tuple that this saver returns. With a config without
+    that key, as one made by hand, `put` stores a checkpoint that continues the latest, the first one of a namespace,
+    one without a parent that has no channels, or one without a parent in a graph that replays; all but the last only if
+    no run with the key has written before. `put_writes` with such a config likewise.
+
+    **The latest** is the checkpoint that was stored last; lists are in the order of ids.
+
+    Ids of threads, checkpoints, tasks and runs, and names of channels are stored as they are, also with an
+    `EncryptedSerializer`. Lists of numbers only, and lists inside of other values, are stored whole at each change.
+
+    Args:
+        url: `sqlite:///path/to/file.db`, `postgresql://user:password@host/name`, `redis://host:6379/0` or `memory://`;
+            it may be a session store's.
+        serde: LangGraph's serializer; `JsonPlusSerializer()` if not given.
+
+    Raises:
+        StoreURLError: the URL names no store that can be used here.
+    """
+
+    def __init__(self, url: str, *, serde: SerializerProtocol | None = None) -> None:
+        super().__init__(serde=serde)
+        self._threads = GraphThreads(open_checkpoints(url))
+        self._url, self._given = resolve_own_url(url), serde  # a relative path is that of this process, also there
+        self._loop = LoopThread(redact(url))
+
+    def __repr__(self) -> str:
+        return f"TurnwiseSaver({redact(self._url)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._url.startswith("memory:"):
+            raise TypeError("TurnwiseSaver('memory://') lives in its process and cannot be sent to another: use SQLite")
+        return partial(TurnwiseSaver, serde=self._given), (self._url,)
+
+    def __copy__(self) -> Self:
+        """Return a saver with the same connections, for LangGraph, which gives it a serializer with an allowlist."""
+        shared = object.__new__(type(self))
+        shared.__dict__ |= self.__dict__
+        return shared
+
+    # Closing
+
+    def close(self) -> None:
+        """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
+        self._loop.close_and_wait(self._threads.close)
+
+    async def aclose(self) -> None:
+        """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
+        await self._loop.close(self._threads.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # Reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint of a config, the latest if it names none; None if there is none. Blocks.
+
+        Raises:
+            InvalidInputError: the config names no thread.
+            CorruptRecordError: the checkpoint cannot be read.
+        """
+        where, name = _place(config), get_checkpoint_id(config)
+        codec = Codec(self.serde)
+        stored = self._loop.wait(lambda: self._threads.load(where, name, codec))
+        return _tuple(stored, codec) if stored else None
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint of a config, the latest if it names none; None if there is none.
+
+        Raises:
+            InvalidInputError: the config names no thread.
+            CorruptRecordError: the checkpoint cannot be read.
+        """
+        where, name = _place(config), get_checkpoint_id(config)
+        codec = Codec(self.serde)
+        stored = await self._loop.run(lambda: self._threads.load(where, name, codec))
+        return _tuple(stored, codec) if stored else None
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints, those with the largest id first. Blocks.
+
+        Args:
+            config: the thread, namespace and checkpoint; all of each that it does not name, and all threads if None.
+            filter: what their metadata must have.
+            before: yields only checkpoints with a smaller id than this one's.
+            limit: the most checkpoints.
+        """
+        codec, which = Codec(self.serde), _Listed(config, filter, before, limit)
+        while which.more:
+            page, last = self._loop.wait(lambda: self._threads.page(*which.place, before=which.before, codec=codec))
+            for part in _parts(which.chosen(page, last)):
+                for full in self._loop.wait(partial(self._threads.filled, part, codec)):
+                    yield _tuple(full, codec)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Yield checkpoints, those with the largest id first.
+
+        Args:
+            config: the thread, namespace and checkpoint; all of each that it does not name, and all threads if None.
+            filter: what their metadata must have.
+            before: yields only checkpoints with a smaller id than this one's.
+            limit: the most checkpoints.
+        """
+        codec, which = Codec(self.serde), _Listed(config, filter, before, limit)
+        while which.more:
+            page, last = await self._loop.run(
+                lambda: self._threads.page(*which.place, before=which.before, codec=codec)
+            )
+            for part in _parts(which.chosen(page, last)):
+                for full in await self._loop.run(partial(self._threads.filled, part, codec)):
+                    yield _tuple(full, codec)
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return what the ancestors of a checkpoint wrote to channels, each back to a stored value. Blocks."""
+        where, name, codec = _place(config), get_checkpoint_id(config), Codec(self.serde)
+        return _history(self._loop.wait(lambda: self._threads.history(where, name, channels, codec)), channels, codec)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return what the ancestors of a checkpoint wrote to channels, each back to a stored value."""
+        where, name, codec = _place(config), get_checkpoint_id(config), Codec(self.serde)
+        return _history(
+            await self._loop.run(lambda: self._threads.history(where, name, channels, codec)), channels, codec
+        )
+
+    # Writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint that continues the config's; return the config that names it. Blocks until it is durable.
+
+        A stored checkpoint with its id is replaced.
+
+        Raises:
+            CheckpointFencedError: another run has written to the thread since; nothing was stored. See the class.
+            CheckpointNotFoundError: the config names a checkpoint that is not there; nothing was stored.
+            InvalidInputError: the config names no thread.
+        """
+        where, put, codec = self._put(config, checkpoint, metadata, new_versions)
+        self._loop.wait(lambda: self._threads.put(where, put, codec))
+        return _config(where, put.id, put.claim)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint that continues the config's; return the config that names it, when it is durable.
+
+        A stored checkpoint with its id is replaced.
+
+        Raises:
+            CheckpointFencedError: another run has written to the thread since; nothing was stored. See the class.
+            CheckpointNotFoundError: the config names a checkpoint that is not there; nothing was stored.
+            InvalidInputError: the config names no thread.
+        """
+        where, put, codec = self._put(config, checkpoint, metadata, new_versions)
+        await self._loop.run(lambda: self._threads.put(where, put, codec))
+        return _config(where, put.id, put.claim)
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store what a task wrote, for the config's checkpoint, which may be stored later. Blocks until it is durable.
+
+        A write that a task repeats changes nothing, unless it is an error, an interrupt or an answer to one.
+
+        Raises:
+            CheckpointFencedError: another run has written to the thread since; nothing was stored. See the class.
+            CheckpointNotFoundError: the thread was deleted since; nothing was stored.
+            InvalidInputError: the config names no thread, or no checkpoint.
+        """
+        where, name, rows, codec = self._writes(config, writes)
+        task, claim = (task_id, task_path), _claim(config)
+        self._loop.wait(lambda: self._threads.put_writes((where, name), claim, task, rows, codec))
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store what a task wrote, for the config's checkpoint, which may be stored later.
+
+        A write that a task repeats changes nothing, unless it is an error, an interrupt or an answer to one.
+
+        Raises:
+            CheckpointFencedError: another run has written to the thread since; nothing was stored. See the class.
+            CheckpointNotFoundError: the thread was deleted since; nothing was stored.
+            InvalidInputError: the config names no thread, or no checkpoint.
+        """
+        where, name, rows, codec = self._writes(config, writes)
+        task, claim = (task_id, task_path), _claim(config)
+        await self._loop.run(lambda: self._threads.put_writes((where, name), claim, task, rows, codec))
+
+    def get_next_version(self, current: str | None, channel: None) -> str:
+        """Return the version of a channel after this one. Versions of two branches differ."""
+        number = 0 if current is None else int(str(current).split(".", 1)[0])
+        return f"{number + 1:012}.{secrets.token_hex(4)}"
+
+    # Deleting and copying
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread with all namespaces, if there is one, in one transaction. Blocks."""
+        self._loop.wait(lambda: self._threads.delete(str(thread_id)))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete a thread with all namespaces, if there is one, in one transaction."""
+        await self._loop.run(lambda: self._threads.delete(str(thread_id)))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs, with their pending writes. One transaction for each namespace. Blocks.
+
+        The latest is then the checkpoint with the largest id among those left.
+
+        Raises:
+            CheckpointInUseError: a `DeltaChannel` of another checkpoint is rebuilt from one of them.
+        """
+        self._loop.wait(lambda: self._threads.delete_runs(set(run_ids), Codec(self.serde)))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs, with their pending writes. One transaction for each namespace.
+
+        The latest is then the checkpoint with the largest id among those left.
+
+        Raises:
+            CheckpointInUseError: a `DeltaChannel` of another checkpoint is rebuilt from one of them.
+        """
+        await self._loop.run(lambda: self._threads.delete_runs(set(run_ids), Codec(self.serde)))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread, as it is at one moment, in one transaction. Blocks.
+
+        Raises:
+            ThreadNotFoundError: there is no such thread.
+            ThreadExistsError: the target exists; nothing was copied.
+        """
+        self._loop.wait(lambda: self._copy(str(source_thread_id), str(target_thread_id)))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread, as it is at one moment, in one transaction.
+
+        Raises:
+            ThreadNotFoundError: there is no such thread.
+            ThreadExistsError: the target exists; nothing was copied.
+        """
+        await self._loop.run(lambda: self._copy(str(source_thread_id), str(target_thread_id)))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete checkpoints of threads. Threads that do not exist are passed over. Blocks.
+
+        Args:
+            thread_ids: the threads.
+            strategy: `keep_latest` leaves the latest of each namespace, and those that its `DeltaChannel`s are rebuilt
+                from; one transaction for each namespace. `delete` deletes the threads.
+
+        Raises:
+            ConfigError: the strategy is another one.
+        """
+        self._loop.wait(lambda: self._prune(thread_ids, strategy))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete checkpoints of threads. Threads that do not exist are passed over.
+
+        Args:
+            thread_ids: the threads.
+            strategy: `keep_latest` leaves the latest of each namespace, and those that its `DeltaChannel`s are rebuilt
+                from; one transaction for each namespace. `delete` deletes the threads.
+
+        Raises:
+            ConfigError: the strategy is another one.
+        """
+        await self._loop.run(lambda: self._prune(thread_ids, strategy))
+
+    async def _copy(self, source: str, target: str) -> None:
+        found, free = await self._threads.copy(source, check_id("thread", target))
+        if not found:
+            raise ThreadNotFoundError(source)
+        if not free:
+            raise ThreadExistsError(target)
+
+    async def _prune(self, thread_ids: Sequence[str], strategy: str) -> None:
+        if strategy not in ("keep_latest", "delete"):
+            raise ConfigError("strategy", strategy, "must be 'keep_latest' or 'delete'")
+        for thread_id in map(str, thread_ids):
+            if strategy == "delete":
+                await self._threads.delete(thread_id)
+            else:
+                await self._threads.keep_latest(thread_id, Codec(self.serde))
+
+    # Serialising, in the caller's thread
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> tuple[Place, Put, Codec]:
+        codec, where = Codec(self.serde), _place(config)
+        told = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
+        values = checkpoint["channel_values"]
+        run_id = told.get("run_id")
+        put = Put(
+            id=check_id("checkpoint", checkpoint["id"]),
+            parent=get_checkpoint_id(config) or None,
+            claim=_claim(config),
+            header=codec.dump({name: value for name, value in checkpoint.items() if name != "channel_values"}),
+            metadata=codec.dump(told),
+            run_id=None if run_id is None else str(run_id),
+            versions=dict(checkpoint["channel_versions"]),
+            new={name: _dumped(codec, values[name]) if name in values else None for name in new_versions},
+            same={name: partial(_dumped, codec, value) for name, value in values.items() if name not in new_versions},
+            replays=config["configurable"].get(_REPLAY) is not None,
+        )
+        return where, put, codec
+
+    def _writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]]
+    ) -> tuple[Place, str, Sequence[Write], Codec]:
+        codec, where = Codec(self.serde), _place(config)
+        if not (name := get_checkpoint_id(config)):
+            raise ConfigError("config.configurable.checkpoint_id", name, "must name the checkpoint of the writes")
+        rows: list[Write] = []
+        for number, (channel, value) in enumerate(writes):
+            is_long = is_divided(value) and len(value) >= SHARED_WRITES
+            dumped = _dumped(codec, value) if is_long else codec.dump(value)
+            rows.append((WRITES_IDX_MAP.get(channel, number), channel, dumped))
+        return where, name, rows, codec
+
+
+class _Listed:
+    """Which checkpoints a list still has to yield."""
+
+    def __init__(
+        self,
+        config: RunnableConfig | None,
+        filter: dict[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> None:
+        self.place = (_place(config)[0], config["configurable"].get("checkpoint_ns")) if config else (None, None)
+        self._id = get_checkpoint_id(config) if config else None
+        bounds = [get_checkpoint_id(before) if before else None, f"{self._id}\1" if self._id else None]
+        self.before = min((bound for bound in bounds if bound), default=None)
+        self._filter = filter or {}
+        self._left = limit
+        self.more = limit is None or limit > 0
+
+    def chosen(self, page: Sequence[Stored], last: str | None) -> Iterator[Stored]:
+        """Yield what the list has of a page; then `more` says if there is another, and `before` where it begins."""
+        for stored in page:
+            if self._id and stored.row.id != self._id:
+                last = None
+                break
+            if all(stored.metadata.get(name) == value for name, value in self._filter.items()):
+                yield stored
+                if self._left is not None:
+                    self._left -= 1
+                    if not self._left:
+                        self.more = False
+                        return
+        self.before, self.more = last, last is not None
+
+
+def _parts(chosen: Iterator[Stored]) -> Iterator[list[Stored]]:
+    """Yield checkpoints in parts: one, since many callers want no more, then as many as a call should read."""
+    size = 1
+    while part := [*islice(chosen, size)]:
+        yield part
+        size = _FILLED_AT_ONCE
+
+
+def _place(config: RunnableConfig) -> Place:
+    """Return the thread and namespace that a config names."""
+    named = config.get("configurable") or {}
+    thread_id = named.get("thread_id")
+    if thread_id is None:
+        raise ConfigError("config.configurable.thread_id", thread_id, "must be the id of a thread")
+    return check_id("thread", str(thread_id)), str(named.get("checkpoint_ns") or "")
+
+
+def _claim(config: RunnableConfig) -> str | None:
+    claim = config["configurable"].get(_CLAIM)
+    return claim if isinstance(claim, str) else None
+
+
+def _config(where: Place, id: str, claim: str | None) -> RunnableConfig:
+    named = {"thread_id": where[0], "checkpoint_ns": where[1], "checkpoint_id": id}
+    return {"configurable": named | ({_CLAIM: claim} if claim else {})}
+
+
+def _dumped(codec: Codec, value: Any) -> Typed | list[Typed]:
+    return [codec.dump(each) for each in value] if is_divided(value) else codec.dump(value)
+
+
+def _tuple(stored: Stored, codec: Codec) -> CheckpointTuple:
+    claim, row = claim_of(stored.place, stored.space), stored.row
+    values = {name: value_of(codec, name, ref, stored.elements) for name, ref in stored.refs.items()}
+    return CheckpointTuple(
+        config=_config(stored.place, row.id, claim),
+        checkpoint=cast(Checkpoint, {**stored.header, "channel_values": values}),
+        metadata=cast(CheckpointMetadata, stored.metadata),
+        parent_config=_config(stored.place, row.parent, claim) if row.parent else None,
+        pending_writes=list(_pending(stored, codec)),
+    )
+
+
+def _pending(stored: Stored, codec: Codec) -> Iterator[PendingWrite]:
+    for write in stored.writes:
+        yield write.task_id, write.channel, value_of(codec, write.channel, write.ref, stored.elements)
+
+
+def _history(ancestors: Sequence[Stored], channels: Sequence[str], codec: Codec) -> Mapping[str, DeltaChannelHistory]:
+    found: dict[str, DeltaChannelHistory] = {}
+    for channel in channels:
+        writes: list[list[PendingWrite]] = []
+        found[channel] = {"writes": []}
+        for stored in ancestors:
+            writes.append([write for write in _pending(stored, codec) if write[1] == channel])
+            if channel in stored.refs:
+                found[channel]["seed"] = value_of(codec, channel, stored.refs[channel], stored.elements)
+                break
+        found[channel]["writes"] = [write for group in reversed(writes) for write in group]
+    return found

@@ -1,0 +1,608 @@
+"""`GraphThreads`: LangGraph's threads in a store, with the decision who may write to them.
+
+Callers serialise values in their own threads, where these may still change. All that is here runs on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+from turnwise.adapters.langgraph.checkpoints import CheckpointStore, Commit, Place, Row, Space
+from turnwise.adapters.langgraph.encoding import (
+    INLINE,
+    INLINE_BYTES,
+    LIST,
+    VALUE,
+    Codec,
+    Known,
+    Ranges,
+    Ref,
+    Typed,
+    pack,
+    place,
+    ranges_of,
+    share,
+    spans_of,
+    unpack,
+)
+from turnwise.errors import CheckpointFencedError, CheckpointInUseError, CheckpointNotFoundError, CorruptRecordError
+from turnwise.memory.conversation.ids import new_key
+
+_PLACES = 64
+"""The most spaces whose elements a process remembers."""
+
+_REMEMBERED_BYTES = 32 * 2**20
+"""The most bytes of elements that a saver remembers; more only if the latest state of the space used last has more."""
+
+_PARENTS = 8
+"""The most checkpoints of a space that a process remembers."""
+
+_PAGE = 200
+
+_STEP_BITS = 24
+"""Random bits by which a revision rises. It stays below 63 bits for half a trillion changes."""
+
+Write = tuple[int, str, Typed | list[Typed]]
+"""A pending write: its number, its channel, its value serialised; a list element by element."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWrite:
+    """A pending write as it was stored."""
+
+    task_id: str
+    path: str
+    number: int
+    channel: str
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint as it was stored, with the elements that its values and pending writes are made of."""
+
+    place: Place
+    space: Space
+    row: Row
+    header: dict[str, Any]
+    metadata: dict[str, Any]
+    refs: Mapping[str, Ref]
+    writes: Sequence[StoredWrite] = ()
+    elements: Mapping[tuple[str, int], Typed] = field(default_factory=dict)
+
+    @property
+    def delta(self) -> set[str]:
+        """The channels that have to be rebuilt from earlier checkpoints."""
+        return set(self.metadata.get("counters_since_delta_snapshot") or ()) - self.refs.keys()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """A checkpoint to store. What a caller may still change is serialised."""
+
+    id: str
+    parent: str | None
+    claim: str | None
+    header: Typed
+    metadata: Typed
+    run_id: str | None
+    versions: Mapping[str, Any]
+    new: Mapping[str, Typed | list[Typed] | None]
+    """The channels that changed; None for one without a value."""
+    same: Mapping[str, Callable[[], Typed | list[Typed]]]
+    """The other channels; they are serialised only if the parent does not have them."""
+    replays: bool
+    """Whether the graph around this one replays an earlier checkpoint."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What this process knows of a space."""
+
+    space: Space
+    checkpoints: dict[str, tuple[Mapping[str, Any], Mapping[str, Ref]]] = field(default_factory=dict)
+    """By id: versions and references of channels."""
+    known: dict[str, Known] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all elements."""
+        return sum(known.size for known in self.known.values())
+
+    def remember(self, id: str, versions: Mapping[str, Any], refs: Mapping[str, Ref]) -> None:
+        self.checkpoints[id] = (versions, refs)
+        while len(self.checkpoints) > _PARENTS:
+            del self.checkpoints[next(iter(self.checkpoints))]
+        if self.size > _REMEMBERED_BYTES:
+            _, latest = self.checkpoints.get(self.space.head or id, (versions, refs))
+            ranges = ranges_of(latest.items())
+            self.known = {
+                channel: self.known[channel].only(ranges[channel]) for channel in self.known if channel in ranges
+            }
+
+
+class GraphThreads:
+    """The threads in a store. Changes of one space in this process wait for each other."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self._memories: OrderedDict[Place, _Memory] = OrderedDict()
+        self._locks: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    # Reading
+
+    async def load(self, where: Place, id: str | None, codec: Codec) -> Stored | None:
+        """Return a checkpoint with its values and pending writes; the latest if the id is None."""
+        while True:
+            if not (found := await self._store.read(where, id)):
+                self._memories.pop(where, None)  # whoever reads that it was deleted may begin it anew
+                return None
+            space, row, writes = found
+            if row is None:
+                return None
+            stored = replace(describe(where, space, row, codec), writes=_merged(row.id, writes))
+            if full := await self._with_elements(stored, codec):
+                self._learn(full)
+                return full
+            again = await self._store.read(where, id)
+            if again and again[0].revision == space.revision:
+                raise CorruptRecordError(f"checkpoint {row.id!r} of thread {where[0]!r}", "elements are missing")
+
+    async def page(
+        self, thread_id: str | None, ns: str | None, *, before: str | None, codec: Codec
+    ) -> tuple[list[Stored], str | None]:
+        """Return checkpoints by id, newest first, without values and pending writes; and where the next page begins."""
+        rows = await self._store.page(thread_id, ns, before=before, limit=_PAGE)
+        found = [describe(where, space, row, codec) for where, space, row in rows]
+        return found, rows[-1][2].id if len(rows) >= _PAGE else None
+
+    async def filled(self, part: Sequence[Stored], codec: Codec) -> list[Stored]:
+        """Return checkpoints with their values and pending writes, without those that were deleted meanwhile."""
+        by_space: dict[int, list[Stored]] = {}
+        for stored in part:
+            by_space.setdefault(stored.space.key, []).append(stored)
+        filled: dict[tuple[int, str], Stored] = {}
+        for key, chosen in by_space.items():
+            writes = await self._store.writes(key, [stored.row.id for stored in chosen])
+            here = [replace(each, writes=_merged(each.row.id, writes.get(each.row.id, ()))) for each in chosen]
+            ranges = ranges_of(ref for each in here for ref in _refs(each))
+            elements = await self._elements(here[0], ranges, codec)
+            for each in here:
+                own = ranges_of(_refs(each)).items()
+                wanted = [(channel, at) for channel, spans in own for span in spans for at in range(*span)]
+                if all(at in elements for at in wanted):
+                    full: Stored | None = replace(each, elements=elements)
+                else:
+                    full = await self.load(each.place, each.row.id, codec)
+                if full:
+                    filled[key, each.row.id] = full
+        named = ((stored.space.key, stored.row.id) for stored in part)
+        return [filled[each] for each in named if each in filled]
+
+    async def history(self, where: Place, id: str | None, channels: Collection[str], codec: Codec) -> list[Stored]:
+        """Return the ancestors of a checkpoint, newest first, back to where each channel has a value.
+
+        With the values of these channels only.
+        """
+        if not (found := await self._store.read(where, id)):
+            return []
+        space, row, _ = found
+        if row is None:
+            return []
+        chain: list[Stored] = []
+        missing, rows = set(channels), dict[str, Row]()
+        while missing and row.parent:
+            if row.parent not in rows:
+                after = await self._store.page(*where, before=row.id, limit=_PAGE)
+                rows = {each.id: each for _, _, each in after}
+            if row.parent not in rows:  # its id is larger: clocks of machines differ
+                if not (found := await self._store.read(where, row.parent)) or not found[1]:
+                    break
+                rows[row.parent] = found[1]
+            row = rows[row.parent]
+            chain.append(describe(where, space, row, codec))
+            missing -= chain[-1].refs.keys()
+        filled = []
+        for first in range(0, len(chain), _PAGE):
+            part = chain[first : first + _PAGE]
+            writes = await self._store.writes(space.key, [each.row.id for each in part])
+            for each in part:
+                own = [
+                    write for write in _merged(each.row.id, writes.get(each.row.id, ())) if write.channel in channels
+                ]
+                refs = {channel: ref for channel, ref in each.refs.items() if channel in channels}
+                if not (full := await self._with_elements(replace(each, writes=own, refs=refs), codec)):
+                    raise CorruptRecordError(f"checkpoint {each.row.id!r} of {where[0]!r}", "elements are missing")
+                filled.append(full)
+        return filled
+
+    async def _with_elements(self, stored: Stored, codec: Codec) -> Stored | None:
+        """Return it with its elements; None if one is missing."""
+        ranges = ranges_of(_refs(stored))
+        if not ranges:
+            return stored
+        elements = await self._elements(stored, ranges, codec)
+        wanted = sum(end - start for spans in ranges.values() for start, end in spans)
+        return replace(stored, elements=elements) if len(elements) == wanted else None
+
+    async def _elements(self, stored: Stored, ranges: Ranges, codec: Codec) -> dict[tuple[str, int], Typed]:
+        """Return the elements in these ranges. Those that this process knows are not read again."""
+        memory = self._memories.get(stored.place)
+        # Another revision may be that of a store that was restored, with other elements at these positions.
+        known = memory.known if memory and memory.space == stored.space else {}
+        elements: dict[tuple[str, int], Typed] = {}
+        missing: Ranges = {}
+        for channel, spans in ranges.items():
+            here = known[channel].elements if channel in known else {}
+            for at in (at for span in spans for at in range(*span)):
+                if (typed := here.get(at)) is not None:
+                    elements[channel, at] = typed
+                elif (last := missing.setdefault(channel, [])) and last[-1][1] == at:
+                    last[-1] = last[-1][0], at + 1
+                else:
+                    last.append((at, at + 1))
+        return elements | await self._stored(stored.space.key, missing, codec) if missing else elements
+
+    async def _stored(self, key: int, ranges: Ranges, codec: Codec) -> dict[tuple[str, int], Typed]:
+        found = await self._store.values(key, ranges)
+        return {at: codec.unseal(*unpack(f"element {at}", data)) for at, data in found.items()}
+
+    # Writing
+
+    async def put(self, where: Place, put: Put, codec: Codec) -> None:
+        """Store a checkpoint.
+
+        Raises:
+            CheckpointFencedError: another run has written since; nothing was stored.
+            CheckpointNotFoundError: there is no such parent; nothing was stored.
+        """
+        refs: dict[str, Ref] = {}
+
+        async def make(memory: _Memory | None, _: bool) -> Commit:
+            nonlocal refs
+            space = memory.space if memory else None
+            if _is_outdated(where, space, put.claim):
+                raise CheckpointNotFoundError(*where, put.parent or put.id)
+            await self._check_put(where, space, put)
+            refs, values, ends = await self._placed(where, memory, put, codec)
+            record = pack([*codec.seal(put.header), *codec.seal(put.metadata), refs])
+            return Commit(
+                before=space,
+                after=_after(space, put.claim, head=put.id, ends=ends),
+                row=Row(put.id, put.parent, put.run_id, record),
+                values=[(channel, at, pack(codec.seal(typed))) for channel, at, typed in values],
+            )
+
+        (await self._change(where, make)).remember(put.id, put.versions, refs)
+
+    async def put_writes(
+        self, at: tuple[Place, str], claim: str | None, task: tuple[str, str], writes: Sequence[Write], codec: Codec
+    ) -> None:
+        """Store pending writes of a task, given by its id and path, for a checkpoint, given by its space and id.
+
+        Raises:
+            CheckpointFencedError: another run has written since; nothing was stored.
+            CheckpointNotFoundError: the space was deleted since it was read or written here; nothing was stored.
+        """
+        where, name = at
+
+        async def make(memory: _Memory | None, was_deleted: bool) -> Commit:
+            space = memory.space if memory else None
+            is_claimed = space is not None and _is_of(space, claim)
+            if (was_deleted and not is_claimed) or _is_outdated(where, space, claim):
+                raise CheckpointNotFoundError(*where, name)
+            if space and not (_holds(space, claim) if is_claimed else space.writer is None):
+                raise CheckpointFencedError(*where, name, space.head)
+            known = memory.known if memory else {}
+            rows = [
+                [
+                    number,
+                    channel,
+                    share(value, known.get(channel), codec)
+                    if isinstance(value, list)
+                    else [INLINE, *codec.seal(value)],
+                ]
+                for number, channel, value in writes
+            ]
+            return Commit(before=space, after=_after(space, claim), writes=(name, pack([*task, rows])))
+
+        await self._change(where, make)
+
+    async def _change(
+        self, where: Place, make: Callable[[_Memory | None, bool], Coroutine[Any, Any, Commit]]
+    ) -> _Memory:
+        """Make a commit from what is known of the space, and store it; again if another process was faster.
+
+        `make` is also told whether the space that this process knew was deleted.
+
+        Returns:
+            What is known of the space then.
+        """
+        async with self._locks.setdefault(where, asyncio.Lock()):
+            before = known.space if (known := self._memories.get(where)) else None
+            while True:
+                memory = self._memories.pop(where, None)  # comes back only after a commit
+                remembered = memory is not None
+                if memory is None and (found := await self._store.read(where, None)):
+                    memory = _Memory(found[0])
+                was_deleted = before is not None and (memory is None or memory.space.key != before.key)
+                try:
+                    commit = await make(memory, was_deleted)
+                except (CheckpointFencedError, CheckpointNotFoundError):
+                    if remembered:
+                        continue  # it may be outdated
+                    if before and was_deleted:
+                        self._keep(where, _Memory(before))  # so that the next of these calls is refused as well
+                    raise
+                if await self._store.commit(where, commit):
+                    memory = memory or _Memory(commit.after)
+                    memory.space = commit.after
+                    self._keep(where, memory)
+                    return memory
+
+    async def _check_put(self, where: Place, space: Space | None, put: Put) -> None:
+        """Check that a put is one of those that `TurnwiseSaver` allows."""
+        if space and _is_of(space, put.claim):
+            if not _holds(space, put.claim):
+                raise CheckpointFencedError(*where, put.parent, space.head)
+            return
+        head = space.head if space else None
+        if space is None or head is None or put.parent is None:
+            begins = head is None or put.replays or (not put.versions and space and space.writer is None)
+            if put.parent is None and begins:
+                return
+        elif space.writer is None and head in (put.parent, put.id):
+            return
+        if put.parent and not ((found := await self._store.read(where, put.parent)) and found[1]):
+            raise CheckpointNotFoundError(*where, put.parent)
+        raise CheckpointFencedError(*where, put.parent, head)
+
+    async def _placed(
+        self, where: Place, memory: _Memory | None, put: Put, codec: Codec
+    ) -> tuple[dict[str, Ref], list[tuple[str, int, Typed]], dict[str, int]]:
+        """Return the references of all channels, the new elements, and where each channel ends then."""
+        versions, before = await self._parent(where, memory, put.parent, codec)
+        ends = dict(memory.space.ends) if memory else {}
+        refs: dict[str, Ref] = {}
+        values: list[tuple[str, int, Typed]] = []
+        for channel in {**put.versions, **put.new, **put.same}:
+            if channel in put.new:
+                dumped = put.new[channel]
+            elif channel in before and versions.get(channel) == put.versions.get(channel):
+                refs[channel] = before[channel]
+                continue
+            else:
+                dumped = put.same[channel]() if channel in put.same else None
+            if dumped is None:
+                continue
+            if isinstance(dumped, tuple) and len(dumped[1]) <= INLINE_BYTES:
+                refs[channel] = [INLINE, *codec.seal(dumped)]
+                continue
+            known = await self._known(memory, channel, before.get(channel), codec)
+            elements = dumped if isinstance(dumped, list) else [dumped]
+            spans, new = place(elements, known, ends.get(channel, 0))
+            refs[channel] = [LIST, *spans] if isinstance(dumped, list) else [VALUE, spans[0]]
+            values += [(channel, at, typed) for at, typed in new]
+            if new:
+                ends[channel] = new[-1][0] + 1
+        return refs, values, ends
+
+    async def _parent(
+        self, where: Place, memory: _Memory | None, id: str | None, codec: Codec
+    ) -> tuple[Mapping[str, Any], Mapping[str, Ref]]:
+        """Return the versions and references of a parent's channels."""
+        if memory is None or id is None:
+            return {}, {}
+        if id not in memory.checkpoints:
+            if not (found := await self._store.read(where, id)) or not found[1]:
+                return {}, {}
+            stored = describe(where, found[0], found[1], codec)
+            memory.remember(id, stored.header["channel_versions"], stored.refs)
+        return memory.checkpoints[id]
+
+    async def _known(self, memory: _Memory | None, channel: str, before: Ref | None, codec: Codec) -> Known:
+        """Return what is known of a channel's elements; if nothing is, after reading those of the parent."""
+        if memory is None:
+            return Known()
+        if channel not in memory.known:
+            known = memory.known[channel] = Known()
+            if before and (ranges := ranges_of([(channel, before)])):
+                for (_, at), typed in (await self._stored(memory.space.key, ranges, codec)).items():
+                    known.learn(at, typed)
+                known.starts = [start for start, _ in spans_of(before)]
+        return memory.known[channel]
+
+    def _learn(self, stored: Stored) -> None:
+        """Remember what a caller, who will probably continue it, has read."""
+        if (lock := self._locks.get(stored.place)) and lock.locked():
+            return  # a change is under way, which knows the space better
+        memory, space = self._memories.get(stored.place), stored.space
+        if memory is None or memory.space != space:
+            if memory and memory.space.key == space.key and memory.space.revision > space.revision:
+                return  # a change has been made since it was read
+            memory = _Memory(space)
+        for (channel, at), typed in stored.elements.items():
+            known = memory.known.setdefault(channel, Known())
+            if at not in known.elements:
+                known.learn(at, typed)
+        for channel, ref in stored.refs.items():
+            if channel in memory.known:
+                memory.known[channel].starts = [start for start, _ in spans_of(ref)]
+        memory.remember(stored.row.id, stored.header["channel_versions"], stored.refs)
+        self._keep(stored.place, memory)
+
+    def _keep(self, where: Place, memory: _Memory) -> None:
+        self._memories[where] = memory
+        self._memories.move_to_end(where)
+        left = sum(memory.size for memory in self._memories.values())
+        while len(self._memories) > _PLACES or (left > _REMEMBERED_BYTES and len(self._memories) > 1):
+            left -= self._memories.popitem(last=False)[1].size
+
+    # Deleting and copying
+
+    async def delete(self, thread_id: str) -> None:
+        """Delete a thread, if there is one."""
+        await self._store.delete(thread_id)
+
+    async def copy(self, source: str, target: str) -> tuple[bool, bool]:
+        """Copy a thread; return whether there is a source, and whether the target was free."""
+        return bool(await self._store.spaces(source)), await self._store.copy(source, target)
+
+    async def keep_latest(self, thread_id: str, codec: Codec) -> None:
+        """Delete all checkpoints of a thread but the latest of each namespace, and those that it is rebuilt from."""
+
+        def keep(all_: Mapping[str, Stored], space: Space) -> set[str]:
+            head = all_.get(space.head or "")
+            return {head.row.id, *_needed(head, all_)} if head else set()
+
+        for where, _ in await self._store.spaces(thread_id):
+            await self._remove(where, keep, codec)
+
+    async def delete_runs(self, run_ids: Collection[str], codec: Codec) -> None:
+        """Delete the checkpoints of these runs.
+
+        Raises:
+            CheckpointInUseError: another checkpoint is rebuilt from one of them; none of its namespace was deleted.
+        """
+
+        def keep(all_: Mapping[str, Stored], _: Space) -> set[str]:
+            kept = {name for name, stored in all_.items() if stored.row.run_id not in run_ids}
+            for name in kept:
+                for needed in _needed(all_[name], all_):
+                    if needed not in kept:
+                        gone = all_[needed]
+                        raise CheckpointInUseError(gone.place[0], needed, gone.row.run_id, name)
+            return kept
+
+        for where in await self._store.with_runs([*run_ids]):
+            await self._remove(where, keep, codec)
+
+    async def _remove(
+        self, where: Place, keep: Callable[[Mapping[str, Stored], Space], set[str]], codec: Codec
+    ) -> None:
+        """Delete all checkpoints of a space but those that `keep` returns, and the elements that nothing refers to."""
+        async with self._locks.setdefault(where, asyncio.Lock()):
+            self._memories.pop(where, None)
+            while found := await self._store.read(where, None):
+                space, all_, before = found[0], dict[str, Stored](), None
+                while True:
+                    part, before = await self.page(*where, before=before, codec=codec)
+                    all_ |= {stored.row.id: stored for stored in part}
+                    if before is None:
+                        break
+                kept = keep(all_, space)
+                if not (gone := [*(all_.keys() - kept)]):
+                    return
+                refs = [item for name in kept for item in all_[name].refs.items()]
+                for name, writes in (await self._store.writes(space.key, [*kept])).items():
+                    refs += [(write.channel, write.ref) for write in _merged(name, writes)]
+                revision = _next(space.revision)
+                head = space.head if space.head in kept else max(kept, default=None)
+                after = replace(space, revision=revision, pruned=revision, head=head)
+                unused = _without(ranges_of(refs), space.ends)
+                if await self._store.commit(
+                    where, Commit(before=space, after=after, removed=gone, removed_values=unused)
+                ):
+                    return
+
+
+def describe(where: Place, space: Space, row: Row, codec: Codec) -> Stored:
+    """Return a stored checkpoint, without values and pending writes."""
+    kind, data, metadata_kind, metadata, refs = unpack(f"checkpoint {row.id!r} of thread {where[0]!r}", row.record)
+    header = codec.load(codec.unseal(kind, data))
+    return Stored(where, space, row, header, codec.load(codec.unseal(metadata_kind, metadata)), refs)
+
+
+def _refs(stored: Stored) -> list[tuple[str, Ref]]:
+    return [*stored.refs.items(), *((write.channel, write.ref) for write in stored.writes)]
+
+
+def claim_of(where: Place, space: Space) -> str:
+    """Return a new run's claim to a space that it has read: with it, it may write unless another run writes before."""
+    return f"{space.key}.{space.written}.{secrets.token_hex(4)}.{_mark(where)}"
+
+
+def _mark(where: Place) -> str:
+    """Return what tells a claim to this place from one to another, which a graph passes on to its subgraphs."""
+    return hashlib.blake2b("\0".join(where).encode(errors="surrogatepass"), digest_size=6).hexdigest()
+
+
+def _is_outdated(where: Place, space: Space | None, claim: str | None) -> bool:
+    """Return whether a claim is to a space of this place that was deleted since."""
+    return claim is not None and claim.endswith(f".{_mark(where)}") and not (space and _is_of(space, claim))
+
+
+def _is_of(space: Space, claim: str | None) -> bool:
+    return claim is not None and claim.partition(".")[0] == str(space.key)
+
+
+def _holds(space: Space, claim: str | None) -> bool:
+    return claim is not None and (claim == space.writer or claim.split(".")[1:2] == [str(space.written)])
+
+
+def _after(
+    space: Space | None, claim: str | None, head: str | None = None, ends: Mapping[str, int] | None = None
+) -> Space:
+    """Return the state of a space after a write."""
+    before = space or Space(new_key())
+    revision = _next(before.revision)
+    return replace(
+        before,
+        revision=revision,
+        written=revision,
+        head=head or before.head,
+        writer=claim if _is_of(before, claim) else None,
+        ends=before.ends if ends is None else ends,
+    )
+
+
+def _next(revision: int) -> int:
+    """Return a revision after this one: another one at each call, since a store may be restored to an earlier state."""
+    return revision + 1 + secrets.randbits(_STEP_BITS)
+
+
+def _merged(id: str, stored: Sequence[bytes]) -> list[StoredWrite]:
+    """Return the pending writes of a checkpoint in the order in which LangGraph applies them.
+
+    Of two with one number, the first counts, or the last if the number is negative.
+    """
+    found: dict[tuple[str, int], StoredWrite] = {}
+    for data in stored:
+        task_id, path, rows = unpack(f"pending writes of checkpoint {id!r}", data)
+        for number, channel, ref in rows:
+            if number < 0 or (task_id, number) not in found:
+                found[task_id, number] = StoredWrite(task_id, path, number, channel, ref)
+    return sorted(found.values(), key=lambda write: (write.path, write.task_id, write.number))
+
+
+def _needed(stored: Stored, all_: Mapping[str, Stored]) -> list[str]:
+    """Return the ids of the ancestors that a checkpoint's channels are rebuilt from."""
+    found: list[str] = []
+    missing = stored.delta
+    while missing and (parent := all_.get(stored.row.parent or "")):
+        found.append(parent.row.id)
+        missing -= parent.refs.keys()
+        stored = parent
+    return found
+
+
+def _without(used: Ranges, ends: Mapping[str, int]) -> Ranges:
+    """Return the ranges of positions below `ends` that are not used."""
+    unused: Ranges = {}
+    for channel, end in ends.items():
+        at = 0
+        for first, last in [*used.get(channel, ()), (end, end)]:
+            if first > at:
+                unused.setdefault(channel, []).append((at, first))
+            at = last
+    return unused

@@ -1,0 +1,78 @@
+"""Puts turnwise's journal around the tools of a graph's `ToolNode`s."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from turnwise.adapters.releases import framework
+
+with framework("langgraph", extra="langgraph", tested="1.2"):
+    from langgraph.prebuilt import ToolNode
+
+    WRAPPERS = "_awrap_tool_call", "_wrap_tool_call"
+    _node = ToolNode([])
+    for _wrapper in WRAPPERS:
+        getattr(_node, _wrapper)
+
+Execute = Callable[[Any], Awaitable[Any]]
+
+
+class ToolRun(Protocol):
+    """A run that journals the tool calls of its graph."""
+
+    async def call(self, request: Any, execute: Execute) -> Any:
+        """Make the call, unless it has its result, and return LangGraph's form of the result."""
+
+
+RUN: ContextVar[ToolRun | None] = ContextVar("turnwise_langgraph_run", default=None)
+"""The run whose graph runs here; None in a graph that no engine runs."""
+
+
+def tool_nodes(graph: Any) -> Iterator[ToolNode]:
+    """Yield the nodes of a compiled graph that run tools; not those of its subgraphs."""
+    for node in graph.nodes.values():
+        bound = getattr(node, "bound", None)
+        for each in (bound, *getattr(bound, "steps", ())):
+            if isinstance(each, ToolNode):
+                yield each
+
+
+def install(graph: Any) -> None:
+    """Make the graph's tool nodes ask the current run before they call a tool. Outside of runs they work as before.
+
+    A wrapper that the node was made with is called inside ours.
+    """
+    for node in tool_nodes(graph):
+        if not isinstance(getattr(node, WRAPPERS[0]), _Journaled):
+            setattr(node, WRAPPERS[0], _Journaled(getattr(node, WRAPPERS[0]), getattr(node, WRAPPERS[1])))
+
+
+class _Journaled:
+    """A tool node's wrapper: asks the run, then calls what the node had before."""
+
+    def __init__(self, theirs: Any, theirs_sync: Any) -> None:
+        self._theirs = theirs
+        self._theirs_sync = theirs_sync
+
+    async def __call__(self, request: Any, execute: Execute) -> Any:
+        async def make(changed: Any) -> Any:
+            if self._theirs is not None:
+                return await self._theirs(changed, execute)
+            if self._theirs_sync is None:
+                return await execute(changed)
+            loop = asyncio.get_running_loop()
+
+            def wait(each: Any) -> Any:
+                return asyncio.run_coroutine_threadsafe(_awaited(execute(each)), loop).result()
+
+            return await asyncio.to_thread(self._theirs_sync, changed, wait)
+
+        run = RUN.get()
+        return await (run.call(request, make) if run else make(request))
+
+
+async def _awaited(made: Awaitable[Any]) -> Any:
+    return await made

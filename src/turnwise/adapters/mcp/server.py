@@ -1,0 +1,246 @@
+"""`mcp_server`: the sessions and memories of one user as an MCP server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+
+from pydantic import BaseModel, Field
+
+from turnwise.adapters.releases import framework
+from turnwise.errors import ConfigError, RunEndedError, SessionNotFoundError, TurnwiseError, WaitTimeoutError
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.longterm.base import MemoryItem, Scope
+
+with framework("mcp", extra="mcp", tested="2.3"):
+    from mcp.server import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.types import ToolAnnotations
+
+if TYPE_CHECKING:
+    from turnwise.actors.client.execution import AsyncExecutionHandle
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.memory.longterm.base import LongTermMemory
+
+WAIT_S = 50.0
+"""How long `send` waits for an answer by default, in seconds: many clients give up after a minute."""
+
+_LOOK_S = 2.0
+"""How often it is looked meanwhile whether the run waits for an approval, in seconds."""
+
+_READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+_ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+
+Id = Annotated[str, Field(description="The id of a session, as list_sessions says.")]
+Count = Annotated[int, Field(ge=1, le=200)]
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class SessionLine(BaseModel):
+    """A session as `list_sessions` shows it."""
+
+    session_id: str
+    title: str
+    agent: str
+    status: str
+    turns: int
+    changed: str
+
+
+class Sessions(BaseModel):
+    """A page of sessions."""
+
+    sessions: list[SessionLine]
+    cursor: str | None
+
+
+class MessageLine(BaseModel):
+    """A message as `show_session` shows it."""
+
+    turn: int
+    role: str
+    text: str
+    at: str
+    status: str
+
+
+class Conversation(BaseModel):
+    """A page of a session's messages."""
+
+    session_id: str
+    title: str
+    messages: list[MessageLine]
+    cursor: str | None
+
+
+class Answer(BaseModel):
+    """How a run stands."""
+
+    session_id: str
+    run_id: str
+    state: str
+    text: str
+
+
+class Memory(BaseModel):
+    """An item of the user's memory."""
+
+    id: str
+    text: str
+    type: str
+    score: float | None
+
+
+def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMemory | None = None) -> MCPServer[Any]:
+    """Return an MCP server with one user's sessions, and memories if there is one for them.
+
+    Its tools are `list_sessions`, `show_session`, `send`, `recall` and `save`; those that change something are left out
+    if the manager is read-only. The user is this function's argument and no tool's, so no client reaches another's
+    session: such an id behaves like one that does not exist. Serve it with `run_stdio_async`, or mount
+    `streamable_http_app`. Whoever reaches the server acts as the user, so let nobody else reach it.
+
+    Args:
+        manager: has `enforce_user=True`; enter it before the server runs, or let the first call connect it.
+        user_id: the user whose sessions and memories they are.
+        memory: where `recall` and `save` look and keep; give the manager the same, so that answers use it.
+
+    Raises:
+        ConfigError: the manager does not have `enforce_user=True`.
+    """
+    if not manager.enforces_user:
+        raise ConfigError(
+            "manager", "enforce_user=False", "it reaches all users' sessions: make it with enforce_user=True"
+        )
+    may_write = not manager.is_read_only
+    instructions = "Conversations with a language model, kept by turnwise" + (
+        ", and what is remembered." if memory else "."
+    )
+    server: MCPServer[Any] = MCPServer("turnwise", instructions=instructions, log_level="WARNING")
+    for tool in (_list_sessions(manager, user_id), _show_session(manager, user_id)):
+        server.add_tool(_told(tool), annotations=_READS)
+    if may_write:
+        server.add_tool(_told(_send(manager, user_id)), annotations=_ADDS)
+    if memory:
+        server.add_tool(_told(_recall(memory, user_id)), annotations=_READS)
+    if memory and may_write:
+        server.add_tool(_told(_save(memory, user_id)), annotations=_ADDS)
+    return server
+
+
+def _told(tool: Callable[Arguments, Awaitable[Result]]) -> Callable[Arguments, Awaitable[Result]]:
+    """Return the tool with its errors as such as its caller is told."""
+
+    @wraps(tool)
+    async def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return await tool(*args, **kwargs)
+        except SessionNotFoundError as error:
+            raise ToolError(f"there is no session {error.session_id!r}: list_sessions says which there are") from error
+        except TurnwiseError as error:
+            raise ToolError(str(error)) from error
+
+    return called
+
+
+def _list_sessions(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[Sessions]]:
+    async def list_sessions(limit: Count = 20, cursor: str | None = None) -> Sessions:
+        """List the user's sessions, the ones used last first. A cursor of one page gets the next."""
+        page = await manager.list(user_id=user_id, order_by="updated_at", limit=limit, cursor=cursor)
+        lines = [
+            SessionLine(
+                session_id=each.session_id,
+                title=each.title or "",
+                agent=each.agent or "",
+                status=each.status,
+                turns=each.next_index,
+                changed=_time(each.updated_at),
+            )
+            for each in page
+        ]
+        return Sessions(sessions=lines, cursor=page.cursor)
+
+    return list_sessions
+
+
+def _show_session(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[Conversation]]:
+    async def show_session(session_id: Id, limit: Count = 50, cursor: str | None = None) -> Conversation:
+        """Show the newest messages of a session, the oldest of them first. A cursor gets those before."""
+        session = await manager.get(session_id, user_id=user_id)
+        page = await session.messages(limit, before=cursor)
+        messages = [
+            MessageLine(
+                turn=each.turn_index, role=each.role, text=each.text, at=_time(each.at), status=each.turn_status
+            )
+            for each in page
+        ]
+        title = (await session.info()).session.title or ""
+        return Conversation(session_id=session_id, title=title, messages=messages, cursor=page.cursor)
+
+    return show_session
+
+
+def _send(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[Answer]]:
+    async def send(
+        prompt: str,
+        session_id: Annotated[str | None, Field(description="A session to go on with; a new one if omitted.")] = None,
+        wait_s: Annotated[float, Field(ge=0, le=3600, description="How long to wait for the answer.")] = WAIT_S,
+    ) -> Answer:
+        """Send a prompt to a session and return the model's answer.
+
+        If the state is not "completed", the answer is still being made, or waits for a person's approval: show_session
+        has it later.
+        """
+        if session_id is None:
+            session = await manager.open(user_id=user_id)
+        else:
+            session = await manager.get(session_id, user_id=user_id)
+        run = await session.run(prompt)
+        state, text = await _waited(run, wait_s)
+        return Answer(session_id=session.id, run_id=run.run_id, state=state, text=text)
+
+    return send
+
+
+async def _waited(run: AsyncExecutionHandle, wait_s: float) -> tuple[str, str]:
+    """Return the state of a run and its text, once it has ended, waits for somebody, or the time is over."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        left_s = deadline - loop.time()
+        try:
+            return "completed", (await run.wait(max(min(left_s, _LOOK_S), 0.001))).text
+        except WaitTimeoutError:
+            state = await run.status()
+            if left_s <= 0 or state == "awaiting_approval":
+                return state, ""
+        except RunEndedError as error:
+            raise ToolError(f"{error}; what was kept: {error.turn.text!r}" if error.turn else str(error)) from error
+
+
+def _recall(memory: LongTermMemory, user_id: str) -> Callable[..., Awaitable[list[Memory]]]:
+    async def recall(
+        query: Annotated[str, Field(description="Words of what is looked for.")], limit: Count = 10
+    ) -> list[Memory]:
+        """Find what is remembered of the user, the most relevant first."""
+        found = await memory.recall(Scope(user_id=user_id), query, limit=limit)
+        return [Memory(id=each.id, text=each.text, type=str(each.type), score=each.score) for each in found]
+
+    return recall
+
+
+def _save(memory: LongTermMemory, user_id: str) -> Callable[..., Awaitable[str]]:
+    async def save(text: Annotated[str, Field(min_length=1, max_length=10_000)]) -> str:
+        """Remember a text about the user for all later sessions, and return the item's id."""
+        (saved,) = await memory.remember(Scope(user_id=user_id), [MemoryItem(id=new_id(), text=text)])
+        return saved
+
+    return save
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

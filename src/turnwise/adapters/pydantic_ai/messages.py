@@ -1,0 +1,373 @@
+"""Converts blocks to Pydantic AI's messages and back."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pydantic_core
+
+from turnwise.adapters.releases import framework
+from turnwise.errors import InvalidInputError, shown
+from turnwise.memory.conversation.blocks import (
+    AnyBlock,
+    Block,
+    CacheCheckpoint,
+    Document,
+    Image,
+    Recalled,
+    Summary,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Unknown,
+    User,
+)
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.output_type import as_said
+from turnwise.memory.conversation.transcript import system_of
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.providers.endpoints import pack_attached, unpack_attached
+from turnwise.memory.providers.openai_chat import INTERRUPTED, SUMMARY
+
+with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
+    from pydantic_ai.messages import (
+        BinaryContent,
+        CachePoint,
+        DocumentUrl,
+        ImageUrl,
+        ModelMessage,
+        ModelMessagesTypeAdapter,
+        ModelRequest,
+        ModelRequestPart,
+        ModelResponse,
+        ModelResponsePart,
+        RetryFeedbackPart,
+        SystemPromptPart,
+        TextContent,
+        TextPart,
+        ThinkingPart,
+        ToolCallPart,
+        ToolReturnPart,
+        UserContent,
+        UserPromptPart,
+    )
+
+KIND = "pydantic_ai"
+"""The kind of blocks that hold what no other block can; providers never get them."""
+
+_REDACTED = "redacted_thinking"
+"""The id of a thought that Anthropic has redacted."""
+
+_ANTHROPIC = "anthropic"
+
+_SIGNED = ("id", "signature", "provider_name", "provider_details", "tool_kind")
+"""The fields of thoughts and calls that a provider wants back."""
+
+
+def from_pydantic_ai(messages: Iterable[ModelMessage]) -> list[AnyBlock]:
+    """Return Pydantic AI's messages as blocks; `to_pydantic_ai` returns the same messages again.
+
+    After the blocks of each message stands a block of kind `pydantic_ai` with what they do not hold, such as times,
+    ids, usage and the details of providers. It is stored with them, and no provider gets it.
+
+    Raises:
+        InvalidInputError: something is not one of Pydantic AI's messages.
+    """
+    return [block for at, message in enumerate(messages) for block in _exact(at, message)]
+
+
+def to_pydantic_ai(given: Turn | Iterable[Block]) -> list[ModelMessage]:
+    """Return a turn, or blocks, as Pydantic AI's messages, for `message_history=`.
+
+    Blocks of `from_pydantic_ai` become the messages that they were made of; where one was removed or replaced since,
+    its message is made of the remaining blocks. Others become messages of the same content: thoughts without a
+    provider's signature are left out, a summary is a text of the user, and the last system prompt comes first.
+    """
+    blocks = as_said(given.blocks if isinstance(given, Turn) else given)
+    messages: list[ModelMessage] = []
+    others: list[Block] = []
+    for block in blocks:
+        whole = _rebuilt(others, block)
+        if whole is None:
+            others.append(block)
+        else:
+            messages += [*_messages(others[: len(others) - whole[1]]), whole[0]]
+            others = []
+    return [*messages, *_messages(others)]
+
+
+def plain_blocks(message: ModelMessage) -> list[AnyBlock]:
+    """Return a message's blocks, with what its provider wants back, without its times, ids and usage."""
+    dumped = _dump(message)["parts"]
+    return [
+        block for part, each in zip(message.parts, dumped, strict=True) for block in _blocks(part, each, message.kind)
+    ]
+
+
+def result_of(part: ToolReturnPart, more: str | Sequence[UserContent] | None = None) -> ToolResult:
+    """Return a tool's result.
+
+    Args:
+        more: content for the model beside the result.
+    """
+    extra = [] if more is None else [Text(text=more)] if isinstance(more, str) else list(map(_content, more))
+    files = [block for block in map(_content, part.files) if isinstance(block, Image | Document)]
+    texts = [Text(text=block.text) if isinstance(block, User) else block for block in extra]
+    return ToolResult(
+        call_id=part.tool_call_id,
+        text=part.model_response_str(wrap_if_error=False),
+        is_error=part.outcome != "success",
+        is_json=part.outcome == "success" and _is_json(part),
+        blocks=(*files, *(block for block in texts if isinstance(block, Text | Image | Document))),
+    )
+
+
+def content_of(result: ToolResult) -> Any:
+    """Return a recorded result as what a tool of Pydantic AI returns."""
+    value = _plain(result.data) if result.is_json else result.text
+    files = [_user_content(block) for block in result.blocks]
+    return [value, *files] if files else value
+
+
+# Parts to blocks
+
+
+def _is_json(part: ToolReturnPart) -> bool:
+    return not isinstance(part.content, str) and part.content is not None and not part.files
+
+
+def _blocks(part: ModelRequestPart | ModelResponsePart, dumped: Mapping[str, Any], side: str) -> list[AnyBlock]:
+    """Return a part as blocks.
+
+    Args:
+        dumped: the part as JSON.
+        side: the kind of its message.
+    """
+    made: list[AnyBlock]
+    match part:
+        case SystemPromptPart():
+            made = [System(text=part.content)]
+        case UserPromptPart(content=str(text)):
+            made = [User(text=text)]
+        case UserPromptPart():
+            made = [_content(each) for each in part.content]
+        case RetryFeedbackPart():
+            made = [User(text=part.model_response())]
+        case ToolReturnPart():
+            made = [result_of(part)]
+        case TextPart():
+            made = [Text(text=part.content)] if part.content else []
+        case ThinkingPart():
+            made = [_thought(part, dumped)]
+        case ToolCallPart():
+            kept = _kept(dumped, ("id", "provider_details", "tool_kind"))
+            signature = pack_attached(KIND, part=kept | _kept(dumped, ("provider_name",))) if kept else None
+            arguments = FrozenDict(freeze(part.args_as_dict()))
+            made = [ToolUse(call_id=part.tool_call_id, name=part.tool_name, input=arguments, signature=signature)]
+        case _:
+            made = [_unknown(part=dumped, side=side)]
+    return made
+
+
+def _unknown(**payload: Any) -> Unknown:
+    return Unknown(stored_kind=KIND, payload=FrozenDict(freeze(payload)))
+
+
+def _thought(part: ThinkingPart, dumped: Mapping[str, Any]) -> Thinking:
+    if part.provider_name == _ANTHROPIC and part.signature and not part.provider_details:
+        if part.id == _REDACTED:
+            return Thinking(redacted=part.signature)
+        if part.id is None:
+            return Thinking(text=part.content, signature=part.signature)
+    kept = _kept(dumped, _SIGNED)
+    return Thinking(text=part.content, signature=pack_attached(KIND, part=kept) if kept else None)
+
+
+def _kept(dumped: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: dumped[name] for name in names if dumped.get(name) is not None}
+
+
+def _content(content: UserContent) -> AnyBlock:
+    made: AnyBlock
+    match content:
+        case str():
+            made = User(text=content)
+        case TextContent():
+            made = User(text=content.content)
+        case CachePoint():
+            made = CacheCheckpoint()
+        case ImageUrl():
+            made = Image(url=content.url)
+        case DocumentUrl():
+            made = Document(name=content.identifier, url=content.url)
+        case BinaryContent() if content.is_image:
+            made = Image(data=base64.b64encode(content.data).decode(), media_type=content.media_type)
+        case BinaryContent():
+            data = base64.b64encode(content.data).decode()
+            made = Document(name=content.identifier, data=data, media_type=content.media_type)
+        case _:
+            message = ModelRequest(parts=[UserPromptPart(content=[content])])
+            made = _unknown(part=_dump(message)["parts"][0], side=message.kind)
+    return made
+
+
+# Blocks to messages
+
+
+def _messages(blocks: Sequence[Block]) -> Iterator[ModelMessage]:
+    """Yield the blocks as messages: requests and responses, in order."""
+    names = {block.call_id: block.name for block in blocks if isinstance(block, ToolUse)}
+    system = system_of(blocks)
+    asked: list[ModelRequestPart] = [SystemPromptPart(content=system)] if system else []
+    said: list[ModelResponsePart] = []
+    for block in blocks:
+        for part in _parts(block, names):
+            if (isinstance(block, Unknown) and block.payload["side"] == "request") or isinstance(part, _REQUEST_PARTS):
+                if said:
+                    yield ModelResponse(parts=said)
+                    said = []
+                _add(asked, part)
+            else:
+                if asked:
+                    yield ModelRequest(parts=asked)
+                    asked = []
+                said.append(part)
+    if said:
+        yield ModelResponse(parts=said)
+    if asked:
+        yield ModelRequest(parts=asked)
+
+
+_REQUEST_PARTS = (SystemPromptPart, UserPromptPart, ToolReturnPart, RetryFeedbackPart)
+
+
+def _add(asked: list[ModelRequestPart], part: ModelRequestPart) -> None:
+    """Add a part to a request; one prompt of several contents is one part."""
+    last = asked[-1] if asked else None
+    if not (isinstance(last, UserPromptPart) and isinstance(part, UserPromptPart)):
+        asked.append(part)
+        return
+    contents = [each.content if not isinstance(each.content, str) else [each.content] for each in (last, part)]
+    asked[-1] = UserPromptPart(content=[content for each in contents for content in each], timestamp=last.timestamp)
+
+
+def _parts(block: Block, names: Mapping[str, str]) -> list[Any]:
+    """Return a block as parts of messages.
+
+    Args:
+        names: the tools of the calls, by call id.
+    """
+    made: list[Any]
+    match block:
+        case Summary():
+            made = [UserPromptPart(content=SUMMARY + block.text)]
+        case User() | Recalled():
+            made = [UserPromptPart(content=block.text)]
+        case Image() | Document():
+            made = [UserPromptPart(content=[_user_content(block)])]
+        case CacheCheckpoint():
+            made = [UserPromptPart(content=[CachePoint()])]
+        case ToolResult():
+            outcome: Any = "failed" if block.is_error else "success"
+            name = names.get(block.call_id, "unknown")
+            made = [ToolReturnPart(name, content_of(block), block.call_id, outcome=outcome)]
+        case Text():
+            made = [TextPart(content=block.text + INTERRUPTED * block.interrupted)]
+        case Thinking():
+            made = _thoughts(block)
+        case ToolUse():
+            kept = unpack_attached(block.signature, KIND, "part") or {}
+            made = [ToolCallPart(block.name, _plain(block.input), block.call_id, **kept)]
+        case Unknown(stored_kind="pydantic_ai") if "part" in block.payload:
+            message = {"kind": block.payload["side"], "parts": [block.payload["part"]]}
+            made = list(_load(message).parts)
+        case _:
+            made = []
+    return made
+
+
+def _thoughts(block: Thinking) -> list[ThinkingPart]:
+    if block.redacted:
+        return [ThinkingPart(content="", id=_REDACTED, signature=block.redacted, provider_name=_ANTHROPIC)]
+    if kept := unpack_attached(block.signature, KIND, "part"):
+        return [ThinkingPart(content=block.text, **kept)]
+    if block.signature and not block.signature.startswith("{"):
+        return [ThinkingPart(content=block.text, signature=block.signature, provider_name=_ANTHROPIC)]
+    return []
+
+
+def _user_content(block: Text | Image | Document) -> UserContent:
+    if isinstance(block, Text):
+        return block.text
+    if isinstance(block, Document) and block.plain:
+        return f"{block.name}:\n{block.plain}"
+    if block.data:
+        name = block.name if isinstance(block, Document) else None
+        data, media_type = base64.b64decode(block.data), block.media_type or ""
+        return BinaryContent(data=data, media_type=media_type, identifier=name)
+    return ImageUrl(url=block.url or "") if isinstance(block, Image) else DocumentUrl(url=block.url or "")
+
+
+# Exact messages
+
+
+def _exact(at: int, message: Any) -> list[AnyBlock]:
+    if not isinstance(message, ModelRequest | ModelResponse):
+        why = "must be one of Pydantic AI's messages, such as those of result.new_messages()"
+        raise InvalidInputError(f"messages[{at}]", shown(message), why)
+    blocks: list[AnyBlock] = []
+    rests: list[dict[str, Any]] = []
+    dumped = _dump(message)
+    for part, whole in zip(message.parts, dumped["parts"], strict=True):
+        made = _blocks(part, whole, message.kind)
+        again = _dump_parts(made)
+        is_like = len(again) == 1 and again[0].keys() <= whole.keys()
+        rest = {name: value for name, value in whole.items() if not is_like or again[0].get(name, value) != value}
+        rest |= {name: value for name, value in whole.items() if is_like and name not in again[0]}
+        rests.append({"kinds": [block.kind for block in made], "rest": rest, "is_like": is_like})
+        blocks += made
+    head = {name: value for name, value in dumped.items() if name != "parts"}
+    return [*blocks, _unknown(message=head, parts=rests)]
+
+
+def _rebuilt(before: Sequence[Block], last: Block) -> tuple[ModelMessage, int] | None:
+    """Return the message that `_exact` took apart, and its number of blocks; None if there is none.
+
+    Args:
+        before: the blocks, at whose end those of the message are.
+        last: the block after them.
+    """
+    if not (isinstance(last, Unknown) and last.stored_kind == KIND and "message" in last.payload):
+        return None
+    payload = _plain(last.payload)
+    number = sum(len(each["kinds"]) for each in payload["parts"])
+    at, parts = len(before) - number, []
+    for each in payload["parts"]:
+        made = before[max(at, 0) : at + len(each["kinds"])]
+        if at < 0 or [block.kind for block in made] != each["kinds"]:
+            return None
+        parts.append((_dump_parts(made)[0] if each["is_like"] else {}) | each["rest"])
+        at += len(made)
+    return _load({**payload["message"], "parts": parts}), number
+
+
+def _dump_parts(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    return [part for message in _messages(blocks) for part in _dump(message)["parts"]]
+
+
+def _dump(message: ModelMessage) -> dict[str, Any]:
+    found: dict[str, Any] = pydantic_core.from_json(ModelMessagesTypeAdapter.dump_json([message]))[0]
+    return found
+
+
+def _load(dumped: Mapping[str, Any]) -> ModelMessage:
+    return ModelMessagesTypeAdapter.validate_json(pydantic_core.to_json([dumped]))[0]
+
+
+def _plain(value: Any) -> Any:
+    """Return a frozen JSON value as plain lists and dictionaries."""
+    return pydantic_core.from_json(pydantic_core.to_json(value))

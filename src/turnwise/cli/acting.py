@@ -1,0 +1,368 @@
+"""`turnwise cancel`, `approve`, `reject`, `end`, `rm` and `fork`: what changes a session.
+
+They reach the process that has the session, in the Ray that `RAY_ADDRESS` names, that has the SQLite file open, or that
+`ray start` has started on this machine. A session without a process gets one for the command, in that Ray or in one
+that ends with the command. It has no engine, so a session with open runs is refused rather than let them fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnwise.cli.common import (
+    AsJson,
+    History,
+    Namespace,
+    SessionId,
+    Store,
+    User,
+    complete_session,
+    file_of,
+    find_session,
+    missing,
+    reading,
+    run,
+)
+from turnwise.cli.output import print_json, progress, write
+from turnwise.errors import (
+    CallNotFoundError,
+    ConfigError,
+    NoActiveRunError,
+    NotFoundError,
+    TurnwiseError,
+    shown,
+)
+
+if TYPE_CHECKING:
+    from turnwise.actors.client.execution import AsyncExecutionHandle
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.client.session import AsyncSession
+    from turnwise.actors.cluster.wire import SessionInfo
+
+Id = Annotated[
+    str,
+    typer.Argument(
+        metavar="SESSION|RUN", help="A run, or a session, for its active run.", autocompletion=complete_session
+    ),
+]
+Call = Annotated[str | None, typer.Argument(help="The call that waits; may be left out if only one does.")]
+
+RAY_ADDRESS = "RAY_ADDRESS"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a session is."""
+
+    store: str
+    user: str | None
+    history: str | None
+    namespace: str
+
+
+def cancel(
+    store: Store,
+    id: Id,
+    *,
+    reason: Annotated[str, typer.Option(help="Why; the run's record has it.")] = "cancelled by the command line",
+    user: User = None,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Cancel a run, and wait until it has ended. What it has answered so far is kept."""
+
+    async def work() -> None:
+        async with _acting(_Place(store, user, history, namespace), id, may="cancel") as (session, run_id):
+            execution = await _run_of(session, run_id)
+            await execution.cancel(reason)
+            state = (await execution.info()).state
+            _report({"run_id": execution.run_id, "state": state}, f"run {execution.run_id} is {state}", as_json=as_json)
+
+    run(work())
+
+
+def approve(
+    store: Store,
+    id: Id,
+    call: Call = None,
+    *,
+    edited: Annotated[
+        str | None, typer.Option("--input", metavar="JSON", help="Other arguments, as a JSON object.")
+    ] = None,
+    user: User = None,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Approve a tool call that waits, or a run that is over its budget. The run goes on."""
+    run(_decide(_Place(store, user, history, namespace), id, call, as_json=as_json, edited=_object(edited)))
+
+
+def reject(
+    store: Store,
+    id: Id,
+    call: Call = None,
+    *,
+    reason: Annotated[str, typer.Option(help="Why; the model is told.")] = "",
+    user: User = None,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Reject a tool call that waits. The run goes on."""
+    run(_decide(_Place(store, user, history, namespace), id, call, as_json=as_json, reason=reason))
+
+
+def end(
+    store: Store,
+    session: SessionId,
+    *,
+    user: User = None,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """End a session: its runs are cancelled, and it takes no new ones. It can still be read, forked and deleted."""
+
+    async def work() -> None:
+        async with _acting(_Place(store, user, history, namespace), session, may="end") as (found, _):
+            await found.end()
+            _report({"session_id": found.id, "status": "ended"}, f"session {found.id} has ended", as_json=as_json)
+
+    run(work())
+
+
+def rm(
+    store: Store,
+    session: SessionId,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    user: User = None,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Delete a session for good. Its forks stay whole; long-term memories keep what they have of it."""
+    if not yes:
+        typer.confirm(f"Delete session {session!r}? It cannot be restored.", abort=True, err=True)
+
+    async def work() -> None:
+        async with _acting(_Place(store, user, history, namespace), session) as (found, _):
+            await found.delete(memory=False)
+            _report({"session_id": found.id, "deleted": True}, f"session {found.id} is deleted", as_json=as_json)
+
+    run(work())
+
+
+def fork(
+    store: Store,
+    session: SessionId,
+    *,
+    at: Annotated[
+        int | None, typer.Option(min=0, help="After this turn; after the last one that ended if omitted.")
+    ] = None,
+    new_id: Annotated[str | None, typer.Option("--as", help="The id of the new session.")] = None,
+    user: User = None,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Make a new session that continues a session after one of its turns; print its id."""
+
+    async def work() -> None:
+        async with _acting(_Place(store, user, history, namespace), session) as (found, _):
+            made = await found.fork(at, new_id)
+            _report({"session_id": made.id, "parent": found.id}, made.id, as_json=as_json)
+
+    run(work())
+
+
+async def _decide(
+    place: _Place,
+    id: str,
+    call: str | None,
+    *,
+    as_json: bool,
+    edited: dict[str, Any] | None = None,
+    reason: str | None = None,
+) -> None:
+    """Approve a call; reject it if a reason is given."""
+    async with _acting(place, id, may="decide") as (session, run_id):
+        execution = await _run_of(session, run_id)
+        call_id = call or await _only_call(execution)
+        if reason is None:
+            await execution.approve(call_id, input=edited)
+        else:
+            await execution.reject(call_id, reason)
+        what = "approved" if reason is None else "rejected"
+        said = f"call {call_id} of run {execution.run_id} is {what}"
+        _report({"run_id": execution.run_id, "call_id": call_id, "verdict": what}, said, as_json=as_json)
+
+
+async def _only_call(execution: AsyncExecutionHandle) -> str:
+    """Return the id of the call that waits for a decision."""
+    pending = [each for each in await execution.pending() if each.wants != "result"]
+    if not pending:
+        raise CallNotFoundError(execution.session_id, execution.run_id, "")
+    if len(pending) > 1:
+        ids = ", ".join(each.call_id for each in pending)
+        raise ConfigError("CALL", None, f"several calls of run {execution.run_id!r} wait, so name one of {ids}")
+    return pending[0].call_id
+
+
+async def _run_of(session: AsyncSession, run_id: str | None) -> AsyncExecutionHandle:
+    """Return the handle of a run, by default the active one."""
+    if run_id is None:
+        info: SessionInfo = await session.info()
+        if info.active_run_id is None:
+            raise NoActiveRunError(session.id)
+        run_id = info.active_run_id
+    return await session.execution(run_id)
+
+
+def _report(fields: dict[str, Any], said: str, *, as_json: bool) -> None:
+    from turnwise.cli.output import one_line
+
+    if as_json:
+        print_json(fields)
+    else:
+        write(one_line(said))
+
+
+def _object(text: str | None) -> dict[str, Any] | None:
+    """Return the JSON object of a text."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"it is no JSON: {error}", param_hint="--input") from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter("it must be a JSON object", param_hint="--input")
+    return found
+
+
+# Reaching the session's process
+
+
+@asynccontextmanager
+async def _acting(place: _Place, id: str, *, may: str = "") -> AsyncIterator[tuple[AsyncSession, str | None]]:
+    """Yield a session that can be changed, and the run that `id` names, if it names one.
+
+    Args:
+        id: of the session or, for what is done to runs, of a run.
+        may: what is done although the session has open runs that no process carries on: `cancel`, `decide` or `end`.
+
+    Raises:
+        TurnwiseError: there is no such session or run, or it cannot be changed from here; the message says how.
+    """
+    _aim(place.store)
+    from turnwise.actors.client.attachment import NoEngine, live
+    from turnwise.actors.client.manager import AsyncSessionManager
+
+    async with reading(place.store, place.history, namespace=place.namespace, live=True) as reader:
+        found, run_id = await _find(reader, id, place.user, has_runs=may in ("cancel", "decide"))
+        _join()  # on the main thread, where Ray wants to be started
+        attached = await asyncio.to_thread(live, found)
+        if attached is not None:
+            yield attached, run_id
+            return
+        await _check_open_runs(found, may)
+    await _check_rivals(place.store)
+    made = AsyncSessionManager(
+        place.store, engine=NoEngine(), history_store=place.history, namespace=place.namespace, overflow=None
+    )
+    async with made as manager:
+        yield await manager.get(found.id, user_id=found.user_id), run_id
+
+
+async def _find(
+    manager: AsyncSessionManager, id: str, user: str | None, *, has_runs: bool
+) -> tuple[AsyncSession, str | None]:
+    if not has_runs:
+        return await find_session(manager, id, user), None
+    try:
+        handle = await manager.execution(id, user_id=user)
+    except NotFoundError:
+        try:
+            return await find_session(manager, id, user), None
+        except NotFoundError as error:
+            page = await manager.runs(user_id=user, limit=1_000)
+            near = missing("session or run", id, [each.run_id for each in page])
+            raise (error if "did you mean" in str(error) or "--user" in str(error) else near) from None
+    return await _session_of(manager, handle, user), handle.run_id
+
+
+async def _session_of(manager: AsyncSessionManager, handle: AsyncExecutionHandle, user: str | None) -> AsyncSession:
+    """Return the session of a run, whose id may be its user's own."""
+    try:
+        return await manager.get(handle.session_id, user_id=user)
+    except NotFoundError:
+        return await find_session(manager, handle.session_id, user)
+
+
+def _aim(store: str) -> None:
+    """Name, by Ray's variables, the Ray that has a SQLite file open. Call it before Ray is imported."""
+    path = file_of(store)
+    if path is None or os.environ.get(RAY_ADDRESS):
+        return
+    from turnwise.actors.cluster.ray_address import variables_of
+    from turnwise.memory.stores.sql.sqlite_owner import running_owner
+
+    if owner := running_owner(path):
+        os.environ |= variables_of(owner.address)
+
+
+def _join() -> None:
+    """Connect to the Ray that is named, or to that of this machine; start one if there is none."""
+    from turnwise.actors.cluster.ray_runtime import connect
+
+    with progress("connect to Ray"):
+        connect(logs=False)
+
+
+async def _check_open_runs(session: AsyncSession, may: str) -> None:
+    """Refuse a session whose open runs nobody carries on, since they would fail without an engine."""
+    from turnwise.actors.client.attachment import has_noted_engine
+
+    info: SessionInfo = await session.info()
+    if info.active_run_id is None or may == "end" or (may == "cancel" and not info.queued_run_ids):
+        return
+    if await asyncio.to_thread(has_noted_engine, session):
+        return
+    why = f"session {session.id!r} has open runs, such as {info.active_run_id!r}, and no process of this Ray has it"
+    raise TurnwiseError(
+        f"{why}; here is no engine to go on with them: connect to its Ray by RAY_ADDRESS, use it in a program that"
+        " has its engine, or end it by `turnwise end`"
+    )
+
+
+async def _check_rivals(store: str) -> None:
+    """Refuse a store that another Ray has open.
+
+    Raises:
+        ConfigError: says which.
+    """
+    from turnwise.actors.cluster.ray_runtime import this_ray
+    from turnwise.memory.stores.sharing import Shared, rivals
+    from turnwise.memory.stores.urls import open_store, redact
+
+    opened = await asyncio.to_thread(open_store, store)
+    try:
+        if isinstance(opened, Shared):
+            await asyncio.to_thread(opened.own, this_ray())
+        others = await rivals(opened)
+    finally:
+        await opened.close()
+    if others:
+        why = f"the Ray at {', '.join(others)} has {redact(store)} open: name it by this variable"
+        raise ConfigError(RAY_ADDRESS, shown(os.environ.get(RAY_ADDRESS)), why)

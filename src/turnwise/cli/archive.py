@@ -1,0 +1,171 @@
+"""`turnwise export`, `import` and `sweep`: sessions as files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnwise.cli.common import (
+    FAILED,
+    AsJson,
+    History,
+    SessionId,
+    Store,
+    User,
+    check_plain,
+    file_of,
+    no_session,
+    run,
+    still,
+)
+from turnwise.cli.output import note, print_json, progress, write
+from turnwise.errors import ConfigError, SessionNotFoundError
+
+if TYPE_CHECKING:
+    from turnwise.memory.event_store.base import HistoryStore
+    from turnwise.memory.stores.base import SessionStore
+
+_STREAM = "-"
+
+
+def export(
+    store: Store,
+    session: SessionId,
+    file: Annotated[str, typer.Argument(help="The file to write; - for standard output.")] = _STREAM,
+    *,
+    user: User = None,
+    history: History = None,
+) -> None:
+    """Export all records of a session as JSON Lines."""
+    if file == _STREAM:
+        run(_export(store, session, sys.stdout.write, user, history))
+        return
+    part = Path(f"{file}.part")
+    with progress("export") as done, part.open("w", encoding="ascii", newline="\n") as out:
+        try:
+            run(_export(store, session, _counting(out.write, done), user, history))
+            out.flush()
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def import_(
+    store: Store,
+    file: Annotated[str, typer.Argument(help="A file that `export` or `sweep` has written; - for standard input.")],
+    *,
+    session: Annotated[
+        str | None, typer.Option("--as", help="A new id for the session; its old id if omitted.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import a session from a file, completely or not at all. Its time to live starts now."""
+    with ExitStack() as stack:
+        # Bytes that are not ASCII are escaped rather than raising here, so that the importer can name their line.
+        lines, size = sys.stdin, None
+        if file != _STREAM:
+            lines = stack.enter_context(Path(file).open(encoding="ascii", errors="backslashreplace"))
+            size = Path(file).stat().st_size
+        done = stack.enter_context(progress("import", size))
+        made = run(_import(store, _measured(lines, done), session))
+    if as_json:
+        print_json({"session_id": made})
+    else:
+        write(made)
+
+
+def sweep(
+    store: Store,
+    *,
+    archive: Annotated[Path | None, typer.Option(help="A folder to which each session is exported first.")] = None,
+    history: History = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete expired sessions that have no active run. Exits with 1 if one of them cannot be deleted."""
+    with progress("sweep"):
+        done = run(_sweep(store, archive, history))
+    if as_json:
+        print_json(asdict(done))
+    else:
+        for name in ("deleted", "archived", "busy", "used", "failed"):
+            write(f"{name}: {len(getattr(done, name))}")
+        for session, why in done.failed.items():
+            note(f"{session!r}: {why}")
+    if done.failed:
+        raise typer.Exit(FAILED)
+
+
+def _counting(write_line: Callable[[str], object], done: Callable[[int], None]) -> Callable[[str], None]:
+    """Return a function that writes a line, and says how many there have been."""
+    count = 0
+
+    def counted(line: str) -> None:
+        nonlocal count
+        write_line(line)
+        count += 1
+        done(count)
+
+    return counted
+
+
+def _measured(lines: Iterable[str], done: Callable[[int], None]) -> Iterator[str]:
+    """Yield the lines, and say how many characters there have been."""
+    size = 0
+    for line in lines:
+        yield line
+        size += len(line)
+        done(size)
+
+
+async def _export(
+    url: str, session: str, write_line: Callable[[str], object], user: str | None, history_url: str | None
+) -> None:
+    from turnwise.memory.archive.export import export_session
+    from turnwise.memory.stores.urls import read_only
+
+    async with AsyncExitStack() as stack:
+        urls = [each and read_only(stack.enter_context(still(each))) for each in (url, history_url)]
+        store, history = _open(stack, str(urls[0]), urls[1])
+        try:
+            await export_session(store, session, write_line, user_id=user, history=history)
+        except SessionNotFoundError:
+            raise no_session(session, await store.query(user_id=user, order_by="updated_at", limit=1_000)) from None
+
+
+async def _import(url: str, lines: Iterable[str], session: str | None) -> str:
+    from turnwise.memory.archive.export import import_session
+
+    async with AsyncExitStack() as stack:
+        store, _ = _open(stack, url, None)
+        await check_plain(store)
+        return (await import_session(store, lines, session_id=session, now=await store.now())).session_id
+
+
+async def _sweep(url: str, archive: Path | None, history_url: str | None) -> Any:
+    from turnwise.memory.archive.expiry import sweep as sweep_store
+
+    file_of(url)
+    async with AsyncExitStack() as stack:
+        store, history = _open(stack, url, history_url)
+        return await sweep_store(store, await store.now(), archive, history)
+
+
+def _open(stack: AsyncExitStack, url: str, history_url: str | None) -> tuple[SessionStore, HistoryStore | None]:
+    """Return the stores, to be closed with the stack."""
+    from turnwise.memory.event_store.urls import open_history
+    from turnwise.memory.stores.urls import open_store
+
+    if url.startswith("memory:"):
+        raise ConfigError("store", url, "a store in memory ends with its process: pass a file, a database or a Redis")
+    store = open_store(url)
+    stack.push_async_callback(store.close)
+    history = open_history(history_url) if history_url else None
+    if history:
+        stack.push_async_callback(history.close)
+    return store, history

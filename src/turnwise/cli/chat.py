@@ -1,0 +1,242 @@
+"""`turnwise chat`: talk with a model in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnwise.cli.common import STORE, AsJson, Command, Namespace, check_plain, no_session
+from turnwise.cli.output import console
+from turnwise.errors import ConfigError, NotFoundError, SessionNotFoundError
+from turnwise.memory.stores.urls import open_store, redact, resolve_url
+
+if TYPE_CHECKING:
+    from turnwise.actors.client.manager import SessionManager
+    from turnwise.actors.client.session import Session
+    from turnwise.actors.inference.openai.engine import OpenAIEngine
+    from turnwise.cli.answers import Answers
+
+DEFAULT_STORE = "sqlite:///turnwise.db"
+DEFAULT_MODEL = "gpt-5-mini"
+
+_LOOKED_AT = 1_000
+"""Among how many sessions, the newest, one with a similar id is looked for."""
+
+
+class ChatCommand(Command):
+    """A command whose first argument may be a store, and that has a store of its own if none is named."""
+
+    def _with_store(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if "://" in (given.get("store") or "") or given.get("help") or ctx.resilient_parsing:
+            return args
+        return [os.environ.get(STORE, ""), *args]
+
+
+def chat(
+    store: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE",
+            envvar=STORE,
+            show_default=False,
+            help="Where the conversation is kept: sqlite:///file.db, postgresql://user@host/name or redis://host;"
+            " sqlite:///turnwise.db if omitted, and with --demo a temporary file.",
+        ),
+    ] = "",
+    session: Annotated[
+        str | None,
+        typer.Argument(metavar="[SESSION]", help="The id of the session to go on with; a new one if omitted."),
+    ] = None,
+    *,
+    create: Annotated[bool, typer.Option("--create", help="Make the session if there is none with this id.")] = False,
+    user: Annotated[str | None, typer.Option(help="The user who talks; 'default' if omitted.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"The model; OPENAI_MODEL, else {DEFAULT_MODEL}. OPENAI_API_KEY has its key.")
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="The URL of a server that speaks OpenAI's API.")] = None,
+    system: Annotated[str | None, typer.Option(help="Instructions to the model.")] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option("--tool", help="A tool that the model may call, such as my_tools:weather; repeatable."),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Where long-term memories are kept, such as sqlite:///memory.db; none if omitted."),
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Where OPENAI_API_KEY is not set, simulate a model: no key, no network.")
+    ] = False,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Talk with a model. Answers stream; Ctrl+C stops one and keeps what was said, twice it leaves.
+
+    The conversation is stored: go on with it by its id. If RAY_ADDRESS names a Ray, an answer is finished there even
+    when this terminal is closed. The lines of a pipe are prompts; their answers are printed, and nothing else.
+    """
+    with ExitStack() as stack:
+        if demo and not (base_url or os.environ.get("OPENAI_API_KEY")):
+            model, base_url = model or "stand-in", stack.enter_context(stand_in())
+        settings: dict[str, Any] = {
+            "memory": memory,
+            "namespace": namespace,
+            "as_json": as_json,
+            "is_kept": bool(store or not demo),
+        }
+        if demo and not store:
+            folder = stack.enter_context(TemporaryDirectory(prefix="turnwise-", ignore_cleanup_errors=True))
+            store = f"sqlite:///{folder}/sessions.db"
+        engine = engine_of(model, base_url, system, tools or ())
+        code = _talk(store or DEFAULT_STORE, engine, session, create, user, **settings)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def stand_in() -> Iterator[str]:
+    """Simulate a model as long as this lasts; yields its URL."""
+    from turnwise.testing.local_provider.server import LocalProvider
+
+    os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}  # sessions inherit it
+    with LocalProvider(token_delay_s=0.02) as provider:
+        yield provider.base_url
+
+
+def engine_of(model: str | None, base_url: str | None, system: str | None, tools: Sequence[str]) -> OpenAIEngine:
+    from turnwise.actors.inference.openai.engine import OpenAIEngine
+
+    # They travel with the engine, as a Ray that runs already has the environment of those who started it.
+    key, base_url = os.environ.get("OPENAI_API_KEY"), base_url or os.environ.get("OPENAI_BASE_URL")
+    if not key and not base_url:
+        why = "this environment variable has the key, and is not set: set it, give --base-url, or try --demo"
+        raise ConfigError("OPENAI_API_KEY", key, why)
+    chosen = model or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
+    return OpenAIEngine(
+        chosen, base_url=base_url, api_key=key, system=system, tools=[each for path in tools for each in _tools(path)]
+    )
+
+
+def _tools(path: str) -> list[Any]:
+    """Return the tool at an import path, or the tools of a list, such as `mcp_tools` returns."""
+    from turnwise.actors.inference.tools.tool import Tool
+
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a module may raise anything
+        why = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
+        raise ConfigError("--tool", path, why) from error
+    tools = found if isinstance(found, list) else [found]
+    for each in tools:
+        if not isinstance(each, Tool):
+            raise ConfigError("--tool", path, f"it is a {type(each).__name__}: make it with @tool")
+    return tools
+
+
+def _talk(
+    store: str,
+    engine: OpenAIEngine,
+    session_id: str | None,
+    create: bool,
+    user: str | None,
+    *,
+    memory: str | None,
+    namespace: str,
+    as_json: bool,
+    is_kept: bool,
+) -> int:
+    """Hold the conversation; return the exit code."""
+    from turnwise.cli.answers import Answers
+    from turnwise.cli.conversation import HELP, Conversation
+    from turnwise.cli.line_editor import LineEditor
+
+    check_free(store)
+    lines = LineEditor([f"{command} " for command in HELP])
+    answers = Answers(console(), console(stderr=not (lines.is_terminal and sys.stdout.isatty())))
+    answers.wait("connecting to Ray")
+    try:
+        manager = _manager(store, engine, session_id, memory, namespace)
+    finally:
+        answers.end_line()
+    with manager:
+        session, is_new = _open(manager, session_id, create, user)
+        if lines.is_terminal:
+            _greet(answers, store, session, engine.model, is_new)
+        talk = Conversation(session, lines, answers, as_json=as_json, is_new=is_new)
+        if not is_new:
+            talk.resume()
+        code = talk.talk()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
+        if is_new and session.latest() is None:
+            session.delete()  # nobody would look for it
+        elif lines.is_terminal and is_kept:
+            answers.note(f"go on with: turnwise chat {redact(store)} {talk.session.id}")
+    return code
+
+
+def check_free(store: str) -> None:
+    """Refuse a wrong URL, a file that another Ray has open, and an encrypted store, before Ray is started.
+
+    Raises:
+        StoreURLError, ConfigError, StillEncryptedError: see above.
+    """
+    from turnwise.actors.cluster.ray_address import naming
+    from turnwise.cli.doctor import lock_holder, sqlite_file
+
+    file = sqlite_file(resolve_url(store))
+    holder = lock_holder(file) if file and not os.environ.get("RAY_ADDRESS") else None
+    if holder:
+        why = f"the Ray at {holder[0]} has it open, and no other may use it: set {naming(holder[0])}"
+        raise ConfigError("store", redact(store), f"{why}, or end process {holder[1]}")
+    if not store.startswith("memory:") and (file is None or file.exists()):
+        asyncio.run(_check_plain(store))
+
+
+async def _check_plain(url: str) -> None:
+    store = open_store(url)
+    try:
+        await check_plain(store)
+    finally:
+        await store.close()
+
+
+def _manager(store: str, engine: OpenAIEngine, session_id: str | None, memory: str | None, ns: str) -> SessionManager:
+    """Join or start Ray, and open the store."""
+    from turnwise.actors.client.hosts import placement_in_use
+    from turnwise.actors.client.manager import SessionManager
+    from turnwise.actors.cluster.ray_runtime import connect
+    from turnwise.memory.longterm.keyword import LexicalMemory
+
+    memories = [LexicalMemory(memory)] if memory else []
+    connect(logs=False)
+    placement = placement_in_use(ns, store, session_id)
+    return SessionManager(store, engine=engine, memory=memories, placement=placement, namespace=ns)
+
+
+def _open(manager: SessionManager, session_id: str | None, create: bool, user: str | None) -> tuple[Session, bool]:
+    """Return the session, and whether it is new."""
+    if session_id is None:
+        return manager.open(user_id=user), True
+    try:
+        return manager.get(session_id, user_id=user), False
+    except SessionNotFoundError:
+        if create:
+            return manager.open(session_id, user_id=user), True
+        page = manager.list(user_id=user, order_by="updated_at", limit=_LOOKED_AT)
+        raise NotFoundError(f"{no_session(session_id, page)}; --create makes it") from None
+
+
+def _greet(answers: Answers, store: str, session: Session, model: str, is_new: bool) -> None:
+    is_file = store.startswith("sqlite")
+    where = resolve_url(store).partition(":///")[2].partition("?")[0] if is_file else redact(store)
+    answers.note(f"{'new session' if is_new else 'session'} {session.id} with {model}, kept in {where}")
+    answers.note("Ctrl+C stops an answer, Ctrl+D leaves, /help lists the commands")

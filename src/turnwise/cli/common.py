@@ -1,0 +1,355 @@
+"""What the commands share: how they get the URL of a store, how they read it, and how errors end.
+
+The store is a command's first argument. It may be left out where `TURNWISE_STORE` names it: an argument in its place
+that has no scheme, as in `scheme://`, is the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from turnwise.cli.output import one_line
+from turnwise.errors import (
+    ConfigError,
+    NotFoundError,
+    RunNotFoundError,
+    SessionNotFoundError,
+    StoreError,
+    TurnwiseError,
+)
+from turnwise.memory.conversation.plain_text import plain
+
+if TYPE_CHECKING:
+    from turnwise.actors.client.execution import AsyncExecutionHandle
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.client.session import AsyncSession
+    from turnwise.memory.conversation.sessions import SessionRecord
+    from turnwise.memory.stores.base import SessionStore
+
+STORE = "TURNWISE_STORE"
+"""The variable that names the store of commands that are given none."""
+
+FAILED, INTERRUPTED = 1, 130
+"""Exit codes. Wrong usage has 2, as Typer decides."""
+
+_NEAR = 60
+"""How similar an id must be to be suggested, in percent."""
+
+_LOOKED_AT = 1_000
+"""Among how many ids, the newest, a similar one is looked for."""
+
+_COMPLETED, _COMPLETE_S = 200, 2.0
+"""Among how many sessions, the newest, a shell completes ids, and how long it waits for a store, in seconds."""
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+Result = TypeVar("Result")
+
+
+def complete_session(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return ids of sessions that begin so, for a shell; none if the store cannot be read at once."""
+    try:
+        return asyncio.run(_ids(str(ctx.params.get("store") or ""), incomplete))
+    except Exception:  # noqa: BLE001 - a shell that completes shows no errors
+        return []
+
+
+async def _ids(store: str, incomplete: str) -> list[str]:
+    from turnwise.memory.conversation.ids import public_id
+    from turnwise.memory.stores.urls import open_store, read_only
+
+    with still(store) as url:
+        opened = open_store(read_only(url))
+        try:
+            page = await asyncio.wait_for(opened.query(order_by="updated_at", limit=_COMPLETED), _COMPLETE_S)
+        finally:
+            await opened.close()
+    ids = dict.fromkeys(public_id(each.session_id) for each in page)
+    return [plain(each) for each in ids if each.startswith(incomplete)]
+
+
+Store = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE",
+        envvar=STORE,
+        help="The store of the sessions: sqlite:///file.db, postgresql://user@host/name or redis://host.",
+    ),
+]
+History = Annotated[
+    str | None,
+    typer.Option("--history", metavar="URL", help="The store of events, if they have their own."),
+]
+User = Annotated[
+    str | None,
+    typer.Option("--user", help="The session's user; required if it was created with enforce_user."),
+]
+OfUser = Annotated[str | None, typer.Option("--user", help="Only of this user.")]
+OfAgent = Annotated[str | None, typer.Option("--agent", help="Only of this agent.")]
+SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session.", autocompletion=complete_session)]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at most.")]
+Cursor = Annotated[str | None, typer.Option(help="Go on where the last answer ended: its cursor.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Namespace = Annotated[str, typer.Option("--namespace", help="The Ray namespace of the sessions' processes.")]
+
+
+class Commands(TyperGroup):
+    """The group of all commands. An error is one line on standard error; with `--debug`, a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            done = super().invoke(ctx)
+            sys.stdout.flush()
+            return done
+        except (typer.Exit, typer.Abort, typer.TyperException):
+            raise
+        except BrokenPipeError:  # whoever read the output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            typer.echo(f"error: {_said(error)}", err=True)
+            raise typer.Exit(FAILED) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+class Command(TyperCommand):
+    """A command whose first argument may be a store, and that prints nothing but its own output."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._with_store(ctx, args))
+
+    def _with_store(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the arguments with the store before them if it was left out."""
+        if not any(param.name == "store" for param in self.params):
+            return args
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        store = given.get("store")
+        if (isinstance(store, str) and _SCHEME.match(store)) or given.get("help"):
+            return args
+        if default := os.environ.get(STORE):
+            return [default, *args]
+        if ctx.resilient_parsing:
+            return args
+        return ctx.fail(f"give a store first, such as sqlite:///turnwise.db, or name it by {STORE}")  # type: ignore[no-any-return]
+
+    def invoke(self, ctx: Any) -> Any:
+        with _quiet(is_debugged=bool(ctx.find_root().params.get("debug"))):
+            return super().invoke(ctx)
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Carry out what a command does. Ctrl-C ends it, also while it waits for a file, and the command exits with 130."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _is_main():
+        return asyncio.run(work)
+    signal.signal(signal.SIGINT, _interrupt)  # asyncio's own handler only cancels the task, which may be blocked
+    try:
+        return asyncio.run(work)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+@asynccontextmanager
+async def reading(
+    store: str, history: str | None = None, *, namespace: str = "turnwise", live: bool = False
+) -> AsyncIterator[AsyncSessionManager]:
+    """Open a store to read it, in this process: no Ray is started, no file is created, no session is taken over.
+
+    It is as of the sessions' last commits.
+
+    Args:
+        live: whether changes are looked for. SQLite then keeps two files beside its own, as it does for all who write.
+
+    Raises:
+        TurnwiseError: the store cannot be read, is encrypted, its file does not exist, or changed meanwhile.
+    """
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.inference.echo import EchoEngine
+
+    with ExitStack() as stack:
+        if live:
+            for url in filter(None, (store, history)):
+                file_of(url)
+        else:
+            store = stack.enter_context(still(store))
+            history = history and stack.enter_context(still(history))
+        made = AsyncSessionManager(
+            store, engine=EchoEngine(), history_store=history, namespace=namespace, read_only=True, overflow=None
+        )
+        async with made as manager:
+            await manager.list(limit=1)  # raises StillEncryptedError: the keys are in the programs that use the store
+            yield manager
+
+
+@contextmanager
+def still(url: str) -> Iterator[str]:
+    """Yield the URL by which a command reads a store once.
+
+    By it, SQLite creates no files beside a file that nobody has open, so that it also reads where nobody may write.
+
+    Raises:
+        TurnwiseError: the file does not exist, or somebody changed it meanwhile.
+    """
+    path = file_of(url)
+    if path is None or Path(f"{path}-wal").exists():
+        yield url
+        return
+    before = _state_of(path)
+    yield f"{url}{'&' if '?' in url else '?'}immutable=1"
+    if _state_of(path) != before:
+        raise StoreError(f"store {url}: it was changed while it was read: repeat the command")
+
+
+def file_of(url: str) -> Path | None:
+    """Return the file of a store that is to be read; None for a server.
+
+    Raises:
+        StoreURLError: it is not the URL of a store.
+        NotFoundError: the file does not exist.
+        ConfigError: the store is in a memory.
+    """
+    from turnwise.memory.stores.urls import redact, resolve_url
+
+    resolved = resolve_url(url)
+    if resolved.startswith("memory:"):
+        raise ConfigError("store", url, "a store in memory ends with its process: pass a file, a database or a Redis")
+    if not resolved.startswith("sqlite"):
+        return None
+    import sqlalchemy as sa
+
+    from turnwise.memory.stores.sql.sqlite_file import path_of
+
+    path = path_of(sa.make_url(resolved))
+    if not path.exists():
+        raise NotFoundError(f"store {redact(url)}: there is no file {path}: check the path")
+    return path
+
+
+def _state_of(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+async def check_plain(store: SessionStore) -> None:
+    """Look whether a store is encrypted, before something is added to it: it is as a whole, or not at all.
+
+    Raises:
+        StillEncryptedError: it is.
+    """
+    from turnwise.memory.stores.encrypted.records import check_session
+
+    for newest in await store.query(limit=1):
+        check_session(newest)
+
+
+async def find_session(manager: AsyncSessionManager, session_id: str, user_id: str | None = None) -> AsyncSession:
+    """Return the session with this id.
+
+    Raises:
+        NotFoundError: there is none; the message names the nearest id, or says that a user must be given.
+    """
+    try:
+        return await manager.get(session_id, user_id=user_id)
+    except SessionNotFoundError:
+        page = await manager.list(user_id=user_id, order_by="updated_at", limit=_LOOKED_AT)
+        raise no_session(session_id, page) from None
+
+
+async def find_run(manager: AsyncSessionManager, run_id: str, user_id: str | None = None) -> AsyncExecutionHandle:
+    """Return the handle of the run with this id.
+
+    Raises:
+        NotFoundError: there is none; the message names the nearest id.
+    """
+    try:
+        return await manager.execution(run_id, user_id=user_id)
+    except RunNotFoundError:
+        page = await manager.runs(user_id=user_id, limit=_LOOKED_AT)
+        raise missing("run", run_id, [each.run_id for each in page]) from None
+
+
+def no_session(session_id: str, there: Iterable[SessionRecord]) -> NotFoundError:
+    """Return the error of a session that was not found, made of sessions that are there."""
+    from turnwise.memory.conversation.ids import public_id
+
+    owners: dict[str, list[str]] = {}
+    for each in there:
+        owners.setdefault(public_id(each.session_id), []).append(each.user_id)
+    if session_id in owners:
+        users = " or ".join(f"--user {user}" for user in sorted(owners[session_id]))
+        return NotFoundError(f"session {session_id!r} has an id of its user's own: give {users}")
+    return missing("session", session_id, list(owners))
+
+
+def missing(kind: str, id: str, there: list[str]) -> NotFoundError:
+    """Return the error of an id that does not exist, with the nearest one of those that do."""
+    from rapidfuzz import fuzz, process
+
+    longer = [each for each in there if each.startswith(id)]
+    found = process.extractOne(id, there, scorer=fuzz.ratio, score_cutoff=_NEAR)
+    near = longer[0] if len(longer) == 1 else found[0] if found else None
+    hint = f"; did you mean {near!r}?" if near else ""
+    return NotFoundError(f"there is no {kind} {id!r}{hint}")
+
+
+def _said(error: Exception) -> str:
+    """Return an error in one line."""
+    if isinstance(error, TurnwiseError):
+        return one_line(error)
+    if isinstance(error, OSError):
+        return one_line(str(error) or type(error).__name__)
+    return one_line(
+        f"{type(error).__name__}: {error}; this is a mistake of turnwise: `turnwise --debug ...` shows where"
+    )
+
+
+@contextmanager
+def _quiet(*, is_debugged: bool) -> Iterator[None]:
+    """Print warnings of turnwise as lines of their own, and no others; with `--debug`, all."""
+    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that cannot show all characters
+    if is_debugged:
+        yield
+        return
+    handler, silent = _Warnings(logging.WARNING), logging.NullHandler()
+    own, root = logging.getLogger("turnwise"), logging.getLogger()
+    own.addHandler(handler)
+    root.addHandler(silent)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        own.removeHandler(handler)
+        root.removeHandler(silent)
+
+
+class _Warnings(logging.Handler):
+    """Prints records as lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(f"{record.levelname.lower()}: {one_line(record.getMessage())}", err=True)

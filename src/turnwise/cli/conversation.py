@@ -1,0 +1,374 @@
+"""`Conversation`: what a person and a session say to each other in `turnwise chat`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from turnwise.actors.client.execution import ExecutionHandle
+from turnwise.actors.client.session import Session
+from turnwise.cli.answers import Answers
+from turnwise.cli.line_editor import LineEditor
+from turnwise.errors import CallDecidedError, CallNotFoundError, TurnwiseError
+from turnwise.memory.conversation.blocks import User
+from turnwise.memory.conversation.events import AnyEvent, ApprovalRequested, RunEnded
+from turnwise.memory.conversation.prompts import Prompt
+from turnwise.memory.conversation.tool_calls import PendingCall
+from turnwise.memory.conversation.turns import Turn
+
+PROMPT = "> "
+
+INTERRUPTED, UNANSWERED = 130, 1
+"""Exit codes: Ctrl+C ended it; a prompt of a pipe has no answer."""
+
+EARLIER = 4
+"""How many turns of an earlier conversation are shown."""
+
+TITLE = 80
+"""How many characters of the first prompt become the title of a new session."""
+
+LISTED = 20
+"""How many memories are listed."""
+
+LEAVE_S = 5.0
+"""How long the end of an answer is waited for when somebody leaves in the middle of it, in seconds."""
+
+HELP = {
+    "/fork": "/fork [ID]            go on in a copy of the conversation; the original stays as it is",
+    "/retry": "/retry                ask the last prompt again, as if its answer had not been given",
+    "/memory": "/memory [WORDS]       list what is remembered, or what of it fits the words",
+    "/cancel": "/cancel               stop the run that is active, such as one of another terminal",
+    "/help": "/help                 list the commands",
+    "/quit": "/quit                 leave; so do Ctrl+D, and Ctrl+C twice",
+}
+"""The commands, with what `/help` says about each."""
+
+_MORE_HELP = (
+    "Ctrl+C stops the answer and keeps what was said. A line that ends in \\ goes on in the next one.\n"
+    "A prompt that begins with a slash is written with two."
+)
+
+
+class Conversation:
+    """Reads prompts, shows answers, asks for approvals, and carries commands out.
+
+    Args:
+        as_json: print a line of JSON for each answer, and the answer in no other way.
+        is_new: whether the session is new; then its first prompt becomes its title.
+    """
+
+    def __init__(self, session: Session, lines: LineEditor, answers: Answers, *, as_json: bool, is_new: bool) -> None:
+        self.session = session
+        self._lines = lines
+        self._answers = answers
+        self._as_json = as_json
+        self._is_untitled = is_new
+        self._is_leaving = False
+        """Whether the last thing that was pressed is Ctrl+C: the next one leaves."""
+        self._failed = False
+
+    def resume(self) -> None:
+        """Show how the conversation ended, and follow the run that is active."""
+        latest = self.session.latest()
+        turns = self.session.turns(after=latest.index - EARLIER) if latest else []
+        self._lines.remember(block.text for turn in turns for block in turn.asked if isinstance(block, User))
+        active = self.session.info().active_run_id
+        for turn in turns if self._lines.is_terminal else ():
+            self._show_prompts(turn.asked)
+            if active is None or turn.run_id != active:
+                self._answers.show(turn.output)
+                self._explain(turn)
+        if active:
+            self._answers.note("this run has not ended: it is shown from its beginning")
+            self._follow(self.session.execution(active))
+
+    def _explain(self, turn: Turn) -> None:
+        """Say why an earlier turn has no whole answer, if it has none."""
+        if turn.status == "pending":
+            self._answers.note("no run has had this prompt: /retry asks it")
+        elif turn.run_id is not None and turn.status != "completed":
+            why = self.session.execution(turn.run_id).info().why
+            again = "" if turn.status == "cancelled" else "; /retry asks again"
+            self._answers.note(f"{turn.status}: {why}{again}")
+
+    def _show_prompts(self, blocks: Sequence[Any]) -> None:
+        for block in blocks:
+            self._answers.note(f"{PROMPT}{block.text}" if isinstance(block, User) else f"({block.kind})", "bold")
+
+    def talk(self) -> int:
+        """Read and answer until the end of the input; return the exit code."""
+        while True:
+            try:
+                line = self._lines.read(PROMPT if self._lines.is_terminal else "")
+            except EOFError:
+                if self._lines.is_terminal:
+                    self._answers.note("")
+                return 0
+            except KeyboardInterrupt:
+                if self._is_leaving or not self._lines.is_terminal:
+                    return INTERRUPTED
+                self._is_leaving = True
+                self._answers.note("\nCtrl+C again leaves; so do Ctrl+D and /quit")
+                continue
+            code = self._carry_out(line)
+            if code is not None:
+                return code
+
+    def _carry_out(self, line: str) -> int | None:
+        """Do what a line says; return the exit code if the conversation ends."""
+        self._is_leaving = self._failed = False
+        try:
+            if self._take(line):
+                return 0
+        except KeyboardInterrupt:
+            if self._is_leaving:
+                return INTERRUPTED
+            self._is_leaving = True
+        except EOFError:  # at a question
+            self._answers.note("\nthe call still waits: `turnwise approve` and `turnwise reject` decide it")
+            return 0
+        except TurnwiseError as error:
+            self._failed = True
+            self._answers.error(error)
+        if self._lines.is_terminal:
+            return None
+        return UNANSWERED if self._failed else INTERRUPTED if self._is_leaving else None
+
+    def _take(self, line: str) -> bool:
+        """Answer a prompt or carry a command out; return whether to leave."""
+        if not line.strip():
+            return False
+        if not line.startswith("/"):
+            self._ask(line)
+            return False
+        if line.startswith("//"):
+            self._ask(line[1:])
+            return False
+        word, _, rest = line.strip().partition(" ")
+        if word == "/quit":
+            return True
+        commands: dict[str, Callable[[str], None]] = {
+            "/fork": self._fork,
+            "/retry": self._retry,
+            "/memory": self._memory,
+            "/cancel": self._cancel,
+            "/help": self._help,
+        }
+        if word not in commands:
+            near = difflib.get_close_matches(word, HELP, 1)
+            self._failed = True
+            self._answers.error(f"there is no command {word}{f': do you mean {near[0]}?' if near else ''} (/help)")
+            return False
+        commands[word](rest.strip())
+        return False
+
+    # Commands.
+
+    def _fork(self, session_id: str) -> None:
+        before = self.session.id
+        self.session = self.session.fork(session_id=session_id or None)
+        self._answers.note(f"this is session {self.session.id} now; {before} stays as it is")
+
+    def _retry(self, _: str) -> None:
+        latest = self.session.latest()
+        if latest is None:
+            self._failed = True
+            self._answers.error("there is nothing to ask again yet")
+            return
+        asked = latest.asked
+        if latest.status != "pending":
+            self.session.memory.forget(latest.index)
+            self._ask(*asked)
+        else:
+            self._ask()
+
+    def _memory(self, words: str) -> None:
+        memory = self.session.memory
+        found = memory.recall(words, limit=LISTED) if words else list(memory.list(limit=LISTED))
+        for item in found:
+            self._answers.note(f"{item.id}  {item.text}", "")
+        if not found:
+            self._answers.note("nothing of that is remembered" if words else "nothing is remembered yet")
+
+    def _cancel(self, _: str) -> None:
+        is_cancelled = self.session.cancel("cancelled in a chat")
+        self._answers.note("stopped" if is_cancelled else "it had ended already")
+
+    def _help(self, _: str) -> None:
+        self._answers.note("\n".join([*HELP.values(), _MORE_HELP]))
+
+    # Answers.
+
+    def _ask(self, *prompts: Prompt) -> None:
+        """Start a run, and show its answer."""
+        with self._stoppable() as stop:
+            self._answers.wait()
+            execution = self.session.run(*prompts)
+            stop.started(execution)
+            if self._is_untitled and prompts and isinstance(prompts[0], str):
+                self.session.update(title=" ".join(prompts[0].split())[:TITLE])
+                self._is_untitled = False
+            self._show(execution, stop)
+
+    def _follow(self, execution: ExecutionHandle) -> None:
+        with self._stoppable() as stop:
+            stop.started(execution)
+            self._show(execution, stop)
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[_Stop]:
+        """While this lasts, the first Ctrl+C stops the run; the second one raises KeyboardInterrupt."""
+        stop = _Stop()
+        before = signal.signal(signal.SIGINT, stop.interrupt)
+        try:
+            yield stop
+        finally:
+            signal.signal(signal.SIGINT, before)
+            self._answers.end_line()
+            if self._lines.is_terminal and not self._as_json:
+                self._answers.note("")
+            self._is_leaving = stop.is_asked
+
+    def _show(self, execution: ExecutionHandle, stop: _Stop) -> None:
+        """Show a run up to its end; ask for what it waits for."""
+        feed = _Feed(execution)
+        waits = False
+        try:
+            for event in feed:
+                if not self._as_json:
+                    self._answers.take(event)
+                waits = waits or isinstance(event, ApprovalRequested)
+                if waits and feed.is_drained():
+                    waits = False
+                    try:
+                        self._decide(execution)
+                    except KeyboardInterrupt:
+                        stop.interrupt()
+                if isinstance(event, RunEnded):
+                    self._failed = event.kind not in ("run_completed", "run_cancelled")
+                    self._print_json(execution, event)
+        except KeyboardInterrupt:
+            feed.wait(LEAVE_S)
+            raise
+
+    def _print_json(self, execution: ExecutionHandle, event: RunEnded) -> None:
+        if self._as_json:
+            said = {"session_id": execution.session_id, "run_id": execution.run_id, "turn": execution.turn_index}
+            said |= {"state": event.kind.removeprefix("run_"), "text": event.text, "why": getattr(event, "why", None)}
+            sys.stdout.write(json.dumps(said) + "\n")
+            sys.stdout.flush()
+
+    def _decide(self, execution: ExecutionHandle) -> None:
+        """Ask about each call that waits."""
+        for call in execution.pending():
+            if not self._lines.is_terminal:
+                raise _UndecidedError(f"{_waits(execution, call)}, and nobody can be asked here")
+            try:
+                self._decide_one(execution, call)
+            except (CallDecidedError, CallNotFoundError) as error:  # somebody else was faster
+                self._answers.error(error)
+
+    def _decide_one(self, execution: ExecutionHandle, call: PendingCall) -> None:
+        self._answers.ask(call.call_id, call.name, call.input, call.why)
+        if call.wants == "result":
+            execution.provide(call.call_id, self._question("its result: "))
+            return
+        question = "go over the budget? [y/n] " if call.wants == "budget" else "do it? [y/n] "
+        while (answer := self._question(question).strip().lower()) not in ("y", "yes", "n", "no"):
+            pass
+        if answer.startswith("y"):
+            execution.approve(call.call_id)
+        else:
+            execution.reject(call.call_id, self._question("why not? (may be empty) "))
+        self._answers.wait()
+
+    def _question(self, question: str) -> str:
+        """Return an answer of the person's. Ctrl+C raises, as it does at a prompt."""
+        self._answers.end_line()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return self._lines.ask(question)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _waits(execution: ExecutionHandle, call: PendingCall) -> str:
+    return (
+        f"call {call.call_id!r} of {call.name} waits, in run {execution.run_id}: `turnwise approve` and"
+        " `turnwise reject` decide it"
+    )
+
+
+class _UndecidedError(TurnwiseError):
+    """A call waits, and nobody can be asked about it."""
+
+
+class _Stop:
+    """Cancels a run at the first interrupt, also at one before the run has begun."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._execution: ExecutionHandle | None = None
+
+    def started(self, execution: ExecutionHandle) -> None:
+        """Set what is cancelled."""
+        self._execution = execution
+        if self.is_asked:
+            self._cancel()
+
+    def interrupt(self, _: int = 0, __: FrameType | None = None) -> None:
+        """Cancel; the second time, raise KeyboardInterrupt. A handler of SIGINT."""
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._execution is not None:
+            # Not here: a handler may run in the middle of anything.
+            threading.Thread(target=self._carry_out, args=[self._execution], daemon=True).start()
+
+    @staticmethod
+    def _carry_out(execution: ExecutionHandle) -> None:
+        with suppress(TurnwiseError):  # those who follow the run get the same error
+            execution.cancel("Ctrl+C")
+
+
+class _Feed:
+    """The events of a run, read on a thread of their own: so Ctrl+C is noticed at once, however long nothing comes."""
+
+    def __init__(self, execution: ExecutionHandle) -> None:
+        self._execution = execution
+        self._events: queue.SimpleQueue[AnyEvent | Exception | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, name="turnwise-chat", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[AnyEvent]:
+        while (found := self._events.get()) is not None:
+            if isinstance(found, Exception):
+                raise found
+            yield found
+
+    def is_drained(self) -> bool:
+        """Return whether all events so far were read: then what waits is not decided yet."""
+        return self._events.empty()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end of the run."""
+        self._thread.join(timeout_s)
+
+    def _read(self) -> None:
+        try:
+            for event in self._execution.events():
+                self._events.put(event)
+            self._events.put(None)
+        except Exception as error:  # noqa: BLE001 - raised where the events are read
+            self._events.put(error)

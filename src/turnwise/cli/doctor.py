@@ -1,0 +1,356 @@
+"""`turnwise doctor`: look for what may be wrong, and say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import re
+import sqlite3
+import struct
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from turnwise.cli.common import FAILED, STORE, AsJson, still
+from turnwise.cli.environment import Facts, facts
+from turnwise.cli.output import console, one_line, print_json
+from turnwise.errors import SchemaVersionError, TurnwiseError
+
+State = Literal["ok", "warn", "fail", "unknown"]
+
+STYLES: Mapping[State, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
+
+LITTLE, TOO_LITTLE = 1 << 30, 100 << 20
+"""With less free disk space than this, in bytes, there is a warning, or a failure."""
+
+_GIGABYTE = 1 << 30
+
+_RAY_FOLDERS = ("/tmp/ray", "/dev/shm")  # noqa: S108 - where Ray has its logs, and its objects
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check has found."""
+
+    check: str
+    state: State
+    said: str
+    do: str = ""
+    """What to do about it."""
+
+
+def doctor(
+    url: Annotated[
+        str,
+        typer.Argument(metavar="STORE", envvar=STORE, show_default=False, help="The store to look at, if any."),
+    ] = "",
+    *,
+    base_url: Annotated[
+        str | None, typer.Option(help="The URL of the model's server; OPENAI_BASE_URL of the workers if omitted.")
+    ] = None,
+    start_ray: Annotated[
+        bool, typer.Option("--start-ray", help="If there is no Ray to join, start one for the time of the checks.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what may be wrong, and say what to do: Ray, the store, the endpoint, files and packages.
+
+    Exits with 1 if something fails. It changes nothing, and starts no Ray unless told to. The key is never shown.
+    """
+    found = list(_findings(url, base_url, start_ray=start_ray))
+    if as_json:
+        print_json([asdict(each) for each in found])
+    else:
+        _show(found)
+    if any(each.state == "fail" for each in found):
+        raise typer.Exit(FAILED)
+
+
+def _show(found: Sequence[Finding]) -> None:
+    from rich.text import Text
+
+    out = console()
+    width = max(len(each.check) for each in found)
+    for each in found:
+        line = Text.assemble((f"{each.state:<7} ", STYLES[each.state]), f"{each.check:<{width}}  ", one_line(each.said))
+        out.print(line, soft_wrap=True)
+        if each.do:
+            out.print(Text(f"{'':<{width + 8}}  → {one_line(each.do)}"), soft_wrap=True)
+
+
+def _findings(store: str, base_url: str | None, *, start_ray: bool) -> Iterator[Finding]:
+    yield Finding("turnwise", "ok", f"{version('turnwise')}, Python {platform.python_version()}, {sys.platform}")
+    yield from _packages()
+    has_ray, *about_ray = list(_ray(start_ray))
+    yield from (each for each in about_ray if isinstance(each, Finding))
+    folders = tuple(dict.fromkeys(filter(os.path.isdir, [_folder_of(store), *_RAY_FOLDERS])))
+    if store:
+        yield from _store(store, _address() if has_ray else None)
+    if has_ray:
+        yield from _workers(base_url, folders)
+    else:
+        why = "the workers' environment was not looked at: --start-ray does"
+        yield Finding("workers", "unknown", why)
+        yield from _environment(facts(base_url, folders), "this process")
+
+
+# Packages.
+
+
+def _packages() -> Iterator[Finding]:
+    for extra, names in sorted(_extras().items()):
+        there = {name: _version(name) for name in names}
+        lacks = [name for name, found in there.items() if found is None]
+        if lacks:
+            yield Finding(f"[{extra}]", "ok", f"not installed: pip install 'turnwise[{extra}]' adds {', '.join(lacks)}")
+        else:
+            yield Finding(f"[{extra}]", "ok", ", ".join(f"{name} {found}" for name, found in there.items()))
+
+
+def _extras() -> dict[str, list[str]]:
+    """Return the packages of each optional extra, but for those of turnwise's own developers."""
+    found: dict[str, list[str]] = {}
+    for line in requires("turnwise") or ():
+        if (extra := re.search(r"extra == ['\"]([\w-]+)['\"]", line)) and extra[1] != "dev":
+            name = re.match(r"[\w.-]+", line)
+            if name and name[0] != "turnwise":
+                found.setdefault(extra[1], []).append(name[0])
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+# Ray.
+
+
+def _ray(start_ray: bool) -> Iterator[Any]:
+    """Yield whether this process has a Ray, then what was found about it."""
+    from turnwise.actors.cluster.diagnosis import ray_facts, ray_version
+    from turnwise.actors.cluster.ray_address import local_ray
+    from turnwise.actors.cluster.ray_runtime import connect
+
+    address = os.environ.get("RAY_ADDRESS") or local_ray()
+    if not address and not start_ray:
+        why = f"{ray_version()}; none is running here: each program starts one, and its runs end with the program"
+        yield False
+        yield Finding("ray", "warn", why, "`ray start --head` lets runs outlive programs, which find it by themselves")
+        return
+    try:
+        connect(logs=False)
+    except TurnwiseError as error:
+        yield False
+        yield Finding("ray", "fail", f"{ray_version()}; {error}")
+        return
+    yield True
+    known = ray_facts()
+    what = f"{known.version} at {known.address}, {known.nodes} node{'s' * (known.nodes != 1)}"
+    yield Finding("ray", "ok", what if address else f"{what}, started for these checks")
+    cpus, memory = known.resources.get("CPU", 0), known.resources.get("memory", 0)
+    free = f"{known.free.get('CPU', 0):g} of {cpus:g} CPUs free, {memory / _GIGABYTE:.1f} GB for its processes"
+    yield Finding("ray resources", "ok", free)
+    if known.has_token or not address:
+        yield Finding("ray access", "ok", "by a token" if known.has_token else "of this machine alone")
+    else:
+        yield Finding(
+            "ray access", "warn", "whoever reaches its ports may run code there",
+            "keep its ports inside a trusted network, or set RAY_AUTH_MODE=token",
+        )  # fmt: skip
+
+
+def _address() -> str:
+    from turnwise.actors.cluster.ray_runtime import this_ray
+
+    return this_ray().address
+
+
+# The store.
+
+
+def _store(url: str, ray: str | None) -> Iterator[Finding]:
+    from turnwise.memory.stores.urls import redact, resolve_url
+
+    try:
+        resolved = resolve_url(url)
+    except TurnwiseError as error:
+        yield Finding("store", "fail", str(error))
+        return
+    if resolved.startswith("memory:"):
+        yield Finding(
+            "store", "warn", f"{url} lasts as long as its Ray", "use SQLite, PostgreSQL or Redis to keep sessions"
+        )
+        return
+    file = sqlite_file(resolved)
+    if file and not file.exists():
+        if file.parent.is_dir() and os.access(file.parent, os.W_OK):
+            yield Finding(
+                "store", "warn", f"there is no file {file}", "check the path; the first program that uses it makes it"
+            )
+        else:
+            yield Finding(
+                "store", "fail", f"there is no file {file}, and none can be made", "make its folder, writable"
+            )
+        return
+    yield asyncio.run(_read(url, redact(url)))
+    if file:
+        if not os.access(file, os.W_OK):
+            yield Finding("store file", "fail", f"{file} is not writable", "change its owner or its mode")
+        yield _owner(file, ray)
+
+
+async def _read(url: str, shown: str) -> Finding:
+    """Read a store, and say what it has."""
+    from turnwise.memory.stores.urls import open_store, read_only
+
+    try:
+        with still(url) as opened:
+            store = await asyncio.to_thread(open_store, read_only(opened))
+            try:
+                count = await store.count()
+            finally:
+                await store.close()
+    except SchemaVersionError as error:
+        return Finding("store", "fail", str(error), "upgrade turnwise here: pip install --upgrade turnwise")
+    except TurnwiseError as error:
+        is_old = "open it once without read_only" in str(error)
+        return Finding("store", "warn" if is_old else "fail", str(error))
+    return Finding("store", "ok", f"{shown}: {_schema(url)}{count:,} session{'s' * (count != 1)}")
+
+
+def _schema(url: str) -> str:
+    if not url.startswith(("sqlite", "postgresql")):
+        return ""
+    from turnwise.memory.stores.sql.schema import SCHEMA
+
+    return f"schema version {SCHEMA.version}, "
+
+
+def _owner(file: Path, ray: str | None) -> Finding:
+    """Say which Ray uses a SQLite file."""
+    holder = lock_holder(file)
+    if holder is None:
+        return Finding("store owner", "ok", "no Ray has the file open")
+    address, pid = holder
+    who = f"the Ray at {address or 'an unknown address'}, by process {pid}"
+    if ray is not None and ray == address:
+        return Finding("store owner", "ok", f"{who}: the one that programs here join")
+    from turnwise.actors.cluster.ray_address import naming
+
+    do = f"set {naming(address)}" if address else "end that process"
+    return Finding("store owner", "warn", f"{who}, and no other may use it", f"{do}, or only read")
+
+
+def lock_holder(file: Path) -> tuple[str, int] | None:
+    """Return the address of the Ray that has a SQLite file open, and one of its processes; None if none has.
+
+    The system is asked who holds the lock beside the file, so nothing is locked here.
+    """
+    lock = file.with_name(f"{file.name}.lock")
+    if sys.platform != "linux" or not lock.exists():
+        return None
+    import fcntl
+
+    first, size = 0x40000002, 510  # SQLite's shared lock
+    asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
+    with lock.open("rb") as opened:
+        kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(opened, fcntl.F_GETLK, asked))
+    if kind == fcntl.F_UNLCK:
+        return None
+    try:
+        with closing(sqlite3.connect(f"{lock.as_uri()}?mode=ro", uri=True)) as connection:
+            row = connection.execute("SELECT address FROM owner").fetchone()
+    except sqlite3.Error:
+        row = None
+    return (str(row[0]) if row else ""), pid
+
+
+def sqlite_file(resolved: str) -> Path | None:
+    """Return the file of a store's resolved URL; None for a server."""
+    if not resolved.startswith("sqlite"):
+        return None
+    import sqlalchemy as sa
+
+    from turnwise.memory.stores.sql.sqlite_file import path_of
+
+    return path_of(sa.make_url(resolved))
+
+
+def _folder_of(store: str) -> str:
+    """Return the folder whose disk the store needs."""
+    from turnwise.memory.stores.urls import resolve_url
+
+    try:
+        file = sqlite_file(resolve_url(store)) if store else None
+    except TurnwiseError:
+        file = None
+    return str(file.parent if file else Path.cwd())
+
+
+# What sessions' processes find.
+
+
+def _workers(base_url: str | None, folders: tuple[str, ...]) -> Iterator[Finding]:
+    from turnwise.actors.cluster.diagnosis import ask_workers
+
+    for node, answer in ask_workers(facts, base_url, folders).items():
+        if isinstance(answer, Facts):
+            yield from _environment(answer, f"workers on {node}")
+        else:
+            do = "is turnwise installed there, in the same version?"
+            yield Finding("workers", "fail", f"a worker on {node} cannot look: {answer}", do)
+
+
+def _environment(found: Facts, where: str) -> Iterator[Finding]:
+    own = version("turnwise")
+    if found.turnwise != own or found.python.rpartition(".")[0] != platform.python_version().rpartition(".")[0]:
+        what = f"{where}: turnwise {found.turnwise or 'is not installed'}, Python {found.python}"
+        yield Finding("versions", "fail", what, f"install turnwise {own} on the same Python there")
+    yield _key(found, where)
+    if found.problem:
+        do = "set OPENAI_BASE_URL where `ray start` runs, or give engines a base_url; is there a proxy or a firewall?"
+        yield Finding(
+            "endpoint",
+            "fail" if found.is_chosen else "warn",
+            f"{where}: {found.endpoint} does not answer: {found.problem}",
+            do,
+        )
+    else:
+        yield Finding("endpoint", "ok", f"{where}: {found.endpoint} answers")
+    if found.vocabulary:
+        yield Finding("vocabulary", "ok", f"{where}: {found.vocabulary}")
+    else:
+        why = f"{where}: the vocabulary o200k_base is not there, and is fetched at first use"
+        do = "without a network, put its file into TIKTOKEN_CACHE_DIR; else bytes are counted, which is too much"
+        yield Finding("vocabulary", "warn", why, do)
+    if found.embedding:
+        yield Finding("embedding", "ok", f"{where}: {found.embedding}")
+    else:
+        why = f"{where}: Chroma's default model is not there; a VectorMemory fetches 80 MB at first use"
+        yield Finding("embedding", "warn", why, "nothing, without a VectorMemory; until then it finds by words alone")
+    for folder, free in found.free_bytes.items():
+        state: State = "fail" if free < TOO_LITTLE else "warn" if free < LITTLE else "ok"
+        yield Finding(
+            "disk", state, f"{where}: {free / _GIGABYTE:.1f} GB free in {folder}", "make room" * (state != "ok")
+        )
+
+
+def _key(found: Facts, where: str) -> Finding:
+    if found.is_key_refused and found.is_chosen:
+        what = "is refused" if found.has_key else "is missing, and is needed"
+        do = "correct OPENAI_API_KEY where `ray start` runs, or give engines an api_key"
+        return Finding("key", "fail", f"{where}: the key for {found.endpoint} {what}", do)
+    if not found.has_key:
+        do = "set OPENAI_API_KEY where `ray start` runs, or give engines an api_key, which travels with them"
+        return Finding("key", "warn", f"{where}: OPENAI_API_KEY is not set", do)
+    return Finding("key", "ok", f"{where}: OPENAI_API_KEY is set")

@@ -1,0 +1,262 @@
+"""`turnwise ls`, `runs` and `usage`: what there is in a store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from turnwise.cli.common import (
+    AsJson,
+    Cursor,
+    History,
+    Limit,
+    OfAgent,
+    OfUser,
+    Store,
+    complete_session,
+    find_session,
+    reading,
+    run,
+)
+from turnwise.cli.output import Cell, Column, note, print_json, print_table
+from turnwise.console.text import ago, number
+from turnwise.errors import SessionNotFoundError
+
+if TYPE_CHECKING:
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.cluster.wire import SessionInfo
+    from turnwise.memory.conversation.runs import RunRecord, RunState
+    from turnwise.memory.conversation.sessions import SessionRecord
+    from turnwise.memory.conversation.usage import Usage
+    from turnwise.memory.stores.base import Page
+
+_LOOKS = 8
+"""How many sessions are read at once."""
+
+_PAGE = 500
+
+_STYLES = {
+    "running": "yellow",
+    "queued": "yellow",
+    "awaiting_approval": "magenta",
+    "failed": "red",
+    "interrupted": "red",
+    "ended": "dim",
+    "completed": "green",
+}
+
+
+def ls(
+    store: Store,
+    *,
+    user: OfUser = None,
+    agent: OfAgent = None,
+    status: Annotated[Literal["active", "ended"] | None, typer.Option(help="Only with this status.")] = None,
+    title: Annotated[str | None, typer.Option(help="Only with this part of a title.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    history: History = None,
+    as_json: AsJson = False,
+) -> None:
+    """List sessions, the ones used last first."""
+    query = {"user_id": user, "agent": agent, "status": status, "title": title, "limit": limit, "cursor": cursor}
+    run(_ls(store, history, query, as_json))
+
+
+async def _ls(store: str, history: str | None, query: dict[str, Any], as_json: bool) -> None:
+    async with reading(store, history) as manager:
+        page = await manager.list(order_by="updated_at", **query)
+        at_once = asyncio.Semaphore(_LOOKS)
+        states = await asyncio.gather(*(_state(manager, each, at_once) for each in page))
+    if as_json:
+        from turnwise.http.models import SessionShown
+
+        shown = [
+            {**SessionShown.of(each, each.session_id).model_dump(mode="json"), "state": state}
+            for each, state in zip(page, states, strict=True)
+        ]
+        print_json({"items": shown, "cursor": page.cursor, "unreadable": list(page.unreadable)})
+        return
+    names = ("session", "title", "user", "agent", "state", "turns", "tokens", "changed")
+    columns = [Column(name, right=name in ("turns", "tokens"), cut=name == "title") for name in names]
+    now = time.time()
+    print_table(columns, [_session_row(each, state, now) for each, state in zip(page, states, strict=True)])
+    _note_more(page, "sessions")
+
+
+async def _state(manager: AsyncSessionManager, session: SessionRecord, at_once: asyncio.Semaphore) -> str:
+    """Return what a session does: the state of its active run, `idle` without one, or `ended`."""
+    if session.status == "ended":
+        return "ended"
+    async with at_once:
+        try:
+            found = await manager.get(session.session_id, user_id=session.user_id)
+            info: SessionInfo = await found.info()
+            if info.active_run_id is None:
+                return "idle"
+            return await (await found.execution(info.active_run_id)).status()
+        except SessionNotFoundError:
+            return "deleted"
+
+
+def _session_row(session: SessionRecord, state: str, now: float) -> list[Cell]:
+    tokens = session.usage.input_tokens + session.usage.output_tokens
+    return [
+        session.session_id,
+        session.title or "",
+        session.user_id,
+        session.agent or "",
+        (state, _STYLES.get(state, "")),
+        number(session.next_index),
+        number(tokens),
+        ago(session.updated_at, now),
+    ]
+
+
+def runs(
+    store: Store,
+    session: Annotated[
+        str | None, typer.Argument(help="A session; all sessions if omitted.", autocompletion=complete_session)
+    ] = None,
+    *,
+    user: OfUser = None,
+    agent: OfAgent = None,
+    state: Annotated[
+        Literal["queued", "running", "awaiting_approval", "completed", "cancelled", "failed", "interrupted"] | None,
+        typer.Option(help="Only in this state."),
+    ] = None,
+    parent: Annotated[str | None, typer.Option(help="Only those that were started on behalf of this run.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    history: History = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, the newest first."""
+    query = {"user_id": user, "agent": agent, "state": state, "parent": parent, "limit": limit, "cursor": cursor}
+    run(_runs(store, history, session, query, as_json))
+
+
+async def _runs(store: str, history: str | None, session: str | None, query: dict[str, Any], as_json: bool) -> None:
+    async with reading(store, history) as manager:
+        page = await (manager.runs(**query) if session is None else _runs_of(manager, session, query))
+    if as_json:
+        from turnwise.http.models import RunPage, RunShown
+
+        items = [RunShown.of(each, each.session_id) for each in page]
+        print_json(RunPage(items=items, cursor=page.cursor, unreadable=list(page.unreadable)))
+        return
+    names = ("run", "session", "turn", "state", "model", "tokens", "seconds", "created", "why")
+    columns = [Column(name, right=name in ("turn", "tokens", "seconds"), cut=name == "why") for name in names]
+    now = time.time()
+    print_table(columns, [_run_row(each, now) for each in page])
+    _note_more(page, "runs")
+
+
+async def _runs_of(manager: AsyncSessionManager, session_id: str, query: dict[str, Any]) -> Page[RunRecord]:
+    """Return the newest runs of one session that match."""
+    from turnwise.memory.stores.base import Page
+
+    session = await find_session(manager, session_id, query["user_id"])
+    found: list[RunRecord] = []
+    end = (await session.info()).session.next_index
+    while end > 0 and len(found) < query["limit"]:
+        start = max(0, end - _PAGE)
+        page = [each for each in await session.runs(start - 1, end - start) if each.turn_index < end]
+        found += reversed([each for each in page if _matches(each, query["state"], query["parent"])])
+        end = start
+    return Page(tuple(found[: query["limit"]]), None)
+
+
+def _matches(record: RunRecord, state: RunState | None, parent: str | None) -> bool:
+    return state in (None, record.state) and parent in (None, record.parent)
+
+
+def _run_row(record: RunRecord, now: float) -> list[Cell]:
+    spent = record.usage
+    return [
+        record.run_id,
+        record.session_id,
+        str(record.turn_index),
+        (record.state, _STYLES.get(record.state, "")),
+        record.model or "",
+        number(spent.input_tokens + spent.output_tokens) if spent else "",
+        f"{spent.seconds:.1f}" if spent else "",
+        ago(record.created_at, now),
+        record.why or "",
+    ]
+
+
+def _note_more(page: Page[Any], what: str) -> None:
+    """Say on standard error what the table lacks."""
+    if page.unreadable:
+        note(f"{len(page.unreadable)} sessions cannot be read: {', '.join(page.unreadable)}")
+    if page.cursor:
+        note(f"there are more {what}: --limit shows more at once, --cursor '{page.cursor}' the next ones")
+
+
+By = Literal["session", "user", "agent", "day", "model"]
+
+
+def usage(
+    store: Store,
+    *,
+    by: Annotated[By | None, typer.Option(help="Show parts: days and models are those of runs, in UTC.")] = None,
+    user: OfUser = None,
+    agent: OfAgent = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the tokens, calls, time and cost of runs, without those of deleted sessions."""
+    total, parts = run(_usage(store, {"user_id": user, "agent": agent}, by))
+    if as_json:
+        from turnwise.http.models import UsageShown
+
+        shown = {name: UsageShown.of(each) for name, each in parts.items()}
+        print_json({"total": UsageShown.of(total), **({"by": by, "parts": shown} if by else {})})
+        return
+    names = ("tokens in", "cached", "tokens out", "reasoning", "model calls", "tool calls", "seconds", "cost")
+    rows = [(name, each) for name, each in parts.items()] + [("total", total)]
+    columns = [Column(by or ""), *(Column(name, right=True) for name in names)]
+    print_table(columns, [[name, *_numbers(each)] for name, each in rows])
+
+
+async def _usage(store: str, query: dict[str, Any], by: By | None) -> tuple[Usage, dict[str, Usage]]:
+    from turnwise.memory.conversation.usage import Usage
+
+    parts: dict[str, Usage] = defaultdict(Usage)
+    async with reading(store) as manager:
+        if by in ("session", "user", "agent"):
+            field = {"session": "session_id", "user": "user_id", "agent": "agent"}[by]
+            async for session in _all(manager.list, query):
+                parts[getattr(session, field) or ""] += session.usage
+        elif by:
+            async for each in _all(manager.runs, query):
+                name = _day(each.created_at) if by == "day" else each.model or ""
+                parts[name] += each.usage or Usage()
+        return await manager.usage(**query), dict(sorted(parts.items()))
+
+
+async def _all(read: Callable[..., Coroutine[Any, Any, Page[Any]]], query: dict[str, Any]) -> AsyncIterator[Any]:
+    """Yield the items of all pages."""
+    cursor: str | None = None
+    while True:
+        page = await read(**query, cursor=cursor, limit=_PAGE)
+        for item in page:
+            yield item
+        if (cursor := page.cursor) is None:
+            return
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+
+
+def _numbers(spent: Usage) -> list[Cell]:
+    tokens = (spent.input_tokens, spent.cached_tokens, spent.output_tokens, spent.reasoning_tokens)
+    calls = (spent.calls, spent.tool_calls)
+    return [*map(number, (*tokens, *calls)), f"{spent.seconds:.1f}", number(round(spent.cost, 6))]

@@ -1,0 +1,171 @@
+"""`turnwise mcp`: one user's sessions and memories as an MCP server."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, check_free, engine_of, stand_in
+from turnwise.cli.common import STORE, Namespace, file_of, run
+from turnwise.cli.serve import TOKEN
+from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.inference.openai.engine import OpenAIEngine
+    from turnwise.memory.longterm.base import LongTermMemory
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def mcp(
+    store: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE",
+            envvar=STORE,
+            show_default=False,
+            help="The store of the sessions: sqlite:///file.db, postgresql://user@host/name or redis://host;"
+            " sqlite:///turnwise.db if omitted, and with --demo a temporary file.",
+        ),
+    ] = "",
+    *,
+    user: Annotated[str, typer.Option(help="The user whose sessions and memories they are; no client reaches others.")],
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Offer nothing that changes anything; needs no Ray and no key.")
+    ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Where long-term memories are kept, such as sqlite:///memory.db; none if omitted."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"The model; OPENAI_MODEL, else {DEFAULT_MODEL}. OPENAI_API_KEY has its key.")
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="The URL of a server that speaks OpenAI's API.")] = None,
+    system: Annotated[str | None, typer.Option(help="Instructions to the model.")] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option("--tool", help="A tool that the model may call, such as my_tools:weather; repeatable."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Serve streamable HTTP at this port; stdio if omitted.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on, with --port.")] = "127.0.0.1",
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Where OPENAI_API_KEY is not set, simulate a model: no key, no network.")
+    ] = False,
+    namespace: Namespace = "turnwise",
+) -> None:
+    """Serve one user's sessions and memories to MCP clients: list, show, send, recall, save.
+
+    By standard input and output, as clients start it, or by HTTP with --port; clients over HTTP then need the bearer
+    token of TURNWISE_TOKEN, if that is set, and other machines are let in only with one.
+    """
+    token = os.environ.get(TOKEN)
+    if port is not None and host not in LOOPBACK and not token:
+        why = f"without a token, everybody who reaches it acts as {user!r}: set {TOKEN}, or listen on 127.0.0.1"
+        raise ConfigError("--host", host, why)
+    with ExitStack() as stack:
+        if demo and not read_only and not (base_url or os.environ.get("OPENAI_API_KEY")):
+            model, base_url = model or "stand-in", stack.enter_context(stand_in())
+        if demo and not store:
+            folder = stack.enter_context(TemporaryDirectory(prefix="turnwise-", ignore_cleanup_errors=True))
+            store = f"sqlite:///{folder}/sessions.db"
+        store = store or DEFAULT_STORE
+        if read_only:
+            file_of(store)
+            engine = None
+        else:
+            engine = engine_of(model, base_url, system, tools or ())
+            check_free(store)
+        run(_serve(store, user, engine, memory, namespace, host=host, port=port, token=token))
+
+
+async def _serve(
+    store: str,
+    user: str,
+    engine: OpenAIEngine | None,
+    memory: str | None,
+    namespace: str,
+    *,
+    host: str,
+    port: int | None,
+    token: str | None,
+) -> None:
+    from turnwise.adapters.mcp.server import mcp_server
+
+    async with _opened(store, engine, memory, namespace) as (manager, memories):
+        server = mcp_server(manager, user_id=user, memory=memories)
+        if port is None:
+            await server.run_stdio_async()
+            return
+        app: Any = server.streamable_http_app(host=host)
+        await _listen(_Guarded(app, token) if token else app, host, port)
+
+
+@asynccontextmanager
+async def _opened(
+    store: str, engine: OpenAIEngine | None, memory: str | None, namespace: str
+) -> AsyncIterator[tuple[AsyncSessionManager, LongTermMemory | None]]:
+    """Open the store: to read only if there is no engine."""
+    from turnwise.actors.client.hosts import placement_in_use
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.cluster.ray_runtime import connect
+    from turnwise.actors.inference.echo import EchoEngine
+    from turnwise.memory.longterm.keyword import LexicalMemory
+    from turnwise.memory.stores.urls import read_only
+
+    settings: dict[str, Any] = {"namespace": namespace, "enforce_user": True}
+    if engine is None:
+        settings |= {"engine": EchoEngine(), "read_only": True, "overflow": None}
+    else:
+        await asyncio.to_thread(connect, logs=False)
+        placement = await asyncio.to_thread(placement_in_use, namespace, store, None)
+        settings |= {"engine": engine, "placement": placement, "memory": [LexicalMemory(memory)] if memory else []}
+    found = LexicalMemory(read_only(memory) if engine is None else memory) if memory else None
+    try:
+        async with AsyncSessionManager(store, **settings) as manager:
+            yield manager, found
+    finally:
+        if found:
+            await found.close()
+
+
+async def _listen(app: Any, host: str, port: int) -> None:
+    """Serve an app until Ctrl-C or SIGTERM, and say where."""
+    import socket
+
+    import uvicorn
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        bound = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError("--port", port, f"cannot listen on {host}: {error.strerror}") from error
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"turnwise serves MCP at http://{shown}:{bound.getsockname()[1]}/mcp", err=True)
+    await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve(sockets=[bound])
+
+
+class _Guarded:
+    """Lets requests with the token through, and answers others with 401."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self._app = app
+        self._wanted = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] != "http" or hmac.compare_digest(given, self._wanted):
+            await self._app(scope, receive, send)
+            return
+        headers = [(b"www-authenticate", b"Bearer"), (b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body"})

@@ -1,0 +1,428 @@
+"""`turnwise memory`: what long-term memories keep."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnwise.cli.common import STORE, AsJson, Command, Cursor, Limit, file_of, run, still
+from turnwise.cli.output import Column, console, note, one_line, print_json, print_table, progress, write
+from turnwise.console.text import ago
+from turnwise.errors import ConfigError, LongTermMemoryError, NotFoundError
+from turnwise.memory.conversation.ids import public_id
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from turnwise.memory.longterm.base import MemoryItem
+    from turnwise.memory.longterm.deletion import Erasure
+    from turnwise.memory.longterm.items.base import FactStore
+    from turnwise.memory.longterm.migration.migrate import MigrationReport
+    from turnwise.memory.longterm.vector.memory import VectorMemory
+    from turnwise.memory.stores.base import Page
+
+_SHOWN = 20
+"""The number of users, and of skipped memories, that the report lists."""
+
+memory = typer.Typer(help="Long-term memories.", no_args_is_help=True)
+
+Items = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE",
+        envvar=STORE,
+        help="Where the items are: sqlite:///file.db, postgresql://user@host/name or redis://host, as LexicalMemory,"
+        " ExtractiveMemory and VectorMemory take it.",
+    ),
+]
+OfVectors = Annotated[
+    bool | None,
+    typer.Option(
+        "--vector/--facts",
+        help="Whether the items are a VectorMemory's. Without it the command looks; if both are there, it takes facts.",
+    ),
+]
+OfOneUser = Annotated[str, typer.Option("--user", help="The user.")]
+Agent = Annotated[str | None, typer.Option("--agent", help="The agent; semantic items are of all agents.")]
+
+
+@memory.command("ls", cls=Command)
+def list_(
+    store: Items,
+    *,
+    user: Annotated[str | None, typer.Option("--user", help="Only of this user, the newest first.")] = None,
+    agent: Agent = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    vector: OfVectors = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the items that a memory keeps. Of a VectorMemory, --user is needed."""
+    run(_list(store, user, agent, limit, cursor, vector=vector, as_json=as_json))
+
+
+async def _list(
+    store: str,
+    user: str | None,
+    agent: str | None,
+    limit: int,
+    cursor: str | None,
+    *,
+    vector: bool | None,
+    as_json: bool,
+) -> None:
+    from turnwise.memory.longterm.base import Scope
+
+    if _is_of_vectors(store, vector):
+        if user is None:
+            raise typer.BadParameter("a VectorMemory lists the items of one user: name one", param_hint="--user")
+        async with _reading_vectors(store) as memory:
+            page: Page[Any] = await memory.list_items(Scope(user_id=user, agent=agent), cursor=cursor, limit=limit)
+            found = [(user, item) for item in page]
+    else:
+        async with _reading(store) as facts:
+            if user is None:
+                page = await facts.scan(cursor=cursor, limit=limit)
+                found = [(fact.user_id, fact.item) for fact in page]
+            else:
+                page = await facts.query(Scope(user_id=user, agent=agent), cursor=cursor, limit=limit)
+                found = [(user, item) for item in page]
+    _print_items(found, page.cursor, as_json=as_json)
+    if page.cursor and not as_json:
+        note(f"there are more items: --limit shows more at once, --cursor '{page.cursor}' the next ones")
+
+
+@memory.command("search", cls=Command)
+def search(
+    store: Items,
+    query: Annotated[str, typer.Argument(help="A text, such as a prompt.")],
+    *,
+    user: OfOneUser,
+    agent: Agent = None,
+    limit: Limit = 10,
+    vector: OfVectors = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find a user's items by the words of a text, as a recall does, but without vectors. Counts as no use of them."""
+    run(_search(store, query, user, agent, limit, vector=vector, as_json=as_json))
+
+
+async def _search(
+    store: str, query: str, user: str, agent: str | None, limit: int, *, vector: bool | None, as_json: bool
+) -> None:
+    from turnwise.memory.longterm.base import Scope
+    from turnwise.memory.longterm.keyword import LexicalMemory
+
+    scope = Scope(user_id=user, agent=agent)
+    if _is_of_vectors(store, vector):
+        async with _reading_vectors(store) as memory:
+            items = await memory.recall(scope, query, limit=limit)
+    else:
+        async with _reading(store) as facts:
+            found = LexicalMemory(facts)
+            items = await found.ranked(scope, query, await found.items(scope), limit=limit)
+    _print_items([(user, item) for item in items], None, as_json=as_json)
+
+
+@memory.command("forget", cls=Command)
+def forget(
+    store: Items,
+    ids: Annotated[list[str] | None, typer.Argument(help="The ids of the items.")] = None,
+    *,
+    user: OfOneUser,
+    agent: Agent = None,
+    session: Annotated[str | None, typer.Option("--session", help="All items from this session.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All items of the user.")] = False,
+    vector: OfVectors = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete items of a user for good, and check that none of their texts is left. Exits with 1 if some is."""
+    if sum((bool(ids), session is not None, everything)) != 1:
+        raise typer.BadParameter("give the ids of items, or --session, or --all")
+    if not yes:
+        what = f"{len(ids)} items" if ids else f"all items from session {session!r}" if session else "all items"
+        typer.confirm(one_line(f"Delete {what} of user {user!r}? They cannot be restored."), abort=True, err=True)
+    done = run(_forget(store, user, agent, ids or None, session, vector=vector))
+    if as_json:
+        print_json(asdict(done))
+    else:
+        write(one_line(f"{done.items} items deleted" + (f"; not verified: {done.why}" if done.why else "")))
+    if ids and not done.items:
+        raise NotFoundError(
+            f"user {user!r} has no item {', '.join(map(repr, ids))}: `turnwise memory ls` lists its items"
+        )
+    if done.found:
+        raise LongTermMemoryError(
+            f"texts of the deleted items are still in {', '.join(done.found)}: repeat the command"
+        )
+
+
+async def _forget(
+    store: str, user: str, agent: str | None, ids: list[str] | None, session: str | None, *, vector: bool | None
+) -> Erasure:
+    from turnwise.memory.longterm.base import Scope
+    from turnwise.memory.longterm.deletion import erase
+    from turnwise.memory.longterm.items.urls import open_facts
+    from turnwise.memory.longterm.keyword import LexicalMemory
+    from turnwise.memory.longterm.vector.memory import VectorMemory
+
+    file_of(store)
+    found: LexicalMemory | VectorMemory
+    if _is_of_vectors(store, vector):
+        found = VectorMemory(store)
+    else:
+        found = LexicalMemory(await asyncio.to_thread(open_facts, store))
+    try:
+        return await erase(found, Scope(user_id=user, agent=agent, session_id=session), ids)
+    finally:
+        await found.close()
+
+
+@asynccontextmanager
+async def _reading(store: str) -> AsyncIterator[FactStore]:
+    """Open the items of a store to read them; see `common.still`."""
+    from turnwise.memory.longterm.items.urls import open_facts
+    from turnwise.memory.stores.urls import read_only
+
+    with still(store) as url:
+        facts = await asyncio.to_thread(open_facts, read_only(url))
+        try:
+            yield facts
+        finally:
+            await facts.close()
+
+
+@asynccontextmanager
+async def _reading_vectors(store: str) -> AsyncIterator[VectorMemory]:
+    """Open a VectorMemory to read it, by words alone; likewise."""
+    from turnwise.memory.longterm.vector.memory import VectorMemory
+    from turnwise.memory.longterm.vector.sql_items import SQLItems
+    from turnwise.memory.stores.urls import read_only
+
+    with still(store) as url:
+        memory = VectorMemory(SQLItems(read_only(url)), embedding=None)
+        try:
+            yield memory
+        finally:
+            await memory.close()
+
+
+def _is_of_vectors(store: str, vector: bool | None) -> bool:
+    """Return whether the items are a VectorMemory's: as the caller says, or else by the tables that are there."""
+    from turnwise.memory.longterm.items.sql_schema import facts
+    from turnwise.memory.longterm.vector.item_schema import items
+    from turnwise.memory.stores.urls import SQL_SCHEMES, read_only
+
+    if vector is not None or store.partition("://")[0] not in SQL_SCHEMES:
+        return bool(vector)
+    with still(store) as url:
+        tables = _tables_of(read_only(url))
+    return tables is not None and items.name in tables and facts.name not in tables
+
+
+def _print_items(found: Sequence[tuple[str, MemoryItem]], cursor: str | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"items": [_plain_item(user, item) for user, item in found], "cursor": cursor})
+        return
+    names = ("item", "user", "type", "about", "created", "session", "score", "text")
+    columns = [Column(name, right=name == "score", cut=name == "text") for name in names]
+    now = time.time()
+    rows = [
+        (
+            item.id,
+            user,
+            str(item.type),
+            item.topic or item.name or "",
+            ago(item.created_at, now) if item.created_at else "",
+            public_id(item.source.session_id or ""),
+            "" if item.score is None else f"{item.score:.2f}",
+            item.text,
+        )
+        for user, item in found
+    ]
+    print_table(columns, rows)
+
+
+_SHOWN_FIELDS = (
+    *("id", "text", "type", "topic", "name", "aliases", "created_at", "updated_at", "superseded_at", "superseded_by"),
+    *("expires_at", "status", "pinned", "uses", "score"),
+)
+
+
+def _plain_item(user: str, item: MemoryItem) -> dict[str, Any]:
+    source = {"session_id": item.source.session_id, "turn_index": item.source.turn_index}
+    return {"user_id": user, **{name: getattr(item, name) for name in _SHOWN_FIELDS}, "source": source}
+
+
+class _ManyUsers(Command):
+    """A command whose option `--user-ids` takes all words up to the next option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*_one_each(args)])
+
+
+def _one_each(words: list[str]) -> Iterator[str]:
+    """Yield the words with `--user-ids` before each of its values."""
+    is_among = has_value = False
+    for word in words:
+        if word.startswith("-"):
+            is_among, has_value = word == _USER_IDS, False
+        elif is_among and has_value:
+            yield _USER_IDS
+        else:
+            has_value = is_among
+        yield word
+
+
+_USER_IDS = "--user-ids"
+
+
+@memory.command(cls=_ManyUsers)
+def migrate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="The memories to copy: sqlite:///file.db or postgresql://user@host/name of a LangGraph store, or the"
+            " path of a SQLite file or of a JSON Lines file. The source is only read."
+        ),
+    ],
+    target: Annotated[
+        str, typer.Argument(help="Where to write them: sqlite:///file.db, postgresql://user@host/name or redis://host.")
+    ],
+    *,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--user",
+            _USER_IDS,
+            help="Copy only this user's memories; repeatable. All users if omitted. --user-ids takes several ids: write"
+            " it after source and target.",
+        ),
+    ] = None,
+    namespace: Annotated[
+        str,
+        typer.Option(help="The part of the namespace after the user, or the whole namespace with {user} for the user."),
+    ] = "memories",
+    agent: Annotated[
+        str | None,
+        typer.Option(help="The agent that gets the episodic and procedural memories. All agents if omitted."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be copied, and write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Copy memories from a flat namespace, each into its category. May be repeated: nothing is copied twice."""
+    with progress("migrate") as done:
+        settings = {"users": user or None, "namespace": namespace, "agent": agent, "progress": done}
+        report = run(_migrate(source, target, dry_run=dry_run, **settings))
+    if as_json:
+        typer.echo(json.dumps({field.name: getattr(report, field.name) for field in fields(report)}, default=_plain))
+    else:
+        _show(report, console())
+
+
+async def _migrate(source: str, target: str, *, dry_run: bool, **settings: Any) -> MigrationReport:
+    from turnwise.memory.longterm.migration import migrate as migration
+
+    facts = await asyncio.to_thread(_open, target, dry_run)
+    try:
+        return await migration.migrate(source, facts, dry_run=dry_run, **settings)
+    finally:
+        await facts.close()
+
+
+def _open(target: str, dry_run: bool) -> FactStore:
+    """Return the target's fact store; in a dry run without existing tables, an empty one in memory."""
+    from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+    from turnwise.memory.longterm.items.urls import open_facts
+    from turnwise.memory.stores.urls import SQL_SCHEMES, resolve_url
+
+    scheme = target.partition("://")[0]
+    if scheme == "memory":
+        raise ConfigError(
+            "target", target, "a store in memory ends with this command: pass a file, a database or a Redis"
+        )
+    if dry_run and scheme in SQL_SCHEMES and not _has_tables(resolve_url(target)):
+        return InMemoryFacts()
+    return open_facts(target)
+
+
+def _has_tables(url: str) -> bool:
+    """Return whether the database has the fact tables; True if that is unknown, so that opening it raises the error."""
+    from turnwise.memory.longterm.items.sql_schema import facts
+
+    try:
+        file_of(url)
+    except NotFoundError:
+        return False
+    tables = _tables_of(url)
+    return tables is None or facts.name in tables
+
+
+def _tables_of(url: str) -> Collection[str] | None:
+    """Return the names of a database's tables; None if they cannot be read."""
+    import sqlalchemy as sa
+
+    try:
+        parsed = sa.make_url(url)
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        with sa.create_engine(parsed, poolclass=sa.NullPool).connect() as connection:
+            return sa.inspect(connection).get_table_names()
+    except (sa.exc.SQLAlchemyError, ValueError, ModuleNotFoundError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else dict(value)
+
+
+def _show(report: MigrationReport, console: Console) -> None:
+    """Print the report as tables."""
+    from turnwise.memory.longterm.types import MemoryType
+
+    written = "would be written" if report.dry_run else "written"
+    counts = {
+        "read": report.read,
+        written: report.written,
+        "already there, or forgotten": report.known,
+        "skipped": sum(report.skipped.values()),
+    }
+    _table(console, "memories", counts)
+    kinds = {f"{kind}, {kind.category}": report.by_type[kind] for kind in MemoryType if kind in report.by_type}
+    _table(console, "by type", kinds)
+    users = dict(sorted(report.by_user.items(), key=lambda each: (-each[1], each[0])))
+    shown = dict(list(users.items())[:_SHOWN])
+    if rest := len(users) - len(shown):
+        shown[f"and {rest} more"] = sum(users.values()) - sum(shown.values())
+    _table(console, "by user", shown)
+    _table(console, "skipped", {str(reason): count for reason, count in report.skipped.items()})
+    for skip in report.skips[:_SHOWN]:
+        console.print(f"{skip.where!r} {skip.key!r}: {skip.reason} {skip.why!r}", soft_wrap=True)
+    if (more := counts["skipped"] - len(report.skips[:_SHOWN])) > 0:
+        console.print(f"{more} more were skipped; --json lists {len(report.skips)}")
+    if report.unknown_types:
+        console.print(f"memories of an unknown type that became general: {report.unknown_types}")
+    if report.without_expiry:
+        console.print(f"memories that lost their expiry date: {report.without_expiry}")
+
+
+def _table(console: Console, head: str, rows: Mapping[str, int]) -> None:
+    from rich.table import Table
+
+    if not rows:
+        return
+    table = Table(show_edge=False)
+    table.add_column(head, overflow="fold", min_width=28)
+    table.add_column("", justify="right")
+    for name, count in rows.items():
+        table.add_row(name, str(count))
+    console.print(table)
+    console.print()

@@ -1,0 +1,313 @@
+"""`turnwise show`: a session as a transcript, one of its turns, or what the model was sent."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnwise.cli.common import AsJson, History, SessionId, Store, User, find_session, missing, reading, run
+from turnwise.cli.output import console, harmless, is_terminal, print_json, write
+from turnwise.console.text import ago, number
+from turnwise.errors import ConfigError, NotFoundError, RunNotFoundError, TurnNotFoundError
+
+if TYPE_CHECKING:
+    from turnwise.actors.client.session import AsyncSession
+    from turnwise.actors.cluster.wire import SessionInfo
+    from turnwise.memory.conversation.blocks import AnyBlock
+    from turnwise.memory.conversation.chat_messages import ChatMessage
+    from turnwise.memory.conversation.runs import RunRecord
+    from turnwise.memory.conversation.tool_calls import PendingCall
+    from turnwise.memory.conversation.turns import Turn
+
+Line = tuple[str, str]
+"""A text of one or more lines, and its style on a terminal."""
+
+_PAGE = 200
+
+_HEAD, _QUIET = "bold", "dim"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What was read of a session."""
+
+    info: SessionInfo
+    messages: Sequence[ChatMessage]
+    runs: dict[str, RunRecord]
+    pending: Sequence[PendingCall]
+
+
+def show(
+    store: Store,
+    session: SessionId,
+    which: Annotated[
+        str | None,
+        typer.Argument(metavar="[TURN]", help="One turn of it: its index, its id, or the id of its run."),
+    ] = None,
+    *,
+    as_sent: Annotated[
+        bool, typer.Option("--as-sent", help="What the model was sent for this turn, by default for the last one.")
+    ] = False,
+    last: Annotated[int | None, typer.Option("--last", "-n", min=1, help="Only so many of the newest turns.")] = None,
+    user: User = None,
+    history: History = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a session: prompts, answers, thoughts, tool calls, and how each turn ended."""
+    if last and (which or as_sent):
+        raise typer.BadParameter("--last is for a whole session: leave out the turn and --as-sent")
+    run(_show(store, session, which, user, history, last=last, as_sent=as_sent, as_json=as_json))
+
+
+async def _show(
+    store: str,
+    session_id: str,
+    which: str | None,
+    user: str | None,
+    history: str | None,
+    *,
+    last: int | None,
+    as_sent: bool,
+    as_json: bool,
+) -> None:
+    found: Any
+    async with reading(store, history) as manager:
+        session = await find_session(manager, session_id, user)
+        if as_sent:
+            found = await _sent(session, which)
+        elif which is not None:
+            found = await _one(session, which)
+        else:
+            found = await _whole(session, last)
+    if as_json:
+        print_json(_as_json(found, session_id))
+    else:
+        print_lines(_lines(found))
+
+
+async def _whole(session: AsyncSession, last: int | None) -> Shown:
+    """Read the newest turns of a session, all by default."""
+    info = await session.info()
+    first = 0 if last is None else await _first_of(session, info.session.next_index, last)
+    messages: list[ChatMessage] = []
+    cursor: str | None = None
+    while True:
+        page = await session.messages(_PAGE, before=cursor)
+        messages[:0] = [each for each in page if each.turn_index >= first]
+        cursor = page.cursor
+        if cursor is None or (page.items and page.items[0].turn_index < first):
+            break
+    runs: dict[str, RunRecord] = {}
+    after = first - 1
+    while found := await session.runs(after, _PAGE):
+        runs |= {each.run_id: each for each in found}
+        after = found[-1].turn_index
+    pending = await (await session.execution(info.active_run_id)).pending() if info.active_run_id else ()
+    return Shown(info, messages, runs, pending)
+
+
+async def _first_of(session: AsyncSession, end: int, count: int) -> int:
+    """Return the index of the turn from which on there are `count` turns. Discarded ones leave gaps."""
+    start = end
+    while start > 0:
+        start = max(0, start - max(count, _PAGE))
+        found = await session.turns(start - 1, end - start)
+        if len(found) >= count:
+            return found[-count].index
+    return 0
+
+
+async def _one(session: AsyncSession, which: str) -> Turn:
+    """Return a turn by its index, its id, or the id of its run."""
+    if which.isdecimal():
+        return await session.turn(int(which))
+    try:
+        return await session.turn((await session.execution(which)).turn_index)
+    except RunNotFoundError:
+        pass
+    try:
+        return await session.turn(which)
+    except TurnNotFoundError:
+        end = (await session.info()).session.next_index
+        there = [each.run_id for each in await session.runs(max(-1, end - 1 - _PAGE), _PAGE)]
+        raise missing(f"turn or run of session {session.id!r} called", which, there) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a run's model was given."""
+
+    run: RunRecord
+    blocks: Sequence[AnyBlock]
+
+
+async def _sent(session: AsyncSession, which: str | None) -> Sent:
+    if which is None:
+        end = (await session.info()).session.next_index
+        found = await session.runs(max(-1, end - 1 - _PAGE), _PAGE)
+        started = [each for each in found if each.state != "queued"]
+        if not started:
+            raise NotFoundError(f"session {session.id!r} has no run, so nothing was sent")
+        run_id = started[-1].run_id
+    else:
+        turn = await _one(session, which)
+        if turn.run_id is None:
+            raise ConfigError("--as-sent", which, f"no run of session {session.id!r} has this turn yet")
+        run_id = turn.run_id
+    execution = await session.execution(run_id)
+    return Sent(await execution.info(), (await execution.input()).blocks)
+
+
+# As lines
+
+
+def print_lines(lines: Iterable[Line]) -> None:
+    """Print lines, with their styles on a terminal."""
+    if not is_terminal():
+        for text, _ in lines:
+            write(harmless(text))
+        return
+    from rich.text import Text
+
+    screen = console()
+    for text, style in lines:
+        screen.print(Text(harmless(text), style))
+
+
+def _lines(found: Shown | Turn | Sent) -> Iterator[Line]:
+    if isinstance(found, Shown):
+        yield from _transcript(found)
+    elif isinstance(found, Sent):
+        yield from _window(found)
+    else:
+        yield f"turn {found.index}  {found.status}", _HEAD
+        for block in found.new_blocks:
+            yield from block_lines(block)
+
+
+def _transcript(found: Shown) -> Iterator[Line]:
+    info, now = found.info, time.time()
+    record = info.session
+    spent = record.usage.input_tokens + record.usage.output_tokens
+    state = "ended" if record.status == "ended" else "idle" if info.active_run_id is None else "active"
+    facts = [record.title, f"user {record.user_id}", record.agent and f"agent {record.agent}", state]
+    facts += [f"{number(record.next_index)} turns", f"{number(spent)} tokens"]
+    facts += [record.parent and f"forked from {record.parent}", f"changed {ago(record.updated_at, now)}"]
+    yield "  ".join(filter(None, [f"session {record.session_id}", *facts])), _HEAD
+    turn: int | None = None
+    for at, message in enumerate(found.messages):
+        if message.turn_index != turn:
+            turn = message.turn_index
+            yield "", ""
+            yield f"turn {turn}  {ago(message.at, now)}", _QUIET
+        for block in message.blocks:
+            yield from block_lines(block)
+        following = found.messages[at + 1 :][:1]
+        if not following or following[0].turn_index != turn:
+            yield from _end(message, found.runs.get(message.run_id or ""))
+    for call in found.pending:
+        yield "", ""
+        yield from _waiting(call, str(info.active_run_id))
+
+
+def _end(message: ChatMessage, record: RunRecord | None) -> Iterator[Line]:
+    """Say how a turn ended."""
+    if record is None:
+        yield f"[{message.turn_status}]", _QUIET
+        return
+    parts = [record.state.replace("_", " "), f"run {record.run_id}", record.model]
+    if spent := record.usage:
+        parts += [f"{number(spent.input_tokens + spent.output_tokens)} tokens", f"{spent.seconds:.1f} s"]
+    style = "red" if record.state in ("failed", "interrupted") else _QUIET
+    yield f"[{', '.join(filter(None, parts))}]" + (f" {record.why}" if record.why else ""), style
+
+
+def _waiting(call: PendingCall, run_id: str) -> Iterator[Line]:
+    what = {"approval": "asks for approval", "result": "waits for its result", "budget": "is over its budget"}
+    yield f"{call.name} {what[call.wants]}{f': {call.why}' if call.why else ''}", "magenta"
+    yield f"  run {run_id}, call {call.call_id}, arguments {_json(call.input)}", "magenta"
+
+
+def _window(found: Sent) -> Iterator[Line]:
+    record = found.run
+    facts = [f"run {record.run_id}", f"turn {record.turn_index}", f"model {record.model or 'of the engine'}"]
+    facts += [f"parameters {_json(record.params)}"] if record.params else []
+    facts += [f"{number(record.usage.input_tokens)} tokens sent by all its steps"] if record.usage else []
+    yield f"what the model was sent: {', '.join(facts)}", _HEAD
+    if record.instructions:
+        yield from _labelled("instructions of this run", record.instructions, "blue")
+    for tool in record.tools:
+        yield f"tool of this run: {tool}", "blue"
+    for block in found.blocks:
+        yield from block_lines(block)
+
+
+def block_lines(block: AnyBlock) -> Iterator[Line]:  # noqa: PLR0912 - one case for each kind
+    """Yield the lines that show a block."""
+    from turnwise.memory.conversation import blocks
+
+    match block:
+        case blocks.User():
+            yield from _labelled("user", block.text, "cyan")
+        case blocks.System():
+            yield from _labelled("instructions", block.text, "blue")
+        case blocks.Text():
+            yield from _labelled("assistant", block.text, "green")
+            if block.interrupted:
+                yield "  (the answer was cut off here)", "red"
+        case blocks.Thinking():
+            yield from _labelled("thoughts", block.text or "(not readable)", _QUIET, _QUIET)
+        case blocks.ToolUse():
+            yield f"calls {block.name} {_json(block.input)}  ({block.call_id})", "yellow"
+        case blocks.ToolResult():
+            yield from _labelled(
+                "error" if block.is_error else "result", block.text, "red" if block.is_error else "yellow"
+            )
+            for each in block.blocks:
+                yield from block_lines(each)
+        case blocks.Summary():
+            yield from _labelled("summary of earlier turns", block.text, "blue")
+        case blocks.Recalled():
+            yield from _labelled("recalled from memory", block.text, "blue")
+        case blocks.Image() | blocks.Document():
+            text = isinstance(block, blocks.Document) and block.plain
+            yield from _labelled(blocks.described(block), text or block.url or "", "cyan")
+        case blocks.Citations():
+            yield f"sources {_json(block.items)}", _QUIET
+        case _:
+            yield f"({getattr(block, 'stored_kind', None) or block.kind})", _QUIET
+
+
+def _labelled(name: str, text: str, style: str, text_style: str = "") -> Iterator[Line]:
+    yield name, style
+    for line in text.split("\n") if text else ():
+        yield f"  {line}", text_style
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# As JSON
+
+
+def _as_json(found: Shown | Turn | Sent, session_id: str) -> dict[str, Any]:
+    """Return what was read in the form of the HTTP API."""
+    from turnwise.http import models
+
+    if isinstance(found, Sent):
+        shown = models.RunShown.of(found.run, session_id)
+        return {"run": shown, "blocks": [block.model_dump(mode="json") for block in found.blocks]}
+    if isinstance(found, Shown):
+        return {
+            "session": models.SessionState.of_info(found.info, session_id),
+            "messages": [models.MessageShown.model_validate(each) for each in found.messages],
+            "runs": [models.RunShown.of(each, session_id) for each in found.runs.values()],
+            "pending": [models.PendingCallShown.model_validate(each) for each in found.pending],
+        }
+    return models.TurnShown.of(found).model_dump(mode="json")

@@ -1,0 +1,292 @@
+"""`turnwise top`: what the sessions of a store do now, on a screen that refreshes itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnwise.cli.common import AsJson, History, Namespace, Store, reading, run
+from turnwise.cli.output import console, is_terminal, one_line, print_json_line
+from turnwise.cli.tail import join_ray
+from turnwise.console.text import number
+from turnwise.errors import StoreError
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.cluster.wire import HostInfo
+    from turnwise.memory.conversation.runs import RunRecord
+
+NEWEST = 200
+"""Among how many runs, the newest, those that have not ended are looked for."""
+
+RATE_S = 10.0
+"""Over how long tokens a second are averaged, in seconds."""
+
+ONCE_S = 1.0
+"""How long `--once` looks, to see tokens a second, in seconds."""
+
+_LEAVE = ("q", "Q", "\x04")
+
+_STATES = ("running", "queued", "awaiting_approval")
+_MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What is going on at one moment."""
+
+    at: float
+    """Seconds since the epoch."""
+    sessions: dict[str, int]
+    """How many there are, by status."""
+    runs: tuple[RunRecord, ...]
+    """Those that have not ended, newest first."""
+    tokens: int
+    """All that were used so far."""
+    hosts: tuple[HostInfo, ...] | None
+    """None if no Ray is known."""
+
+    def of_state(self, state: str) -> int:
+        return sum(each.state == state for each in self.runs)
+
+    def as_json(self, tokens_per_s: float) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        runs = [
+            {"run_id": each.run_id, "session_id": each.session_id, "state": each.state, "created_at": each.created_at}
+            for each in self.runs
+        ]
+        hosts = [_host_json(each) for each in self.hosts] if self.hosts is not None else None
+        return {
+            "at": self.at,
+            "sessions": self.sessions,
+            "runs": {state: self.of_state(state) for state in _STATES},
+            "tokens": self.tokens,
+            "tokens_per_s": round(tokens_per_s, 3),
+            "open_runs": runs,
+            "hosts": hosts,
+        }
+
+
+def top(
+    store: Store,
+    *,
+    every: Annotated[float, typer.Option(min=0.2, max=3600, help="How often it looks, in seconds.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, for a second, and leave.")] = False,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Show what sessions do: runs, the queue, tokens a second, and the processes of the Ray that RAY_ADDRESS names.
+
+    It only reads. The key q leaves. With --json, each look is a line of JSON.
+    """
+    join_ray()
+    is_live = is_terminal() and not once and not as_json
+    look_at = reading(store, history, namespace=namespace, live=True)
+    run(
+        _live(look_at, store, every)
+        if is_live
+        else _lines(look_at, store, every, is_one=once or not as_json, as_json=as_json)
+    )
+
+
+async def _live(opened: AbstractAsyncContextManager[AsyncSessionManager], store: str, every: float) -> None:
+    from rich.live import Live
+
+    async with opened as manager:
+        rate, shown = Rate(), None
+        with _keys() as keys, Live(console=console(), screen=True, auto_refresh=False) as live:
+            while True:
+                try:
+                    shown = await look(manager)
+                    page = render(store, shown, rate.add(shown))
+                except StoreError as error:
+                    page = render(store, shown, 0.0, problem=str(error))
+                live.update(page, refresh=True)
+                with suppress(TimeoutError):
+                    if await asyncio.wait_for(keys.get(), every) in _LEAVE:
+                        return
+
+
+async def _lines(
+    opened: AbstractAsyncContextManager[AsyncSessionManager], store: str, every: float, *, is_one: bool, as_json: bool
+) -> None:
+    async with opened as manager:
+        rate = Rate()
+        rate.add(await look(manager))
+        while True:
+            await asyncio.sleep(ONCE_S if is_one else every)
+            found = await look(manager)
+            tokens_per_s = rate.add(found)
+            if as_json:
+                print_json_line(found.as_json(tokens_per_s))
+            else:
+                console().print(render(store, found, tokens_per_s))
+            if is_one:
+                return
+
+
+async def look(manager: AsyncSessionManager) -> Snapshot:
+    """Return what is going on now."""
+    statuses = ("active", "ended")
+    counts = [await manager.count(status=status) for status in statuses]  # type: ignore[arg-type]
+    page = await manager.runs(limit=NEWEST)
+    usage = await manager.usage()
+    return Snapshot(
+        at=time.time(),
+        sessions=dict(zip(statuses, counts, strict=True)),
+        runs=tuple(each for each in page if each.is_open),
+        tokens=usage.input_tokens + usage.output_tokens,
+        hosts=tuple(await manager.hosts()) if os.environ.get("RAY_ADDRESS") else None,
+    )
+
+
+class Rate:
+    """Tokens a second over the last `RATE_S` seconds. Runs tell their tokens when they commit, so it comes in steps."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def add(self, found: Snapshot) -> float:
+        """Return the rate, with this snapshot as the newest."""
+        self._seen.append((found.at, found.tokens))
+        while len(self._seen) > 2 and self._seen[1][0] <= found.at - RATE_S:  # noqa: PLR2004 - one before the window
+            self._seen.popleft()
+        (began, before), (now, tokens) = self._seen[0], self._seen[-1]
+        return max(0, tokens - before) / (now - began) if now > began else 0.0
+
+
+def render(store: str, found: Snapshot | None, tokens_per_s: float, problem: str = "") -> Group:
+    """Return a snapshot as tables."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from turnwise.memory.stores.urls import redact
+
+    if found is None:
+        return Group(Text(one_line(problem), "red"))
+    at = time.strftime("%H:%M:%S", time.localtime(found.at))
+    head = Text.assemble((f"turnwise top  {at}  ", "bold"), one_line(redact(store)))
+    counts = [
+        ("active sessions", found.sessions["active"]),
+        ("ended", found.sessions["ended"]),
+        ("running", found.of_state("running")),
+        ("queued", found.of_state("queued")),
+        ("wait for a person", found.of_state("awaiting_approval")),
+        ("tokens a second", round(tokens_per_s, 1)),
+        ("tokens", found.tokens),
+    ]
+    parts = [
+        head,
+        Text(),
+        Text("   ").join(Text.assemble((number(value), "bold cyan"), f" {name}") for name, value in counts),
+    ]
+    if problem:
+        parts += [Text(), Text(one_line(problem), "red")]
+    return Group(*parts, Text(), _runs(found), Text(), *_hosts(found.hosts))
+
+
+def _runs(found: Snapshot) -> Any:
+    rows = [
+        (each.state.replace("_", " "), each.session_id, each.run_id, _ago(found.at - each.created_at), _tokens(each))
+        for each in found.runs
+    ]
+    return _table(("RUN", "SESSION", "ID", "AGE", "TOKENS"), rows, empty="no run is going on", right=2)
+
+
+def _hosts(hosts: Sequence[HostInfo] | None) -> list[Any]:
+    from rich.text import Text
+
+    if hosts is None:
+        return [Text("hosts: RAY_ADDRESS names no Ray, so processes and pieces of live answers are not seen", "dim")]
+    rows = []
+    for host in hosts:
+        load, memory = host.load, host.memory_bytes
+        rows.append(
+            (
+                "packed" if host.is_packed else "session",
+                host.name.rpartition("/hosts/")[2] if host.is_packed else host.name.rpartition("/")[2],
+                host.node or "does not answer",
+                str(host.pid or ""),
+                *([number(load.sessions), number(load.calls), number(load.waits)] if load else ["", "", ""]),
+                f"{memory / _MEGABYTE:,.0f} MB" if memory else "",
+            )
+        )
+    names = ("HOST", "NAME", "NODE", "PID", "SESSIONS", "CALLS", "WAITS", "MEMORY")
+    return [_table(names, rows, empty="no process has sessions now", right=5)]
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str, right: int) -> Any:
+    """Return a table whose last `right` columns are numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return Text(empty, "dim")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for at, name in enumerate(names):
+        table.add_column(
+            name, justify="right" if at >= len(names) - right else "left", no_wrap=True, overflow="ellipsis"
+        )
+    for row in rows:
+        table.add_row(*(Text(one_line(cell)) for cell in row))
+    return table
+
+
+def _tokens(found: RunRecord) -> str:
+    return number(found.usage.input_tokens + found.usage.output_tokens) if found.usage else "0"
+
+
+def _ago(seconds: float) -> str:
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _host_json(host: HostInfo) -> dict[str, Any]:
+    load = host.load
+    return {
+        "name": host.name,
+        "is_packed": host.is_packed,
+        "is_replaced": host.is_replaced,
+        "node": host.node,
+        "pid": host.pid,
+        "sessions": load.sessions if load else None,
+        "calls": load.calls if load else None,
+        "waits": load.waits if load else None,
+        "memory_bytes": host.memory_bytes,
+    }
+
+
+@contextmanager
+def _keys() -> Iterator[asyncio.Queue[str]]:
+    """Read keys as they are pressed, without Enter; yields where they come."""
+    keys: asyncio.Queue[str] = asyncio.Queue()
+    try:
+        import termios
+        import tty
+
+        before = termios.tcgetattr(sys.stdin)
+    except (ImportError, OSError, ValueError):  # no terminal, or none of Unix
+        yield keys
+        return
+    loop = asyncio.get_running_loop()
+    tty.setcbreak(sys.stdin)
+    loop.add_reader(sys.stdin, lambda: keys.put_nowait(os.read(sys.stdin.fileno(), 1).decode("ascii", "replace")))
+    try:
+        yield keys
+    finally:
+        loop.remove_reader(sys.stdin)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

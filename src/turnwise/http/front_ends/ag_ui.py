@@ -1,0 +1,214 @@
+"""`/v1/ag-ui`: what clients of AG-UI ask, such as `HttpAgent` of `@ag-ui/client`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.inference.tools.signature import check_safe
+from turnwise.actors.inference.tools.tool import Tool, external_tool
+from turnwise.adapters.front_ends.ag_ui import AgUiEncoder
+from turnwise.adapters.releases import framework
+from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, RunNotFoundError, SessionBusyError, shown
+from turnwise.http.front_ends.answering import Decision, active, ask, behind, check_room, decide, streamed
+from turnwise.http.front_ends.reading import file_of, in_order, message_id
+from turnwise.http.models import example
+from turnwise.http.paths import InPath
+from turnwise.http.problems import answer, documented, problem_of
+from turnwise.http.runs import BUSY, POLICIES
+from turnwise.http.service import Asks, Caller
+from turnwise.http.sessions import NOT_FOUND
+from turnwise.http.sse import MEDIA_TYPE
+from turnwise.memory.conversation.blocks import Block, User
+
+with framework("ag-ui-protocol", extra="ag-ui", tested="1.0"):
+    from ag_ui.core import AssistantMessage, RunAgentInput, Tool as AgUiTool, ToolMessage, UserMessage
+
+router = APIRouter(
+    prefix="/v1/ag-ui",
+    tags=["front ends"],
+    generate_unique_id_function=lambda route: route.name,
+    responses=documented(401, 422, 429, 503),
+)
+
+_EVENT = 'data: {"type":"TEXT_MESSAGE_CONTENT","messageId":"m","delta":"Hi"}\n\n'
+
+
+class AgentInput(RunAgentInput):
+    """A run of AG-UI, as clients ask for it."""
+
+    model_config = example(threadId="trip", runId="r1", messages=[{"id": "m1", "role": "user", "content": "Hello!"}])
+
+
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Events of AG-UI 1.0, as server-sent events.", "content": {MEDIA_TYPE: {"example": _EVENT}}}
+}
+
+
+@router.post("", summary="Run the service's first engine as an agent of AG-UI", responses=NOT_FOUND | BUSY | STREAM)
+async def run_agent(body: AgentInput, caller: Asks, request: Request) -> Response:
+    """Takes the newest message of the user, results of the client's tools, and answers to interrupts.
+
+    The thread is a session. The run is stored before the stream begins, and goes on if the client leaves, unless
+    `X-On-Disconnect` is `cancel`. A repeated request goes on with the same run; with `Last-Event-ID`, behind that.
+    """
+    return await _run(caller, body, request, None)
+
+
+@router.post("/{engine}", summary="Run an engine as an agent of AG-UI", responses=NOT_FOUND | BUSY | STREAM)
+async def run_named_agent(engine: InPath, body: AgentInput, caller: Asks, request: Request) -> Response:
+    """As without a name. The engine is that of a new thread; a thread keeps its engine."""
+    return await _run(caller, body, request, engine)
+
+
+@router.get(
+    "/{thread_id}/stream",
+    summary="Read the run of a thread that has not ended, from its beginning",
+    responses=NOT_FOUND | STREAM | {204: {"description": "No run is active."}},
+)
+async def resume_agent(
+    thread_id: InPath,
+    caller: Asks,
+    request: Request,
+    run_id: Annotated[str | None, Query(description="The id that the client gave the run in the protocol.")] = None,
+) -> Response:
+    """With `Last-Event-ID`, only what is behind that event."""
+    encoder = AgUiEncoder(thread_id, run_id, request.headers.get("last-event-id"))
+    found = await caller.on_session(thread_id, active)
+    return Response(status_code=204) if found is None else streamed(caller, found, encoder)
+
+
+async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: str | None) -> Response:
+    resumed = request.headers.get("last-event-id")
+    AgUiEncoder(body.thread_id, last_event_id=resumed)  # which checks it
+    if engine is not None and engine not in caller.manager.engines:
+        known = ", ".join(repr(name) for name in caller.manager.engines if name)
+        raise InvalidInputError("engine", shown(engine), f"there is no such engine; there are {known}")
+    await check_room(caller)
+    if decisions := decisions_of(body):
+        execution = await caller.on_session(body.thread_id, lambda each: deciding(each, decisions))
+        resumes = [each.call_id for each in decisions if each.approved is not None]
+        answered = resumes or [each.call_id for each in decisions]
+        known_calls = await behind(execution, answered)
+        return streamed(caller, execution, AgUiEncoder(body.thread_id, body.run_id, resumed, behind=known_calls))
+    at = f"messages.{len(body.messages) - 1}"
+    last = body.messages[-1] if body.messages else None
+    if not isinstance(last, UserMessage):
+        why = "the last message must be the user's or a tool's; or answer interrupts by 'resume'"
+        raise InvalidInputError(f"{at}.role" if last else "messages", shown(getattr(last, "role", [])), why)
+    its_id, prompts, options = message_id(last.id, f"{at}.id"), _prompts(last, at), _options(body)
+    session = await caller.manager.open(body.thread_id, user_id=caller.user_id, engine=engine, if_exists="keep")
+    caller.service.handles.hold_session(caller.user_id, session)
+    try:
+        execution = await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed is not None)
+    except SessionBusyError as error:
+        return answer(problem_of(error) | {"if_busy": list(POLICIES)})
+    return streamed(caller, execution, AgUiEncoder(body.thread_id, body.run_id, resumed))
+
+
+async def deciding(session: AsyncSession, decisions: Sequence[Decision]) -> AsyncExecutionHandle:
+    """Give the run of the first decision what it waits for, and return it, also if it has got it already.
+
+    Results of calls that never waited are left out, such as those of the service's own tools, which the client has too.
+
+    Raises:
+        InvalidInputError: an interrupt is none of this run's, or no result is of a call that waited.
+    """
+    run_id, why = decisions[0].run_id, "no call of this id waits in this thread"
+    try:
+        execution = await session.execution(run_id or "")
+    except (RunNotFoundError, InvalidIdError):
+        raise InvalidInputError(decisions[0].at, shown(decisions[0].call_id), why) from None
+    calls = (await execution.info()).calls
+    asked = [each for each in decisions if each.run_id == run_id and calls.get(each.call_id, {}).get("wants")]
+    for each in decisions:
+        if each not in asked and (each.approved is not None or not asked):
+            raise InvalidInputError(each.at, shown(each.call_id), why)
+    await decide(execution, asked)
+    return execution
+
+
+def decisions_of(body: RunAgentInput) -> list[Decision]:
+    """Return the answers to interrupts, and the results of calls behind the last message that is no tool's."""
+    found = []
+    for number, entry in enumerate(body.resume or ()):
+        at = f"resume.{number}.payload"
+        payload = entry.payload if isinstance(entry.payload, dict) else {"approved": entry.payload}
+        approved = False if entry.status == "cancelled" else payload.get("approved")
+        if not isinstance(approved, bool):
+            raise InvalidInputError(f"{at}.approved", shown(approved), "it must be true or false")
+        edited, reason = payload.get("editedArgs"), payload.get("reason")
+        if edited is not None and not isinstance(edited, dict):
+            raise InvalidInputError(f"{at}.editedArgs", shown(edited), "it must be an object")
+        told = reason if isinstance(reason, str) else "cancelled" if entry.status == "cancelled" else ""
+        arguments = edited if approved else None
+        run_id, _, call_id = entry.interrupt_id.partition(".")
+        found.append(Decision(call_id, at, run_id, approved=approved, value=arguments, reason=told))
+    for number in range(len(body.messages) - 1, -1, -1):
+        message = body.messages[number]
+        if not isinstance(message, ToolMessage):
+            break
+        text = message.content if isinstance(message.content, str) else _texts(message.content, f"messages.{number}")
+        value, is_error = (text, False) if message.error is None else (message.error, True)
+        call_id, at = message.tool_call_id, f"messages.{number}.toolCallId"
+        found.append(Decision(call_id, at, _run_of(body.messages[:number], call_id), value=value, is_error=is_error))
+    return found
+
+
+def _run_of(messages: Sequence[Any], call_id: str) -> str | None:
+    """Return the run of a call, by the id of the message that has it: ids of calls are unique only within a run."""
+    for message in reversed(messages):
+        if isinstance(message, AssistantMessage) and any(call.id == call_id for call in message.tool_calls or ()):
+            return message.id.partition("-")[0]
+    return None
+
+
+def _texts(parts: Sequence[Any], at: str) -> str:
+    for number, part in enumerate(parts):
+        if part.type != "text":
+            raise InvalidInputError(f"{at}.content.{number}.type", shown(part.type), "a result of a call has texts")
+    return "\n".join(part.text for part in parts)
+
+
+def _prompts(message: UserMessage, at: str) -> list[Block]:
+    if isinstance(message.content, str):
+        return in_order([User(text=message.content)], f"{at}.content")
+    blocks: list[Block] = []
+    for number, part in enumerate(message.content):
+        place = f"{at}.content.{number}"
+        if part.type == "text":
+            blocks.append(User(text=part.text))
+        elif part.type in ("image", "document") and part.source.type in ("data", "url"):
+            source = part.source
+            media_type = source.mime_type or ("image" if part.type == "image" else None)
+            url = f"data:{media_type};base64,{source.value}" if source.type == "data" else source.value
+            name = part.metadata.get("filename") if isinstance(part.metadata, dict) else None
+            blocks.append(file_of(url, media_type, name if isinstance(name, str) else None, f"{place}.source.value"))
+        else:
+            why = "a message of the user has texts, and images and documents by data or by url"
+            raise InvalidInputError(f"{place}.type", shown(part.type), why)
+    return in_order(blocks, f"{at}.content")
+
+
+def _options(body: RunAgentInput) -> RunOptions:
+    """Return the options of the run: the client's tools, and its context as instructions."""
+    options = RunOptions()
+    if body.tools:
+        options["tools"] = [_tool(tool, f"tools.{number}") for number, tool in enumerate(body.tools)]
+    if body.context:
+        options["instructions"] = "\n\n".join(f"{each.description}:\n{each.value}" for each in body.context)
+    return options
+
+
+def _tool(tool: AgUiTool, at: str) -> Tool:
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    try:
+        check_safe(parameters)
+        return external_tool(tool.name, tool.description, parameters)
+    except (ConfigError, ValueError, TypeError) as error:
+        raise InvalidInputError(f"{at}.parameters", shown(json.dumps(parameters)), str(error)) from None

@@ -1,0 +1,246 @@
+"""What the routes of all front ends share: asking, asking again, deciding about calls, and streaming the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count, takewhile
+from typing import Any
+
+from starlette.responses import Response
+
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.session import AsyncSession, RunOptions, check_start
+from turnwise.adapters.front_ends.encoding import FrontEndEncoder
+from turnwise.adapters.front_ends.stream import front_end_stream
+from turnwise.errors import InvalidInputError, SessionBusyError, TurnIdTakenError, TurnNotFoundError, shown
+from turnwise.http.runs import cancel_own
+from turnwise.http.service import Caller
+from turnwise.http.sse import EventStream
+from turnwise.memory.conversation.blocks import Block, User
+from turnwise.memory.conversation.turns import Turn
+
+_INDEX = re.compile(r"turn-([0-9]{1,18})")
+
+_PART = re.compile(r"(.+)\.([0-9]{1,9})")
+
+_PAGE = 100
+
+STOPS = "the server stops: read on, from this service or from another one"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a request says about a call. `at` is where it says so."""
+
+    call_id: str
+    at: str
+    run_id: str | None = None
+    """The run whose call it is, if the request says so."""
+    approved: bool | None = None
+    """Whether the call is approved; None if its result is given."""
+    value: Any = None
+    """The result, or the arguments of an approved call if they are others than the model's."""
+    is_error: bool = False
+    reason: str = ""
+
+
+def message_id_of(turn: Turn) -> str:
+    """Return the id by which front ends know the prompt of a turn."""
+    return turn.record.turn_id or f"turn-{turn.index}"
+
+
+async def check_room(caller: Caller) -> None:
+    """Refuse a request that would stream, before it starts anything.
+
+    Raises:
+        TooManyStreams: the user has as many open as a user may.
+    """
+    async with caller.service.stream(caller.user_id):
+        pass
+
+
+async def ask(
+    session: AsyncSession,
+    message_id: str,
+    prompts: Sequence[Block],
+    options: RunOptions,
+    *,
+    again: bool,
+    edits: bool,
+    resumed: bool = False,
+) -> AsyncExecutionHandle:
+    """Start the run that answers a message, or return the one that a repeated request has started.
+
+    Args:
+        message_id: the message's id, which becomes its turn's. With `again`, `<id>.<place>` is a prompt that joined the
+            turn of that id: then the turn is asked with its prompts up to this one.
+        prompts: what it says.
+        again: whether it replaces the turn of this id and all later ones, which then are no longer part of what runs
+            continue: nothing is erased. A run of theirs is cancelled first. A turn that did not complete is always
+            replaced.
+        edits: whether it is then asked with these prompts, and not with those of the turn.
+        resumed: whether the client has had a part of the answer. Then nothing is replaced, and the newest run that
+            answers the message is returned, however it ended.
+
+    Raises:
+        SessionBusyError: a run is queued, or another one has just become active; nothing was started.
+        TurnwiseError: nothing was started or replaced.
+    """
+    discarded: set[str] = set()
+    while True:
+        turn, free = await _newest(session, message_id, discarded)
+        if turn is None and again and (part := await part_of(session, message_id)):
+            message_id, before, own = part
+            prompts, edits = [*before, *(prompts if edits else own)], True
+            continue
+        named = options | RunOptions(turn_id=free)
+        try:
+            if turn is None:
+                return await session.run(*prompts, **named)
+            return await _ask_again(
+                session, turn, prompts if edits else turn.asked, named, again=again, resumed=resumed
+            )
+        except TurnIdTakenError:
+            taken = await _found(session, free)
+            if taken and turn:
+                raise
+            if taken:  # the same request has just come twice
+                return await session.execution(taken.run_id or "")
+            discarded.add(free)
+
+
+async def _ask_again(
+    session: AsyncSession, turn: Turn, prompts: Sequence[Block], named: RunOptions, *, again: bool, resumed: bool
+) -> AsyncExecutionHandle:
+    """Return the run of a turn, or take the turn back and start another one in its place: see `ask`."""
+    execution = await session.execution(turn.run_id) if turn.run_id else None
+    if execution and resumed:
+        return execution
+    if execution and not again and await execution.status() not in ("failed", "cancelled", "interrupted"):
+        return execution
+    info = await session.info()  # first: a run that starts after it is not cancelled
+    if started := await check_start(session, prompts, named):
+        return await session.execution(started)
+    if info.queued_run_ids:
+        raise SessionBusyError(session.id, info.queued_run_ids[0])
+    await _take_back(session, turn.index, info.active_run_id)
+    return await session.run(*prompts, **named)
+
+
+async def part_of(session: AsyncSession, message_id: str) -> tuple[str, list[Block], list[Block]] | None:
+    """Return the message that a turn was started with, the prompts before this one, and this one: see `ui_messages`."""
+    named = _PART.fullmatch(message_id)
+    turn = await _found(session, named[1]) if named else None
+    if named is None or turn is None:
+        return None
+    blocks, place = turn.new_blocks, int(named[2])
+    asked = len(blocks) - len(turn.output)
+    prompts = [at for at, block in enumerate(blocks) if at < asked or isinstance(block, User)]
+    if place not in prompts or not isinstance(blocks[place], User):
+        return None
+    attached = takewhile(lambda at: not isinstance(blocks[at], User), (at for at in prompts if at > place))
+    before: list[Block] = [blocks[at] for at in prompts if at < place]
+    return str(named[1]), before, [blocks[place], *(blocks[at] for at in attached)]
+
+
+async def _newest(session: AsyncSession, message_id: str, discarded: Collection[str]) -> tuple[Turn | None, str]:
+    """Return the newest turn that answers a message, and the id that the next one gets.
+
+    Args:
+        discarded: ids whose turns were discarded; they cannot be used again.
+    """
+    found = None
+    for number in count():
+        name = f"{message_id}~{number}" if number else message_id
+        turn = await _found(session, name)
+        if turn is None and name not in discarded:
+            return found, name
+        found = turn or found
+    raise AssertionError
+
+
+async def _found(session: AsyncSession, name: str) -> Turn | None:
+    """Return the turn of an id, or of an index in the form that `message_id_of` gives it."""
+    index = _INDEX.fullmatch(name)
+    for which in (name, int(index[1])) if index else (name,):
+        with suppress(TurnNotFoundError):
+            return await session.turn(which)
+    return None
+
+
+async def _take_back(session: AsyncSession, index: int, active: str | None) -> None:
+    """Take a turn and all later ones out of what the next run continues. May be repeated.
+
+    Args:
+        active: the active run, which is cancelled if it is of these turns.
+
+    Raises:
+        SessionBusyError: a run is active that is not of these turns, or one is queued.
+    """
+    if active is not None:
+        execution = await session.execution(active)
+        if execution.turn_index >= index:
+            await execution.cancel("its message is answered again")
+    after = index - 1
+    while turns := await session.turns(after, _PAGE):
+        for turn in turns:
+            if len(turn.removed) < len(turn.new_blocks):
+                await session.remove(turn)
+        after = turns[-1].index
+
+
+async def decide(execution: AsyncExecutionHandle, decisions: Sequence[Decision]) -> None:
+    """Decide about calls that wait; what is decided already stays as it is, so this may be repeated.
+
+    Raises:
+        InvalidInputError: a call waits for something else; nothing was decided.
+    """
+    pending = {call.call_id: call for call in await execution.pending()}
+    found = [each for each in decisions if each.call_id in pending]
+    for each in found:
+        wants = pending[each.call_id].wants
+        if (each.approved is None) != (wants == "result"):
+            why = f"call {each.call_id!r} waits for {'its result' if wants == 'result' else 'an approval'}"
+            raise InvalidInputError(each.at, shown(each.value), why)
+    for each in found:
+        if each.approved is None:
+            await execution.provide(each.call_id, each.value, is_error=each.is_error)
+        elif each.approved:
+            await execution.approve(each.call_id, input=each.value)
+        else:
+            await execution.reject(each.call_id, each.reason)
+
+
+async def behind(execution: AsyncExecutionHandle, call_ids: Sequence[str]) -> frozenset[str]:
+    """Return those of the calls that wait for somebody, or did."""
+    calls = (await execution.info()).calls
+    return frozenset(each for each in call_ids if each in calls and calls[each].get("wants"))
+
+
+async def active(session: AsyncSession) -> AsyncExecutionHandle | None:
+    """Return the run that has not ended; None if there is none."""
+    run_id = (await session.info()).active_run_id
+    return await session.execution(run_id) if run_id else None
+
+
+def streamed(
+    caller: Caller, execution: AsyncExecutionHandle, encoder: FrontEndEncoder, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a run's answers as a stream. If the client leaves, the run goes on or not, as `X-On-Disconnect` says."""
+    caller.service.handles.hold_run(caller.user_id, execution)
+    farewell = b"".join(frame.encode() for frame in encoder.failed(ConnectionError(STOPS)))
+
+    def left() -> None:
+        caller.service.spawn(cancel_own(execution), "the cancellation of a run whose client disconnected")
+
+    return EventStream(
+        caller,
+        front_end_stream(execution, encoder),
+        left=left if caller.on_disconnect == "cancel" and not execution.dropped else None,  # else it is another's run
+        retry_ms=None,
+        farewell=farewell,
+        headers={**encoder.headers, "X-Run-Id": execution.run_id, **(headers or {})},
+    )

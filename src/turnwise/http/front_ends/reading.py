@@ -1,0 +1,89 @@
+"""Reads what front ends send: parts of messages as blocks. What is wrong is refused by the name of its field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from turnwise.errors import InvalidIdError, InvalidInputError, shown
+from turnwise.memory.conversation.blocks import Block, Document, Image, User
+from turnwise.memory.conversation.ids import check_id
+
+_DATA_URL = re.compile(r"data:([^,]*);base64,(.*)", re.DOTALL)
+
+
+MAX_ID_CHARS = 240
+"""The longest id of a message: the turns that answer it again have longer ones."""
+
+
+def text_of(item: Mapping[str, Any], name: str, at: str) -> str:
+    """Return a field that is a text.
+
+    Raises:
+        InvalidInputError: it is missing or no text.
+    """
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{at}.{name}", shown(value), "it must be a text")
+    return value
+
+
+def message_id(given: Any, at: str) -> str:
+    """Return the id of a message, which can be a turn's.
+
+    Raises:
+        InvalidInputError: it cannot.
+    """
+    if isinstance(given, str) and len(given) > MAX_ID_CHARS:
+        raise InvalidInputError(at, shown(given), f"it must have at most {MAX_ID_CHARS} characters")
+    try:
+        return check_id("message", given)
+    except InvalidIdError as error:
+        raise InvalidInputError(at, shown(given), error.why) from None
+
+
+def object_of(item: Any, at: str) -> Mapping[str, Any]:
+    """Return an object.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    if not isinstance(item, Mapping):
+        raise InvalidInputError(at, shown(item), "it must be an object")
+    return item
+
+
+def file_of(url: str, media_type: str | None, name: str | None, at: str) -> Image | Document:
+    """Return a file, by an address or as a data URL, as a block.
+
+    Raises:
+        InvalidInputError: no model could be sent the file.
+    """
+    found = _DATA_URL.fullmatch(url)
+    where = {"data": found[2], "media_type": found[1]} if found else {"url": url}
+    kind = (found[1] if found else media_type) or ""
+    is_image = kind.startswith("image/") or kind == "image"
+    if not found and "/" in kind:
+        where["media_type"] = kind
+    try:
+        block = Image(**where) if is_image else Document(name=name or "file", **where)
+    except ValidationError as error:
+        why = str(error.errors(include_url=False, include_context=False)[0]["msg"]).removeprefix("Value error, ")
+        raise InvalidInputError(at, shown(url), why) from None
+    if block.flaw:
+        raise InvalidInputError(at, shown(url), block.flaw)
+    return block
+
+
+def in_order(blocks: Sequence[Block], at: str) -> list[Block]:
+    """Return the blocks of one prompt, texts first: a picture belongs to the text before it.
+
+    Raises:
+        InvalidInputError: there is nothing in it.
+    """
+    if not any(not isinstance(block, User) or block.text.strip() for block in blocks):
+        raise InvalidInputError(at, "[]", "the message says nothing: send a text or a file")
+    return sorted(blocks, key=lambda block: not isinstance(block, User))

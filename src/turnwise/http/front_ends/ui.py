@@ -1,0 +1,371 @@
+"""`/v1/ui/chat`: what `useChat` of the Vercel AI SDK asks by its `DefaultChatTransport`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, cast, get_args
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.adapters.front_ends.vercel import VercelEncoder, file_part, output_of
+from turnwise.errors import InvalidInputError, SessionBusyError, shown
+from turnwise.http.front_ends.answering import (
+    Decision,
+    active,
+    ask,
+    behind,
+    check_room,
+    decide,
+    message_id_of,
+    streamed,
+)
+from turnwise.http.front_ends.reading import file_of, in_order, message_id, object_of, text_of
+from turnwise.http.models import Body, Cancel, Cancelled, JsonObject, Shown, example
+from turnwise.http.paths import InPath
+from turnwise.http.problems import answer, documented, problem_of
+from turnwise.http.runs import BUSY, POLICIES, Key
+from turnwise.http.service import Asks
+from turnwise.http.sessions import NOT_FOUND
+from turnwise.http.sse import MEDIA_TYPE
+from turnwise.memory.conversation.blocks import (
+    AnyBlock,
+    Block,
+    Document,
+    Image,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
+from turnwise.memory.conversation.output_type import ANSWER_TOOL
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.turns import Turn
+
+router = APIRouter(
+    prefix="/v1/ui/chat",
+    tags=["front ends"],
+    generate_unique_id_function=lambda route: route.name,
+    responses=documented(401, 422, 429, 503),
+)
+
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A UI message stream, version 1: server-sent events.",
+        "content": {MEDIA_TYPE: {"example": 'data: {"type":"text-delta","id":"t1","delta":"Hi"}\n\n'}},
+    }
+}
+
+_TURNS = 1000
+
+
+class Chat(Body):
+    """What `DefaultChatTransport` sends; further fields by its `body`, or by that of `sendMessage`."""
+
+    model_config = example(
+        id="chat-1",
+        messages=[{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Is it open today?"}]}],
+        trigger="submit-message",
+    )
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    """The chat's, which is the session's. A new session is made for a new one."""
+    messages: list[JsonObject] = Field(default_factory=list)
+    """Of these only the last one is used: the session has the others."""
+    message: JsonObject | None = None
+    """The last message alone, instead of `messages`."""
+    trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
+    messageId: str | None = None  # noqa: N815 - the client's name
+    """Of the message that is sent again, or answered again: it and what came after it is replaced."""
+    engine: str | None = None
+    """The name of the engine of a new session."""
+    agent: str | None = None
+    """The agent to which a new session belongs."""
+    model: str | None = None
+    """The model that answers."""
+    params: JsonObject | None = None
+    """Model parameters, such as `temperature`."""
+    labels: dict[str, str] | None = None
+    """Kept with the run."""
+    timeout_s: float | None = None
+    """The run fails after so many seconds."""
+    if_busy: Literal["reject", "enqueue", "interrupt", "rollback", "latest", "drop"] = "reject"
+    """While another run is active; see `Session.run`. A message has a turn of its own, so it joins no other run."""
+
+    def last(self) -> tuple[Mapping[str, Any], str]:
+        """Return the last message, and where it is.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        if self.message is not None:
+            return self.message, "message"
+        if not self.messages:
+            raise InvalidInputError("messages", "[]", "send the user's message")
+        return self.messages[-1], f"messages[{len(self.messages) - 1}]"
+
+    def options(self) -> RunOptions:
+        """Return the options of the run."""
+        names = ("model", "params", "labels", "timeout_s", "if_busy")
+        return cast(RunOptions, {name: getattr(self, name) for name in names})
+
+
+_POLICIES = [each for each in POLICIES if each in get_args(Chat.model_fields["if_busy"].annotation)]
+
+
+class UiMessages(Shown):
+    """Messages for `useChat({messages})`, oldest first."""
+
+    messages: list[JsonObject]
+
+
+@router.post("", summary="Answer a message of useChat, as a UI message stream", responses=NOT_FOUND | BUSY | STREAM)
+async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_key: Key = None) -> Response:
+    """Takes the newest message of the user, results of calls that the client makes, and answers to approvals.
+
+    The run is stored before the stream begins, and goes on if the client leaves, unless `X-On-Disconnect` is `cancel`.
+    A repeated request gets the answer of the first one; with `Last-Event-ID`, what is behind that. A message that is to
+    be answered again is so at each request without that header or the same `Idempotency-Key`.
+    """
+    last, at = body.last()
+    role = last.get("role")
+    if role == "user":
+        prompts = _prompts(last, at)
+    elif role == "assistant" and body.trigger == "submit-message":
+        prompts = []
+    else:
+        why = "the last message must be the user's, or the assistant's with results of calls or answers to approvals"
+        raise InvalidInputError(f"{at}.role", shown(role), why)
+    its_id = message_id(last.get("id"), f"{at}.id")
+    resumed = request.headers.get("last-event-id")
+    VercelEncoder(resumed)  # which checks it
+    await check_room(caller)
+    if role == "assistant":
+        return await _continue(caller, body.id, last, at, resumed)
+    new: dict[str, Any] = {"engine": body.engine, "agent": body.agent, "if_exists": "keep"}
+    session = await caller.manager.open(body.id, user_id=caller.user_id, **new)
+    caller.service.handles.hold_session(caller.user_id, session)
+    is_again = body.trigger == "regenerate-message" or body.messageId == its_id
+    edits = body.trigger == "submit-message"
+    try:
+        options = body.options() | RunOptions(idempotency_key=idempotency_key)
+        how = {"again": is_again, "edits": edits, "resumed": resumed is not None}
+        execution = await ask(session, its_id, prompts, options, **how)
+    except SessionBusyError as error:
+        return answer(problem_of(error) | {"if_busy": _POLICIES})
+    return streamed(caller, execution, VercelEncoder(resumed))
+
+
+def _prompts(message: Mapping[str, Any], at: str) -> list[Block]:
+    blocks: list[Block] = []
+    for place, part in _parts(message, at):
+        match part.get("type"):
+            case "text":
+                blocks.append(User(text=text_of(part, "text", place)))
+            case "file":
+                media_type, name = part.get("mediaType"), part.get("filename")
+                if media_type is not None or name is not None:
+                    media_type, name = text_of(part, "mediaType", place), name and text_of(part, "filename", place)
+                blocks.append(file_of(text_of(part, "url", place), media_type, name, f"{place}.url"))
+            case kind:
+                why = "a message of the user has parts of type text and file"
+                raise InvalidInputError(f"{place}.type", shown(kind), why)
+    return in_order(blocks, f"{at}.parts")
+
+
+def _parts(message: Mapping[str, Any], at: str) -> list[tuple[str, Mapping[str, Any]]]:
+    parts = message.get("parts")
+    if not isinstance(parts, list):
+        raise InvalidInputError(f"{at}.parts", shown(parts), "it must be a list")
+    return [(f"{at}.parts[{n}]", object_of(part, f"{at}.parts[{n}]")) for n, part in enumerate(parts)]
+
+
+async def _continue(caller: Asks, chat_id: str, message: Mapping[str, Any], at: str, resumed: str | None) -> Response:
+    """Answer a request whose last message is the assistant's, with what its calls waited for."""
+    calls = [
+        (place, part)
+        for place, part in _parts(message, at)
+        if str(part.get("type")).startswith("tool-") or part.get("type") in ("dynamic-tool", "step-start")
+    ]
+    steps = [number for number, (_, part) in enumerate(calls) if part["type"] == "step-start"]
+    calls = calls[steps[-1] + 1 :] if steps else calls
+    decisions = [each for place, part in calls if (each := _decision(part, place))]
+    if not decisions:
+        why = "nothing is new: it has neither results of calls nor answers to approvals"
+        raise InvalidInputError(f"{at}.parts", shown(message.get("parts")), why)
+    execution = await caller.on_session(chat_id, lambda each: each.execution(str(message["id"])))
+    await decide(execution, decisions)
+    known = await behind(execution, [each.call_id for each in decisions])
+    return streamed(caller, execution, VercelEncoder(resumed, behind=known))
+
+
+def _decision(part: Mapping[str, Any], at: str) -> Decision | None:
+    """Return what a call of the assistant's message says; None if it says nothing new."""
+    state = part.get("state")
+    if state not in ("approval-responded", "output-available", "output-error"):
+        return None
+    call_id = text_of(part, "toolCallId", at)
+    if state == "output-error":
+        return Decision(call_id, f"{at}.errorText", value=text_of(part, "errorText", at), is_error=True)
+    if state == "output-available":
+        return Decision(call_id, f"{at}.output", value=part.get("output"))
+    approval = object_of(part.get("approval"), f"{at}.approval")
+    approved = approval.get("approved")
+    if not isinstance(approved, bool):
+        raise InvalidInputError(f"{at}.approval.approved", shown(approved), "it must be true or false")
+    reason = approval.get("reason")
+    return Decision(call_id, f"{at}.approval", approved=approved, reason=reason if isinstance(reason, str) else "")
+
+
+@router.get(
+    "/{chat_id}/stream",
+    summary="Read the answer that is being made, from its beginning",
+    responses=NOT_FOUND | STREAM | {204: {"description": "No run is active."}},
+)
+async def resume_chat(
+    chat_id: InPath,
+    caller: Asks,
+    request: Request,
+    answer_id: Annotated[
+        str | None, Query(alias="message_id", description="The answer with this id, also if it is whole.")
+    ] = None,
+) -> Response:
+    """What `resume: true` and `resumeStream()` ask. With `Last-Event-ID`, only what is behind that event."""
+    encoder = VercelEncoder(request.headers.get("last-event-id"))
+    if answer_id is not None:
+        execution = await caller.on_session(chat_id, lambda each: each.execution(answer_id))
+        return streamed(caller, execution, encoder)
+    found = await caller.on_session(chat_id, active)
+    return Response(status_code=204) if found is None else streamed(caller, found, encoder)
+
+
+@router.post("/{chat_id}/stop", summary="Cancel the active run", responses=documented(404, 409))
+async def stop_chat(chat_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
+    """What a stop button asks: `stop()` of `useChat` alone only closes its connection."""
+    return Cancelled(cancelled=await caller.on_session(chat_id, lambda each: each.cancel(body.reason)))
+
+
+@router.get("/{chat_id}/messages", summary="The messages of a chat, for useChat", responses=NOT_FOUND)
+async def list_chat_messages(
+    chat_id: InPath, caller: Asks, after: Annotated[int, Query(description="Only of later turns than this one.")] = -1
+) -> UiMessages:
+    """The first thousand turns behind `after`, without those that were replaced."""
+    turns, runs = await caller.on_session(chat_id, lambda each: _history(each, after))
+    return UiMessages(messages=ui_messages(turns, runs))
+
+
+async def _history(session: AsyncSession, after: int) -> tuple[list[Turn], list[RunRecord]]:
+    """Return the turns, and their runs with those that were merged into them."""
+    turns = await session.turns(after, _TURNS)
+    runs = page = await session.runs(after, _TURNS)
+    while turns and len(page) == _TURNS and (page[-1].leads_to or page[-1].turn_index <= turns[-1].index):
+        page = await session.runs(page[-1].turn_index, _TURNS)
+        runs = runs + page
+    return turns, runs
+
+
+def ui_messages(turns: Sequence[Turn], runs: Sequence[RunRecord]) -> list[JsonObject]:
+    """Return what turns added as messages, without what was removed."""
+    calls = {run.run_id: run.calls for run in runs}
+    merged = {run.leads_to for run in runs if run.leads_to}
+    return [
+        each
+        for turn in turns
+        for each in _messages_of(turn, calls.get(turn.run_id or "", {}), is_merged=turn.run_id in merged)
+    ]
+
+
+def _messages_of(turn: Turn, calls: Mapping[str, Any], *, is_merged: bool) -> list[JsonObject]:
+    """Return a turn's messages. The last one of the assistant has the run's id, as its stream has.
+
+    Args:
+        calls: the states of its run's calls.
+        is_merged: whether it has prompts of several runs, which are a message each.
+    """
+    gone, made, found = set(turn.removed), dict[str, JsonObject](), list[JsonObject]()
+    its_id, asked = message_id_of(turn), len(turn.new_blocks) - len(turn.output)
+    answer = turn.run_id or f"{its_id}-answer"
+    for first, blocks in _grouped(turn.new_blocks, asked, is_merged=is_merged):
+        kept = [block for number, block in enumerate(blocks, first) if number not in gone]
+        number = f".{first}" if first else ""
+        if first >= asked and not isinstance(blocks[0], User):
+            if parts := _answer_parts(kept, calls, made):
+                found.append({"id": f"{answer}{number}", "role": "assistant", "parts": parts})
+        elif parts := [part for block in kept if (part := _prompt_part(block))]:
+            found.append({"id": f"{its_id}{number}", "role": "user", "parts": parts})
+    if answers := [each for each in found if each["role"] == "assistant"]:
+        answers[-1]["id"] = answer
+    return found
+
+
+def _grouped(blocks: Sequence[AnyBlock], asked: int, *, is_merged: bool) -> list[tuple[int, list[AnyBlock]]]:
+    """Return the blocks of each message, with the number of its first one. The output has prompts that joined the run.
+
+    Args:
+        asked: how many of the blocks the run was started with.
+        is_merged: whether each text among these is a message.
+    """
+    found: list[tuple[int, list[AnyBlock]]] = []
+    for number, block in enumerate(blocks):
+        is_prompt = isinstance(block, User) and (number >= asked or is_merged)
+        follows_prompt = number > asked and isinstance(blocks[number - 1], User)
+        if number in (0, asked) or is_prompt or follows_prompt:
+            found.append((number, []))
+        found[-1][1].append(block)
+    return found
+
+
+def _prompt_part(block: AnyBlock) -> JsonObject | None:
+    if isinstance(block, User):
+        return {"type": "text", "text": block.text}
+    return file_part(block) if isinstance(block, Image | Document) else None
+
+
+def _answer_parts(
+    blocks: Sequence[AnyBlock], calls: Mapping[str, Any], made: dict[str, JsonObject]
+) -> list[JsonObject]:
+    """Return blocks of an answer as parts; `made` has the parts of the calls before."""
+    parts: list[JsonObject] = [{"type": "step-start"}]
+    for block in blocks:
+        has_results = any("output" in part or "errorText" in part for part in parts[_step(parts) :])
+        if has_results and not isinstance(block, ToolResult):
+            parts.append({"type": "step-start"})
+        match block:
+            case Text(text=text) if text:
+                parts.append({"type": "text", "text": text, "state": "done"})
+            case Thinking(text=text) if text:
+                parts.append({"type": "reasoning", "text": text, "state": "done"})
+            case ToolUse(call_id=call_id, name=name) if name != ANSWER_TOOL:
+                made[call_id] = {"type": f"tool-{name}", "toolCallId": call_id, "input": block.input}
+                made[call_id] |= _state(call_id, calls.get(call_id, {}))
+                parts.append(made[call_id])
+            case ToolResult(call_id=call_id) if call_id in made:
+                _settle(made[call_id], block)
+            case Image() | Document() if part := file_part(block):
+                parts.append(part)
+            case _:
+                pass
+    return parts if len(parts) > 1 else []
+
+
+def _step(parts: Sequence[JsonObject]) -> int:
+    return max(number for number, part in enumerate(parts) if part["type"] == "step-start")
+
+
+def _state(call_id: str, state: Mapping[str, Any]) -> JsonObject:
+    if state.get("wants") not in ("approval", "budget"):
+        return {"state": "input-available"}
+    if verdict := state.get("verdict"):
+        return {"state": "approval-responded", "approval": {"id": call_id, "approved": verdict == "approved"}}
+    return {"state": "approval-requested", "approval": {"id": call_id}}
+
+
+def _settle(part: JsonObject, result: ToolResult) -> None:
+    if part.get("approval", {}).get("approved") is False:
+        part["state"] = "output-denied"
+    elif result.is_error:
+        part |= {"state": "output-error", "errorText": result.plain}
+    else:
+        part |= {"state": "output-available", "output": output_of(result)}

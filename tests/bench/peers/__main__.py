@@ -1,0 +1,76 @@
+"""Measures turnwise among other libraries, and writes what came of it to docs/benchmarks.md: `make bench-peers`.
+
+With QUICK=1 it is a check that it works: its numbers mean little, so it prints the page and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from peers import page
+from peers.bench import Bench
+from peers.peer import Model
+from peers.worker import MAKERS, Worker, WorkerError
+
+ROOT = Path(__file__).parents[3]
+KEPT = ROOT / ".cache/peers.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turnwise", default=str(ROOT / ".venv/bin/python"), help="the Python that has turnwise")
+    parser.add_argument("--questions", nargs="*", default=page.QUESTIONS, choices=page.QUESTIONS)
+    parser.add_argument("--peers", nargs="*", default=[*MAKERS], choices=[*MAKERS])
+    parser.add_argument("--add", action="store_true", help="keep the last results of the other questions")
+    parser.add_argument("--write", action="store_true", help="only write the page, of the last results")
+    options = parser.parse_args()
+    quick = os.environ.get("QUICK", "0") not in ("", "0")
+    results: dict[str, Any] = json.loads(KEPT.read_text()) if options.add or options.write else {}
+    failed = [] if options.write else measure(results, options, quick)
+    if quick:
+        print(page.text_of(results))
+    elif not failed:
+        page.write(results, ROOT / "docs")
+    return len(failed)
+
+
+def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -> list[str]:
+    """Add the results of the questions; return those that failed."""
+
+    def start(name: str, folder: Path, model: Model, env: Any) -> Worker:
+        ours = MAKERS[name][0] == "peers.of_turnwise"
+        return Worker(options.turnwise if ours else sys.executable, name, folder, model, env)
+
+    results["machine"] = f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
+    failed, began = [], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
+        bench = Bench(start, options.peers, Path(folder), quick)
+        with bench.all("versions", Model()) as workers:
+            results["versions"] = {name: worker.do("versions") for name, worker in workers.items()}
+        for question in options.questions:
+            at = time.monotonic()
+            try:
+                results[question] = importlib.import_module(f"peers.{question}").ask(bench)
+            except WorkerError:
+                traceback.print_exc()
+                failed.append(question)
+            print(f"{question}: {time.monotonic() - at:.0f} s", file=sys.stderr, flush=True)
+            if not quick:
+                KEPT.parent.mkdir(exist_ok=True)
+                KEPT.write_text(json.dumps(results), encoding="utf-8")
+    print(f"{time.monotonic() - began:.0f} s in all", file=sys.stderr)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

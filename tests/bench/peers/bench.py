@@ -1,0 +1,105 @@
+"""What each question gets: the peers' processes, and how much is asked."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from peers.peer import Model
+
+
+class Working(Protocol):
+    """A peer's process; see `worker.Worker`."""
+
+    name: str
+    folder: Path
+
+    @property
+    def pid(self) -> int: ...
+
+    def do(self, what: str, **given: Any) -> Any: ...
+
+    def ask(self, what: str, **given: Any) -> None: ...
+
+    def answer(self) -> Any: ...
+
+    def kill(self, *, all_of_it: bool = True) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Start = Callable[[str, Path, Model, Mapping[str, str]], Working]
+"""Starts the process of a peer, by its name, with its folder, its model and its environment variables."""
+
+Table = Sequence[Sequence[str]]
+"""The heading and the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    start: Start
+    names: Sequence[str]
+    """The peers, the first of which the others are compared with."""
+    folder: Path
+    quick: bool = False
+
+    def one(self, name: str, where: str, model: Model, env: Mapping[str, str] | None = None) -> Working:
+        """Start the process of a peer; processes of one peer in the same place share a store."""
+        folder = self.folder / where / str(self.names.index(name))
+        folder.mkdir(parents=True, exist_ok=True)
+        return self.start(name, folder, model, env or {})
+
+    @contextmanager
+    def all(self, where: str, model: Model) -> Iterator[dict[str, Working]]:
+        with ExitStack() as stack:
+            workers = {}
+            for name in self.names:
+                workers[name] = self.one(name, where, model)
+                stack.callback(workers[name].close)
+            yield workers
+
+
+def stored_in(worker: Working) -> int:
+    """Return how many bytes a peer has stored."""
+    return sum(file.stat().st_size for file in worker.folder.glob("store.db*"))
+
+
+def percentile(samples: Sequence[float], percent: int) -> float:
+    """Return this percentile of the samples; the largest sample if there are few."""
+    return sorted(samples)[min(len(samples) - 1, len(samples) * percent // 100)]
+
+
+TIMES = ("", "ratio", "median", "p90", "p99", "spread", "count")
+"""The heading of a table of durations; the spread is from p25 to p75, in percent of the median."""
+
+
+def times_table(samples: Mapping[str, Sequence[float]], notes: Mapping[str, str] | None = None) -> Table:
+    """Return a table of durations, in seconds, whose ratios are to the first row's median."""
+    rows = [TIMES]
+    first = statistics.median(next(iter(samples.values())))
+    for name, values in samples.items():
+        middle = statistics.median(values)
+        spread = (percentile(values, 75) - percentile(values, 25)) / middle * 100
+        shown = (ms(value) for value in (middle, percentile(values, 90), percentile(values, 99)))
+        note = (notes or {}).get(name, "")
+        rows.append((f"{name}{note}", f"{middle / first:.2g}", *shown, f"{spread:.0f} %", f"{len(values):,}"))  # type: ignore[arg-type]
+    return rows
+
+
+def ms(seconds: float) -> str:
+    value = seconds * 1000
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def megabytes(count: float) -> str:
+    value = count / 1e6
+    return f"{value:,.0f} MB" if value >= 100 else f"{value:.3g} MB"
+
+
+def said(history: Sequence[Sequence[Any]]) -> str:
+    """Return a history as it is shown in a table."""
+    return "; ".join(f"{who}: {text.strip()}" for who, text in history) or "nothing"

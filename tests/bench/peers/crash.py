@@ -1,0 +1,66 @@
+"""A crash in the middle of an answer
+
+Equal: a model that says ten words, a twentieth of a second each; after four of them have been read, the program and
+all processes that it started are killed (SIGKILL), as with the machine. A new program, with the same file, asks for
+the history. For turnwise there is also the case in which the program alone is killed, and its Ray stays, as one of
+`ray start --head` does; then the history is asked for two seconds later. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+from peers.bench import Bench, Table, said
+from peers.peer import PROMPT, READ, TALKING, Peer
+
+
+async def read(peer: Peer) -> AsyncIterator[str]:
+    async for word in peer.words("t", "count"):
+        yield word
+
+
+async def history(peer: Peer, wait_s: float = 0.0) -> Any:
+    await asyncio.sleep(wait_s)
+    return await peer.history("t")
+
+
+async def ray_of(peer: Peer) -> dict[str, str]:
+    """Return the environment variables by which another program finds this one's Ray."""
+    await peer.turn("other", PROMPT)
+    ray: Any = importlib.import_module("ray")
+    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
+
+
+def ask(bench: Bench) -> dict[str, Any]:
+    left = {}
+    for name in bench.names:
+        left[name] = left_by(bench, name, "crash", {})
+    for name in bench.names:
+        if name.startswith("turnwise"):
+            keeper = bench.one(name, "keeper", TALKING)
+            try:
+                left[f"{name}, Ray stays"] = left_by(bench, name, "stays", keeper.do("crash.ray_of"))
+            finally:
+                keeper.close()
+    return left
+
+
+def left_by(bench: Bench, name: str, where: str, env: Mapping[str, str]) -> Any:
+    """Kill a reader, and return what a new program finds."""
+    reader = bench.one(name, where, TALKING, env)
+    reader.ask("crash.read")
+    for _ in range(READ):
+        reader.answer()
+    reader.kill(all_of_it=not env)
+    new = bench.one(name, where, TALKING, env)
+    try:
+        return new.do("crash.history", wait_s=2.0 if env else 0.0)
+    finally:
+        new.close()
+
+
+def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
+    yield "", [("", "the history then"), *((name, said(history)) for name, history in result.items())]

@@ -1,0 +1,83 @@
+"""Google ADK: an agent without tools, with its session service for databases."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from peers.peer import History, Model, stop_reader
+
+USER = "sarah"
+
+
+class ADK:
+    packages: Sequence[str] = ("google-adk", "sqlalchemy", "aiosqlite")
+
+    def __init__(self, folder: Path, model: Model) -> None:
+        self.types: Any = importlib.import_module("google.genai.types")
+        agents: Any = importlib.import_module("google.adk.agents")
+        runs: Any = importlib.import_module("google.adk.agents.run_config")
+        models: Any = importlib.import_module("google.adk.models")
+        response: Any = importlib.import_module("google.adk.models.llm_response").LlmResponse
+
+        async def generate(_: Any, request: Any, stream: bool = False) -> AsyncIterator[Any]:
+            if stream:
+                async for word in model.stream():
+                    yield response(content=self.content("model", word), partial=True)
+                yield response(content=self.content("model", model.text))
+            else:
+                yield response(content=self.content("model", await model.answer()))
+
+        words = type("Words", (models.BaseLlm,), {"generate_content_async": generate, "__module__": __name__})
+        agent = agents.LlmAgent(name="words", model=words(model="words"))
+        self.service: Any = importlib.import_module("google.adk.sessions").DatabaseSessionService(
+            f"sqlite+aiosqlite:///{folder}/store.db"
+        )
+        runner: Any = importlib.import_module("google.adk.runners").Runner
+        self.runner = runner(app_name="peers", agent=agent, session_service=self.service)
+        self.streaming = runs.RunConfig(streaming_mode=runs.StreamingMode.SSE)
+        self.chats: set[str] = set()
+
+    def content(self, role: str, text: str) -> Any:
+        return self.types.Content(role=role, parts=[self.types.Part(text=text)])
+
+    async def found(self, chat: str) -> Any:
+        return await self.service.get_session(app_name="peers", user_id=USER, session_id=chat)
+
+    async def run(self, chat: str, prompt: str, **config: Any) -> AsyncIterator[Any]:
+        if chat not in self.chats:
+            if await self.found(chat) is None:
+                await self.service.create_session(app_name="peers", user_id=USER, session_id=chat)
+            self.chats.add(chat)
+        asked = self.content("user", prompt)
+        async for event in self.runner.run_async(user_id=USER, session_id=chat, new_message=asked, **config):
+            yield event
+
+    async def turn(self, chat: str, prompt: str) -> None:
+        async for _ in self.run(chat, prompt):
+            pass
+
+    async def one_of_many(self, chat: str, prompt: str) -> None:
+        await self.turn(chat, prompt)
+
+    async def words(self, chat: str, prompt: str) -> AsyncIterator[str]:
+        async for event in self.run(chat, prompt, run_config=self.streaming):
+            if event.partial:
+                yield "".join(part.text for part in event.content.parts)
+
+    async def stop(self, chat: str, prompt: str, after: int) -> float:
+        return await stop_reader(self, chat, prompt, after)
+
+    async def history(self, chat: str) -> History:
+        session = await self.found(chat)
+        events = session.events if session else []
+        return [
+            (event.author, "".join(part.text or "" for part in event.content.parts))
+            for event in events
+            if event.content
+        ]
+
+    async def close(self) -> None:
+        await self.service.close()

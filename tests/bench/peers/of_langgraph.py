@@ -1,0 +1,82 @@
+"""LangGraph: a graph of one node, with its checkpointer for SQLite. The asynchronous one where many talk, or stream."""
+
+from __future__ import annotations
+
+import importlib
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from peers.peer import History, Model, stop_reader
+
+
+class LangGraph:
+    packages: Sequence[str] = ("langgraph", "langgraph-checkpoint-sqlite", "langchain-core")
+
+    def __init__(self, folder: Path, model: Model) -> None:
+        self.model = model
+        self.graph: Any = importlib.import_module("langgraph.graph")
+        self.config: Any = importlib.import_module("langgraph.config")
+        self.messages: Any = importlib.import_module("langchain_core.messages")
+        self.sync: Any = importlib.import_module("langgraph.checkpoint.sqlite").SqliteSaver
+        self.saver: Any = importlib.import_module("langgraph.checkpoint.sqlite.aio").AsyncSqliteSaver
+        self.file = str(folder / "store.db")
+        self.connection: sqlite3.Connection | None = None
+        self.opened: Any = None
+        self.apps: dict[str, Any] = {}
+
+    def app(self, node: Any, saver: Any) -> Any:
+        graph = self.graph.StateGraph(self.graph.MessagesState)
+        graph.add_node("model", node)
+        graph.add_edge(self.graph.START, "model")
+        return graph.compile(checkpointer=saver)
+
+    def blocking(self) -> Any:
+        if "blocking" not in self.apps:
+            self.connection = sqlite3.connect(self.file, check_same_thread=False)
+            said = self.messages.AIMessage
+            self.apps["blocking"] = self.app(
+                lambda _: {"messages": [said(self.model.text)]}, self.sync(self.connection)
+            )
+        return self.apps["blocking"]
+
+    async def awaited(self) -> Any:
+        if "awaited" not in self.apps:
+
+            async def say(_: Any) -> Any:
+                write = self.config.get_stream_writer()
+                async for word in self.model.stream():
+                    write(word)
+                return {"messages": [self.messages.AIMessage(self.model.text)]}
+
+            self.opened = self.saver.from_conn_string(self.file)
+            self.apps["awaited"] = self.app(say, await self.opened.__aenter__())
+        return self.apps["awaited"]
+
+    def of(self, chat: str) -> Any:
+        return {"configurable": {"thread_id": chat}}
+
+    async def turn(self, chat: str, prompt: str) -> None:
+        self.blocking().invoke({"messages": [("user", prompt)]}, self.of(chat))
+
+    async def one_of_many(self, chat: str, prompt: str) -> None:
+        await (await self.awaited()).ainvoke({"messages": [("user", prompt)]}, self.of(chat))
+
+    async def words(self, chat: str, prompt: str) -> AsyncIterator[str]:
+        app = await self.awaited()
+        async for word in app.astream({"messages": [("user", prompt)]}, self.of(chat), stream_mode="custom"):
+            yield word
+
+    async def stop(self, chat: str, prompt: str, after: int) -> float:
+        return await stop_reader(self, chat, prompt, after)
+
+    async def history(self, chat: str) -> History:
+        state = await (await self.awaited()).aget_state(self.of(chat))
+        return [(message.type, message.content) for message in state.values.get("messages", [])]
+
+    async def close(self) -> None:
+        if self.opened:
+            await self.opened.__aexit__(None, None, None)
+        if self.connection:
+            self.connection.close()

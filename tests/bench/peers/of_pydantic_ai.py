@@ -1,0 +1,67 @@
+"""Pydantic AI, whose history the program stores itself: a row of JSON for each turn, as its own chat example does."""
+
+from __future__ import annotations
+
+import importlib
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from peers.peer import History, Model, stop_reader
+
+TABLE = "CREATE TABLE IF NOT EXISTS turns (id INTEGER PRIMARY KEY, chat TEXT, messages TEXT)"
+INDEX = "CREATE INDEX IF NOT EXISTS of_chat ON turns (chat, id)"
+
+
+class PydanticAI:
+    packages: Sequence[str] = ("pydantic-ai-slim", "pydantic")
+
+    def __init__(self, folder: Path, model: Model) -> None:
+        messages: Any = importlib.import_module("pydantic_ai.messages")
+        functions: Any = importlib.import_module("pydantic_ai.models.function")
+        self.adapter = messages.ModelMessagesTypeAdapter
+
+        async def whole(*_: Any) -> Any:
+            return messages.ModelResponse(parts=[messages.TextPart(await model.answer())])
+
+        async def stream(*_: Any) -> AsyncIterator[str]:
+            async for word in model.stream():
+                yield word
+
+        answering = functions.FunctionModel(whole, stream_function=stream)
+        self.agent: Any = importlib.import_module("pydantic_ai").Agent(answering)
+        self.connection = sqlite3.connect(folder / "store.db")
+        with self.connection:
+            self.connection.execute(TABLE)
+            self.connection.execute(INDEX)
+
+    def load(self, chat: str) -> list[Any]:
+        rows = self.connection.execute("SELECT messages FROM turns WHERE chat = ? ORDER BY id", (chat,))
+        return [message for (text,) in rows for message in self.adapter.validate_json(text)]
+
+    def save(self, chat: str, text: bytes) -> None:
+        with self.connection:
+            self.connection.execute("INSERT INTO turns (chat, messages) VALUES (?, ?)", (chat, text.decode()))
+
+    async def turn(self, chat: str, prompt: str) -> None:
+        result = await self.agent.run(prompt, message_history=self.load(chat))
+        self.save(chat, result.new_messages_json())
+
+    async def one_of_many(self, chat: str, prompt: str) -> None:
+        await self.turn(chat, prompt)
+
+    async def words(self, chat: str, prompt: str) -> AsyncIterator[str]:
+        async with self.agent.run_stream(prompt, message_history=self.load(chat)) as result:
+            async for word in result.stream_text(delta=True, debounce_by=None):
+                yield word
+            self.save(chat, result.new_messages_json())
+
+    async def stop(self, chat: str, prompt: str, after: int) -> float:
+        return await stop_reader(self, chat, prompt, after)
+
+    async def history(self, chat: str) -> History:
+        return [(each.kind, "".join(part.content for part in each.parts)) for each in self.load(chat)]
+
+    async def close(self) -> None:
+        self.connection.close()

@@ -1,0 +1,54 @@
+"""From the start of a program to its first answer
+
+Equal: a new process of Python, with a new SQLite file, imports the library, opens the file, and has a prompt of 180
+characters answered by a model that answers at once. Timed is from the start of the process until the answer is there
+and stored. turnwise starts a Ray, unless there is one, so both are shown. Peers take turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from peers.bench import Bench, Table, times_table
+from peers.peer import PROMPT, Model, Peer
+
+ROUNDS, QUICK_ROUNDS = 7, 1
+
+
+async def first(peer: Peer) -> bool:
+    await peer.turn("t", PROMPT)
+    return True
+
+
+def ask(bench: Bench) -> dict[str, Any]:
+    taken: dict[str, list[float]] = {}
+    rays: dict[str, Mapping[str, str]] = {}
+    with ExitStack() as stack:
+        for name in bench.names:
+            if name.startswith("turnwise"):
+                keeper = bench.one(name, "started", Model())
+                stack.callback(keeper.close)
+                rays[name] = keeper.do("crash.ray_of")
+        for at in range(QUICK_ROUNDS if bench.quick else ROUNDS):
+            for name in bench.names:
+                taken.setdefault(name, []).append(started(bench, name, f"new-{at}", {}))
+                if ray := rays.get(name):
+                    taken.setdefault(f"{name}, Ray runs", []).append(started(bench, name, f"runs-{at}", ray))
+    return {"taken": taken}
+
+
+def started(bench: Bench, name: str, where: str, env: Mapping[str, str]) -> float:
+    began = time.perf_counter()
+    worker = bench.one(name, f"starting/{where}", Model(), env)
+    try:
+        worker.do("starting.first")
+        return time.perf_counter() - began
+    finally:
+        worker.close()
+
+
+def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
+    yield "", times_table(result["taken"])

@@ -1,0 +1,130 @@
+"""A store with sessions that have run, made without a Ray, and what the command line says about it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any
+
+import pyte
+from typer.testing import CliRunner, Result
+
+from turnwise.actors.inference.tools.tool import tool
+from turnwise.actors.session.core import SessionCore
+from turnwise.cli import app
+from turnwise.memory.conversation.blocks import Thinking
+from turnwise.memory.conversation.ids import own_id
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.urls import open_store
+from turnwise.testing.scripted_engine import Pause, ScriptedEngine
+
+HOSTILE = "\x1b[31m[bold red]danger[/bold red]\x1b[2J\u202egnp"
+
+
+@tool
+def weather(city: str) -> str:
+    """Say how the weather is."""
+    return f"rain in {city}"
+
+
+@tool(approval=True)
+def pay(euros: int) -> str:
+    """Pay."""
+    return f"paid {euros}"
+
+
+async def fill(url: str) -> None:
+    """Fill an empty store: see the sessions below."""
+    store = open_store(url)
+    try:
+        await _talk(
+            store,
+            SessionRecord(session_id="chat", user_id="ann", agent="travel", title="A week in Oslo", created_at=1.0),
+            {"r-1": "Will it rain?", "r-2": "And tomorrow?"},
+            [[Thinking(text="Hm."), ("weather", {"city": "Oslo"})], "Take an umbrella.", ["So ", "it seems."]],
+        )
+        await _talk(
+            store, SessionRecord(session_id="bad", user_id=HOSTILE[8:20], title=HOSTILE), {"r-3": HOSTILE}, [HOSTILE]
+        )
+        await _talk(store, SessionRecord(session_id="money", user_id="bob"), {"r-4": "Pay 7"}, [("pay", {"euros": 7})])
+        own = SessionRecord(session_id=own_id("ann", "mine"), user_id="ann")
+        await _talk(store, own, {"r-5": "Hello"}, ["Hello, Ann."])
+        await _talk(store, SessionRecord(session_id="long"), {"r-6": "Think"}, [["Well, ", Pause(math.inf)]])
+        await store.create(SessionRecord(session_id="empty", status="ended"))
+    finally:
+        await store.close()
+
+
+async def _talk(store: SessionStore, session: SessionRecord, prompts: Mapping[str, str], script: list[Any]) -> None:
+    await store.create(session)
+    core = SessionCore(session.session_id, store, ScriptedEngine(script, tools=[weather, pay]))
+    for run_id, prompt in prompts.items():
+        await core.start([prompt], run_id=run_id)
+        while (await core.reads.run(run_id)).state == "running" and session.session_id != "long":
+            await asyncio.sleep(0.005)
+
+
+def filled(url: str) -> str:
+    """Fill an empty store; return its URL."""
+    asyncio.run(fill(url))
+    return url
+
+
+def turnwise(*words: str, **settings: Any) -> Result:
+    """Carry out a command in this process, without a terminal."""
+    return CliRunner().invoke(app, words, **settings)
+
+
+def rows(shown: str) -> list[dict[str, str]]:
+    """Return the rows of a table that was printed without a terminal."""
+    names, *lines = (line.split("\t") for line in shown.splitlines())
+    return [dict(zip(names, line, strict=True)) for line in lines]
+
+
+def on_terminal(*words: str, columns: int = 100, lines: int = 40, **env: str) -> pyte.Screen:
+    """Carry out a command in a terminal; return what its screen shows at the end."""
+    screen = pyte.Screen(columns, lines)
+    stream = pyte.ByteStream(screen)
+    master, slave = pty.openpty()
+    ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    settings = {**os.environ, "TERM": "xterm-256color", **env}
+    program = [sys.executable, "-m", "turnwise", *words]
+    child = subprocess.Popen(program, stdin=slave, stdout=slave, stderr=slave, env=settings, close_fds=True)
+    os.close(slave)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if select.select([master], [], [], 0.1)[0]:
+            try:
+                shown = os.read(master, 65_536)
+            except OSError:  # the terminal's other end is closed
+                break
+            if not shown:
+                break
+            stream.feed(shown)
+    child.wait(timeout=10)
+    os.close(master)
+    return screen
+
+
+def text_of(screen: pyte.Screen) -> str:
+    """Return the lines of a screen."""
+    return "\n".join(line.rstrip() for line in screen.display).rstrip()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder, with what they hold."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }

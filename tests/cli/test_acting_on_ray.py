@@ -1,0 +1,92 @@
+"""`turnwise cancel`, `approve`, `reject`, `end`, `rm` and `fork`, by a process of its own, on sessions of a Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from engines import ScriptedEngine as Echo
+from filled import filled, pay, turnwise
+from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.cluster.placement import Packed
+from turnwise.testing.scripted_engine import ScriptedEngine
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def act(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Carry out a command in a process that knows no Ray but by the environment."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "TURNWISE_STORE")}
+    return subprocess.run(
+        [sys.executable, "-m", "turnwise", *words],
+        env={**clean, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+
+def test_a_run_is_cancelled_in_the_ray_that_has_the_file_open(
+    make_manager: Callable[..., SessionManager], tmp_path: Path
+) -> None:
+    store, here = f"sqlite:///{tmp_path}/store.db", f"test-{tmp_path.name}"
+    manager = make_manager(engine=Echo(), store=store)
+    session = manager.open("talk", user_id="ann")
+    run = session.run("slow 100000")
+    ran = act("cancel", store, "talk", "--reason", "enough", "--namespace", here)
+    assert (ran.returncode, ran.stdout) == (0, f"run {run.run_id} is cancelled\n"), ran.stderr
+    assert ran.stderr == "", "Ray says nothing"
+    assert (run.info().state, run.info().why) == ("cancelled", "enough")
+    again = act("cancel", store, "talk", "--namespace", here)
+    assert again.returncode == 1 and again.stderr == "error: session 'talk' has no active run to cancel\n"
+    assert session.run("hello").wait(60).text == "hello", "its process and engine are the manager's"
+
+
+def test_calls_are_decided_in_packed_hosts(make_manager: Callable[..., SessionManager], tmp_path: Path) -> None:
+    store, here = f"sqlite:///{tmp_path}/store.db", f"test-{tmp_path.name}"
+    engine = ScriptedEngine([[("pay", {"euros": 7})], "done", [("pay", {"euros": 9})], "done"], tools=[pay])
+    manager = make_manager(engine=engine, store=store, placement=Packed(hosts=1))
+    session = manager.open("money", user_id="ann")
+    first = session.run("Pay")
+    while first.status() != "awaiting_approval":
+        pass
+    edited = act("approve", store, first.run_id, "--input", '{"euros": 8}', "--namespace", here, "--json")
+    assert json.loads(edited.stdout) == {"run_id": first.run_id, "call_id": "call_0_0", "verdict": "approved"}
+    assert "paid 8" in str(first.wait(60).blocks)
+    second = session.run("Again")
+    while second.status() != "awaiting_approval":
+        pass
+    rejected = act("reject", "money", "--reason", "no", "--namespace", here, TURNWISE_STORE=store)
+    assert rejected.returncode == 0, rejected.stderr
+    assert second.wait(60).text == "done" and "paid 9" not in str(second.wait(60).blocks)
+    none = act("approve", store, second.run_id, "--namespace", here)
+    assert none.returncode == 1 and "needs a decision" in none.stderr
+    assert "did you mean" in act("cancel", store, f"{second.run_id}x", "--namespace", here).stderr
+
+
+def test_sessions_without_a_process_are_changed_unless_runs_would_fail(ray_session: ModuleType, tmp_path: Path) -> None:
+    store = filled(f"sqlite:///{tmp_path}/store.db")
+    where = {"RAY_ADDRESS": ray_session.get_runtime_context().gcs_address}
+    forked = act("fork", store, "chat", "--at", "0", "--as", "other", **where)
+    assert (forked.returncode, forked.stdout) == (0, "other\n"), forked.stderr
+    copy = turnwise("show", store, "other").stdout
+    assert "Take an umbrella." in copy and "And tomorrow?" not in copy
+    assert json.loads(turnwise("show", store, "other", "--json").stdout)["session"]["parent"] == "chat#0"
+    for words in (["fork", "long"], ["rm", "-y", "long"], ["approve", "money"]):
+        refused = act(words[0], store, *words[1:], **where)
+        assert refused.returncode == 1 and "no engine to go on with" in refused.stderr, refused.stderr
+    assert turnwise("show", store, "money").stdout.count("pay asks for approval") == 1
+    assert act("cancel", store, "long", **where).stdout == "run r-6 is interrupted\n"
+    assert act("end", store, "money", **where).stdout == "session money has ended\n"
+    assert act("rm", store, "mine", "-y", "--user", "ann", "--json", **where).stdout
+    assert turnwise("show", store, "mine", "--user", "ann").exit_code == 1
+    asked = act("rm", store, "chat", **where)
+    assert asked.returncode == 1 and turnwise("show", store, "chat").exit_code == 0, "nobody said yes"

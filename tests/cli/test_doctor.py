@@ -1,0 +1,124 @@
+"""`turnwise doctor` without a Ray: what it says about stores, keys and endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from turnwise.cli import app
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.sql.schema import SCHEMA
+from turnwise.memory.stores.urls import open_store
+from turnwise.testing import LocalProvider
+
+KEY = "sk-very-secret"
+
+
+@pytest.fixture(autouse=True)
+def environ(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_ADDRESS", "OPENAI_API_KEY", "OPENAI_BASE_URL", "TURNWISE_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def look(*words: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return the exit code, and the findings by what was checked."""
+    ran = CliRunner().invoke(app, ["doctor", *words, "--json"])
+    assert KEY not in ran.output and "Traceback" not in ran.output
+    return ran.exit_code, {each["check"]: each for each in json.loads(ran.stdout)}
+
+
+def store_at(folder: Path) -> str:
+    url = f"sqlite:///{folder}/chats.db"
+
+    async def make() -> None:
+        store = open_store(url)
+        await store.create(SessionRecord(session_id="one"))
+        await store.close()
+
+    asyncio.run(make())
+    return url
+
+
+def test_what_is_well_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = store_at(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    with LocalProvider(api_key=KEY) as provider:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        code, found = look(url, "--base-url", provider.base_url)
+    assert code == 0
+    assert (
+        found["store"]["said"].endswith(f"schema version {SCHEMA.version}, 1 session")
+        and found["store"]["state"] == "ok"
+    )
+    assert found["store owner"]["said"] == "no Ray has the file open"
+    assert found["key"]["state"] == found["endpoint"]["state"] == found["disk"]["state"] == "ok"
+    assert (found["ray"]["state"], found["workers"]["state"]) == ("warn", "unknown")
+    assert "ray start --head" in found["ray"]["do"]
+    assert "fastapi" in found["[http]"]["said"]
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_refused_key_and_a_silent_endpoint_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with LocalProvider(api_key="another") as provider:
+        code, found = look("--base-url", provider.base_url)
+    assert (code, found["key"]["state"]) == (1, "fail")
+    code, found = look("--base-url", provider.base_url)
+    assert (code, found["endpoint"]["state"]) == (1, "fail")
+    assert "does not answer" in found["endpoint"]["said"] and "OPENAI_BASE_URL" in found["endpoint"]["do"]
+
+
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    _, found = look(f"sqlite:///{tmp_path}/none.db")
+    assert found["store"]["state"] == "warn" and "there is no file" in found["store"]["said"]
+    code, found = look(f"sqlite:///{tmp_path}/no/none.db")
+    assert (code, found["store"]["state"]) == (1, "fail")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("version", "state"), [("99", "fail"), ("5", "warn")])
+def test_tables_of_another_version(tmp_path: Path, version: str, state: str) -> None:
+    url = store_at(tmp_path)
+    with sqlite3.connect(tmp_path / "chats.db") as connection:
+        connection.execute("UPDATE turnwise_meta SET value = ? WHERE name = 'schema_version'", (version,))
+    connection.close()
+    code, found = look(url)
+    assert (code, found["store"]["state"]) == (int(state == "fail"), state)
+    assert f"version {version}" in found["store"]["said"]
+
+
+@pytest.mark.parametrize("url", ["mysql://host/name", "sqlite://chats.db", "chats.db"])
+def test_a_wrong_url_fails(url: str) -> None:
+    code, found = look(url)
+    assert (code, found["store"]["state"]) == (1, "fail")
+    assert "sqlite:///path/to/file.db" in found["store"]["said"]
+
+
+def test_a_ray_that_is_not_there_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    code, found = look()
+    assert (code, found["ray"]["state"]) == (1, "fail")
+    assert "RAY_ADDRESS" in found["ray"]["said"] and "ray start --head" in found["ray"]["said"]
+
+
+@pytest.mark.parametrize("command", ["chat", "tail", "top"])
+def test_a_ray_that_is_not_there_is_said_at_once(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    ran = CliRunner().invoke(app, [command, store_at(tmp_path)])
+    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("error: RAY_ADDRESS='127.0.0.1:9': nobody answers there")
+
+
+def test_people_get_a_line_for_each_check(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(app, ["doctor", store_at(tmp_path)])
+    lines = ran.stdout.splitlines()
+    assert ran.exit_code == 0
+    assert all(line.startswith(("ok ", "warn ", "fail ", "unknown ", "    ")) for line in lines), ran.stdout

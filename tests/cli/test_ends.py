@@ -1,0 +1,112 @@
+"""How commands end: exit codes, pipes that close, interrupts, files that change, terminals that lack characters."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from filled import HOSTILE, files, filled, on_terminal, rows, text_of, turnwise
+from turnwise.cli.common import still
+from turnwise.errors import StoreError
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.urls import open_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return filled(f"sqlite:///{tmp_path_factory.mktemp('cli')}/store.db")
+
+
+def program(*words: str, **env: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "turnwise", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **env})
+
+
+def test_whoever_reads_the_output_may_leave_early(store: str) -> None:
+    for words in (["ls", store], ["export", store, "chat"], ["show", store, "chat", "--json"]):
+        running = program(*words)
+        assert running.stdout and running.stderr
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait(60) == 0
+        running.stderr.close()
+
+
+def test_an_interrupt_exits_with_130_and_says_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "never.jsonl")
+    running = program("import", f"sqlite:///{tmp_path}/store.db", str(tmp_path / "never.jsonl"))
+    with (tmp_path / "never.jsonl").open("w"):  # which waits until the command has opened it to read
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_terminal_that_knows_ascii_only_shows_what_it_can(store: str) -> None:
+    shown = text_of(on_terminal("ls", store, columns=200, PYTHONIOENCODING="ascii"))
+    assert "A week in Oslo" in shown and "\\u241b[31m" in shown and "Traceback" not in shown
+
+
+def test_what_changed_while_it_was_read_is_not_believed(tmp_path: Path) -> None:
+    store = filled(f"sqlite:///{tmp_path}/store.db")
+
+    async def change() -> None:
+        other = open_store(store)
+        await other.create(SessionRecord(session_id="new"))
+        await other.close()  # moves SQLite's log into its file
+
+    def read_meanwhile() -> None:
+        with still(store) as url:
+            assert url.endswith("?immutable=1")
+            asyncio.run(change())
+
+    with pytest.raises(StoreError, match="it was changed while it was read: repeat the command"):
+        read_meanwhile()
+    assert "new" in {row["session"] for row in rows(turnwise("ls", store).stdout)}
+
+
+def test_a_file_that_somebody_has_open_is_read_beside_them(tmp_path: Path) -> None:
+    store = filled(f"sqlite:///{tmp_path}/store.db")
+
+    async def read_beside() -> None:
+        other = open_store(store)
+        await other.create(SessionRecord(session_id="new"))  # it is in SQLite's log only
+        with still(store) as url:
+            assert url == store
+        shown = await asyncio.to_thread(turnwise, "ls", store)
+        assert "new" in {row["session"] for row in rows(shown.stdout)}
+        await other.close()
+
+    asyncio.run(read_beside())
+    assert set(files(tmp_path)) == {"store.db"}
+
+
+def test_debug_shows_where_an_error_comes_from(store: str) -> None:
+    running = program("--debug", "show", store, "none")
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 1 and b"Traceback" in err and b"NotFoundError" in err
+
+
+def test_long_work_shows_a_bar_on_a_terminal_and_no_other(store: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "chat.jsonl")
+    assert turnwise("export", store, "chat", file).output == ""
+    seen = text_of(on_terminal("import", f"sqlite:///{tmp_path}/new.db", file, "--as", "copy"))
+    assert seen == "copy", "the bar is gone at the end"
+    assert not re.search("[\x1b\u202e]", turnwise("show", store, "bad").stdout)
+    assert "\u241b" in turnwise("show", store, "bad").stdout and HOSTILE not in turnwise("show", store, "bad").stdout
+
+
+def test_all_commands_describe_themselves() -> None:
+    shown = turnwise("--help").stdout
+    names = re.findall(r"^\u2502 ([a-z]+) ", shown, re.MULTILINE)
+    assert {"ls", "show", "runs", "usage", "cancel", "approve", "reject", "end", "rm", "fork"} <= set(names)
+    assert {"export", "import", "sweep", "memory", "serve", "console"} <= set(names)
+    for name in names:
+        assert turnwise(name, "--help").exit_code == 0
+    assert turnwise("lss").exit_code == 2

@@ -1,0 +1,158 @@
+"""`turnwise ls`, `runs` and `usage`, and what all commands share: stores, errors, ids, output."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from filled import HOSTILE, files, filled, on_terminal, rows, text_of, turnwise
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return filled(f"sqlite:///{tmp_path_factory.mktemp('cli')}/store.db")
+
+
+def test_ls_lists_sessions_with_what_they_do(store: str) -> None:
+    ran = turnwise("ls", store)
+    assert ran.exit_code == 0, ran.output
+    found = {row["session"]: row for row in rows(ran.stdout)}
+    assert {name: row["state"] for name, row in found.items()} == {
+        "chat": "idle",
+        "bad": "idle",
+        "money": "awaiting_approval",
+        "mine": "idle",
+        "long": "running",
+        "empty": "ended",
+    }
+    chat = found["chat"]
+    assert (chat["title"], chat["user"], chat["agent"], chat["turns"]) == ("A week in Oslo", "ann", "travel", "2")
+    assert int(chat["tokens"]) > 0 and chat["changed"] == "just now"
+
+
+def test_ls_filters_and_pages(store: str) -> None:
+    assert {row["session"] for row in rows(turnwise("ls", store, "--user", "ann").stdout)} == {"chat", "mine"}
+    assert [row["session"] for row in rows(turnwise("ls", store, "--status", "ended").stdout)] == ["empty"]
+    assert [row["session"] for row in rows(turnwise("ls", store, "--title", "OSLO").stdout)] == ["chat"]
+    assert rows(turnwise("ls", store, "--agent", "nobody").stdout) == []
+    first = turnwise("ls", store, "-n", "4", "--json")
+    page = json.loads(first.stdout)
+    rest = json.loads(turnwise("ls", store, "--cursor", page["cursor"], "--json").stdout)
+    assert len({each["id"] for each in [*page["items"], *rest["items"]]}) == 6 and rest["cursor"] is None
+    assert f"--cursor '{page['cursor']}'" in turnwise("ls", store, "-n", "4").stderr
+
+
+def test_runs_lists_the_newest_first(store: str) -> None:
+    found = rows(turnwise("runs", store).stdout)
+    assert [row["run"] for row in found] == ["r-6", "r-5", "r-4", "r-3", "r-2", "r-1"]
+    assert {row["state"] for row in found} == {"running", "completed", "awaiting_approval"}
+    assert [row["run"] for row in rows(turnwise("runs", store, "chat").stdout)] == ["r-2", "r-1"]
+    assert [row["run"] for row in rows(turnwise("runs", store, "chat", "-n", "1").stdout)] == ["r-2"]
+    assert [row["run"] for row in rows(turnwise("runs", store, "--state", "running").stdout)] == ["r-6"]
+    assert [row["run"] for row in rows(turnwise("runs", store, "mine", "--user", "ann").stdout)] == ["r-5"]
+    assert rows(turnwise("runs", store, "chat", "--state", "failed").stdout) == []
+    items = json.loads(turnwise("runs", store, "chat", "--json").stdout)["items"]
+    assert [(each["id"], each["session_id"], each["state"]) for each in items] == [
+        ("r-2", "chat", "completed"),
+        ("r-1", "chat", "completed"),
+    ]
+
+
+def test_usage_is_shown_as_a_whole_and_in_parts(store: str) -> None:
+    total = json.loads(turnwise("usage", store, "--json").stdout)["total"]
+    assert total["calls"] == 6 and total["tool_calls"] == 1
+    for by, names in (
+        ("session", {"chat", "bad", "money", "mine", "long", "empty"}),
+        ("agent", {"", "travel"}),
+        ("model", {""}),
+    ):
+        parts = json.loads(turnwise("usage", store, "--by", by, "--json").stdout)["parts"]
+        assert set(parts) == names
+        assert sum(part["output_tokens"] for part in parts.values()) == total["output_tokens"]
+    (day,) = json.loads(turnwise("usage", store, "--by", "day", "--json").stdout)["parts"]
+    assert len(day) == len("2026-11-23")
+    *_, last = rows(turnwise("usage", store, "--by", "user", "--user", "ann").stdout)
+    assert last["user"] == "total" and last["model calls"] == "4"
+
+
+def test_the_store_may_be_named_by_the_environment(store: str) -> None:
+    env = {"TURNWISE_STORE": store}
+    assert len(rows(turnwise("ls", env=env).stdout)) == 6
+    assert len(rows(turnwise("runs", "chat", env=env).stdout)) == 2
+    assert len(rows(turnwise("runs", store, "chat", env={"TURNWISE_STORE": "sqlite:////none"}).stdout)) == 2
+    none = turnwise("runs", "chat", env={"TURNWISE_STORE": None})
+    assert none.exit_code == 2 and "TURNWISE_STORE" in none.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["runs", "{store}", "chta"], "there is no session 'chta'; did you mean 'chat'?"),
+        (["runs", "{store}", "zzzzzz"], "there is no session 'zzzzzz'"),
+        (["runs", "{store}", "mine"], "session 'mine' has an id of its user's own: give --user ann"),
+        (["export", "{store}", "mony"], "there is no session 'mony'; did you mean 'money'?"),
+        (["export", "{store}", "mine"], "give --user ann"),
+        (["ls", "{missing}"], "there is no file"),
+        (["ls", "nonsense://x"], "its scheme is not known"),
+        (["ls", "memory://x"], "a store in memory ends with its process"),
+        (["ls", "{store}", "--cursor", "x"], "pass the cursor of the page before"),
+        (["runs", "{store}", "a\x1b[2Jb"], "session id 'a"),
+    ],
+)
+def test_an_error_is_one_line(words: list[str], why: str, store: str, tmp_path: Path) -> None:
+    ran = turnwise(*(word.format(store=store, missing=f"sqlite:///{tmp_path}/none.db") for word in words))
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+    assert ran.stderr.startswith("error: ") and why in ran.stderr and "\x1b" not in ran.stderr
+    assert not list(tmp_path.iterdir()), "nothing that reads creates a file"
+
+
+def test_reading_leaves_the_store_as_it_is(store: str) -> None:
+    folder = Path(store.removeprefix("sqlite:///")).parent
+    before = files(folder)
+    for words in (["ls", store], ["runs", store], ["usage", store, "--by", "day"], ["export", store, "chat"]):
+        assert turnwise(*words).exit_code == 0
+    assert files(folder) == before
+
+
+def test_texts_of_users_steer_no_terminal_and_are_no_markup(store: str) -> None:
+    plain = turnwise("ls", store).stdout
+    assert "\x1b" not in plain and "\u202e" not in plain and "[bold red]danger[/bold red]" in plain
+    screen = on_terminal("ls", store, columns=160)
+    shown = text_of(screen)
+    assert "[bold red]danger[/bold red]" in shown and "\u241b[2J" in shown
+    assert len(shown.splitlines()) > 6, "it did not clear the screen"
+    assert json.loads(turnwise("ls", store, "--title", "danger", "--json").stdout)["items"][0]["title"] == HOSTILE
+
+
+def test_a_terminal_shows_tables_with_colours(store: str) -> None:
+    screen = on_terminal("ls", store, columns=120)
+    lines = text_of(screen).splitlines()
+    assert lines[0].split() == ["session", "title", "user", "agent", "state", "turns", "tokens", "changed"]
+    place = next(at for at, line in enumerate(lines) if line.startswith("long"))
+    assert screen.buffer[place][lines[place].index("running")].fg == "brown"  # yellow, as pyte calls it
+    dull = on_terminal("ls", store, columns=120, NO_COLOR="1")
+    assert {char.fg for line in dull.buffer.values() for char in line.values()} == {"default"}
+
+
+def test_a_narrow_terminal_cuts_titles_but_no_ids(store: str) -> None:
+    shown = text_of(on_terminal("ls", store, columns=70))
+    assert "A week in Oslo" not in shown and all(name in shown for name in ("chat", "money", "mine"))
+
+
+def test_a_shell_completes_ids_of_sessions(store: str) -> None:
+    def completed(words: str, **env: str) -> list[str]:
+        settings = {**os.environ, "_TURNWISE_COMPLETE": "complete_bash", "COMP_WORDS": words, **env}
+        settings["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+        ran = subprocess.run(
+            [sys.executable, "-m", "turnwise"], env=settings, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert ran.stderr == ""
+        return ran.stdout.split()
+
+    assert completed("turnwise show m", TURNWISE_STORE=store) == ["mine", "money"]
+    assert completed(f"turnwise show {store} ch") == ["chat"]
+    assert completed("turnwise show ch", TURNWISE_STORE="sqlite:////no/such/file.db") == []
+    assert "show" in completed("turnwise s")

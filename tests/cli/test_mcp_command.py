@@ -1,0 +1,194 @@
+"""`turnwise mcp` by the official client of the mcp package, over stdio and HTTP: one user's sessions and memories."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from typer.testing import CliRunner
+
+from filled import filled
+from turnwise.adapters import mcp_server
+from turnwise.cli import app
+from turnwise.cli.chat import engine_of
+from turnwise.errors import ConfigError
+from turnwise.memory.conversation.ids import own_id
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.keyword import LexicalMemory
+
+HOSTILE = [
+    "money",
+    own_id("bob", "money"),
+    own_id("ann", "money"),
+    "money\x1f",
+    "long",
+    "../money",
+    "' OR user_id = 'bob",
+    "%",
+    "*",
+    "money\x00",
+    "",
+    "x" * 10_000,
+]
+"""Ids by which a client may try to reach sessions of others."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return filled(f"sqlite:///{tmp_path_factory.mktemp('mcp')}/chats.db")
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite:///{tmp_path_factory.mktemp('memory')}/items.db"
+
+    async def fill() -> None:
+        memory = LexicalMemory(url)
+        for user in ("ann", "bob"):
+            await memory.remember(Scope(user_id=user), [MemoryItem(id=user, text=f"{user} lives in Oslo")])
+        await memory.close()
+
+    asyncio.run(fill())
+    return url
+
+
+def environ(**more: str) -> dict[str, str]:
+    return {"PYTHONPATH": os.environ["PYTHONPATH"], **more}
+
+
+def served(*args: str, **variables: str) -> StdioServerParameters:
+    return StdioServerParameters(
+        command=sys.executable, args=["-m", "turnwise", "mcp", *args], env=environ(**variables)
+    )
+
+
+async def called(client: Client, name: str, **arguments: Any) -> Any:
+    result = await client.call_tool(name, arguments)
+    assert not result.is_error, result.content
+    found = result.structured_content
+    return found["result"] if isinstance(found, dict) and found.keys() == {"result"} else found
+
+
+async def refused(client: Client, name: str, **arguments: Any) -> str:
+    result = await client.call_tool(name, arguments)
+    assert result.is_error, result.content
+    (content,) = result.content
+    assert content.type == "text"
+    return content.text
+
+
+async def names(client: Client) -> set[str]:
+    return {tool.name for tool in (await client.list_tools()).tools}
+
+
+def test_a_client_over_stdio_sees_its_users_sessions_and_memories_and_nobody_elses(store: str, memory: str) -> None:
+    async def main() -> None:
+        async with Client(served(store, "--user", "ann", "--read-only", "--memory", memory)) as client:
+            assert await names(client) == {"list_sessions", "show_session", "recall"}
+            page = await called(client, "list_sessions")
+            assert {each["session_id"] for each in page["sessions"]} == {"chat", "mine"}
+            first = await called(client, "list_sessions", limit=1)
+            rest = await called(client, "list_sessions", cursor=first["cursor"])
+            assert [*first["sessions"], *rest["sessions"]] == page["sessions"]
+
+            shown = await called(client, "show_session", session_id="chat")
+            assert shown["title"] == "A week in Oslo"
+            assert [each["text"] for each in shown["messages"] if each["role"] == "user"] == [
+                "Will it rain?",
+                "And tomorrow?",
+            ]
+            assert shown["messages"][-1]["text"] == "So it seems."
+            newest = await called(client, "show_session", session_id="chat", limit=1)
+            assert newest["messages"] == shown["messages"][-1:] and newest["cursor"]
+            assert (await called(client, "show_session", session_id="mine"))["messages"][-1]["text"] == "Hello, Ann."
+
+            for each in HOSTILE:
+                said = await refused(client, "show_session", session_id=each)
+                assert "Pay 7" not in said and "bob" not in said.replace(repr(each), ""), said
+            unknown = await refused(client, "show_session", session_id="monet")
+            assert (await refused(client, "show_session", session_id="money")).replace("money", "monet") == unknown
+            assert "Unknown tool" in await refused_or_error(client, "send", prompt="Hello")
+
+            found = await called(client, "recall", query="Who lives in Oslo?")
+            assert [each["text"] for each in found] == ["ann lives in Oslo"]
+            assert "limit" in await refused(client, "recall", query="Oslo", limit=0)
+
+    asyncio.run(main())
+
+
+async def refused_or_error(client: Client, name: str, **arguments: Any) -> str:
+    try:
+        return await refused(client, name, **arguments)
+    except Exception as error:  # noqa: BLE001 - a protocol error
+        return str(error)
+
+
+def test_a_client_over_http_needs_the_token(store: str) -> None:
+    async def main() -> None:
+        args = [sys.executable, "-m", "turnwise", "mcp", store, "--user", "ann", "--read-only", "--port", "0"]
+        env = {**os.environ, "TURNWISE_TOKEN": "a-secret"}
+        server = await asyncio.create_subprocess_exec(*args, env=env, stderr=asyncio.subprocess.PIPE)
+        try:
+            assert server.stderr
+            url = (await server.stderr.readline()).decode().split()[-1]
+            async with httpx2.AsyncClient() as anybody:
+                assert (await anybody.post(url, json={})).status_code == 401
+            headers = {"Authorization": "Bearer a-secret"}
+            async with (
+                httpx2.AsyncClient(headers=headers) as http,
+                Client(streamable_http_client(url, http_client=http)) as client,
+            ):
+                page = await called(client, "list_sessions")
+                assert {each["session_id"] for each in page["sessions"]} == {"chat", "mine"}
+                assert "money" in await refused(client, "show_session", session_id="money")
+        finally:
+            server.terminate()
+            await server.communicate()
+        assert server.returncode in (0, -15, 143)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["--read-only", "--host", "0.0.0.0", "--port", "0"], "set TURNWISE_TOKEN, or listen on 127.0.0.1"),
+        ([], "OPENAI_API_KEY"),
+    ],
+)
+def test_what_would_be_open_to_all_or_without_a_model_is_refused(
+    store: str, args: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TURNWISE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    result = CliRunner().invoke(app, ["mcp", store, "--user", "ann", *args])
+    assert result.exit_code == 1 and why in result.stderr
+    assert CliRunner().invoke(app, ["mcp", store]).exit_code == 2, "nobody is the user"
+    missing = CliRunner().invoke(app, ["mcp", "sqlite:////no/such.db", "--user", "ann", "--read-only"])
+    assert missing.exit_code == 1 and "there is no file" in missing.stderr
+
+
+def test_a_list_of_tools_is_given_to_a_model_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["from turnwise import tool", *(f"def {name}() -> str: return ''" for name in ("a", "b"))]
+    (tmp_path / "many_tools.py").write_text("\n".join([*lines, "both = [tool(a), tool(b)]", "wrong = [a]"]))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    engine = engine_of("local", None, None, ["many_tools:both"])
+    assert [tool.name for tool in engine.registry.tools] == ["a", "b"]
+    with pytest.raises(ConfigError, match="it is a function: make it with @tool"):
+        engine_of("local", None, None, ["many_tools:wrong"])
+
+
+def test_a_manager_of_all_users_is_refused() -> None:
+    class Manager:
+        enforces_user = False
+
+    with pytest.raises(ConfigError, match="make it with enforce_user=True"):
+        mcp_server(Manager(), user_id="ann")  # type: ignore[arg-type]

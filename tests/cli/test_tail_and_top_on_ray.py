@@ -1,0 +1,132 @@
+"""`turnwise tail` and `turnwise top` beside the processes that have the sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engines import ScriptedEngine
+from terminal import CTRL_C, Terminal, turnwise
+from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.cluster.placement import Packed
+
+
+@pytest.fixture
+def manager(ray_address: str, make_manager: Callable[..., SessionManager]) -> SessionManager:
+    return make_manager(engine=ScriptedEngine("echo: "), placement=Packed(hosts=1))
+
+
+def namespace_of(tmp_path: Path) -> str:
+    return f"test-{tmp_path.name}"
+
+
+def start(tmp_path: Path, ray_address: str | None, *words: str) -> subprocess.Popen[str]:
+    environ = os.environ | {"RAY_ADDRESS": ray_address or ""}
+    command = turnwise(words[0], f"sqlite:///{tmp_path}/chats.db", *words[1:], "--namespace", namespace_of(tmp_path))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environ, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+def test_the_events_of_a_session_are_followed_live_across_runs(
+    manager: SessionManager, ray_address: str, tmp_path: Path
+) -> None:
+    session = manager.open("followed")
+    session.run("before").wait()
+    epoch = session.info().session.epoch
+    process = start(tmp_path, ray_address, "tail", "followed", "--json", "--after", "0")
+    assert process.stdout
+    seen = [json.loads(process.stdout.readline())]
+    session.run("slow 5").wait()
+    session.run("two").wait()
+    while len([event for event in seen if event["kind"] == "run_completed"]) < 3:
+        seen.append(json.loads(process.stdout.readline()))
+    assert end(process) == (130, "")
+    assert [event["seq"] for event in seen] == sorted({event["seq"] for event in seen})
+    assert "text_delta" in {event["kind"] for event in seen}
+    assert "0 1 2 3 4 " in "".join(event["text"] for event in seen if event["kind"] == "text_delta")
+    assert session.info().session.epoch == epoch, "it was taken over"
+
+
+def test_a_tail_from_now_on_shows_no_earlier_event(manager: SessionManager, ray_address: str, tmp_path: Path) -> None:
+    session = manager.open("now")
+    session.run("before").wait()
+    environ = {"RAY_ADDRESS": ray_address}
+    words = (f"sqlite:///{tmp_path}/chats.db", "now", "--namespace", namespace_of(tmp_path))
+    with Terminal(*turnwise("tail", *words), env=environ) as terminal:
+        for n in range(200):  # until it has begun to look
+            session.add_event("tick", {"text": f"\x1b[2J{n}"})
+            if "tick" in terminal.text:
+                break
+            time.sleep(0.2)
+        terminal.wait_for("custom")
+        session.run("after").wait()
+        text = terminal.wait_for("run_completed")
+        terminal.press(CTRL_C)
+        assert terminal.wait() == 130
+        assert "before" not in text and "Traceback" not in terminal.text
+
+
+def test_the_stored_events_of_all_sessions_are_followed_without_a_ray(manager: SessionManager, tmp_path: Path) -> None:
+    manager.open("warm").run("up").wait()
+    process = start(tmp_path, None, "tail", "--kind", "run_completed", "--json")
+    assert process.stdout
+    lines: list[str] = []
+    reader = process.stdout
+    for n in range(100):
+        manager.open(f"session-{n}").run("hello").wait()
+        os.set_blocking(reader.fileno(), False)
+        if found := reader.readline():
+            lines.append(found)
+            break
+        time.sleep(0.2)
+    assert end(process) == (130, "")
+    event = json.loads(lines[0])
+    assert event["kind"] == "run_completed" and event["session_id"].startswith("session-")
+
+
+def test_top_counts_what_goes_on(manager: SessionManager, ray_address: str, tmp_path: Path) -> None:
+    session = manager.open("busy")
+    waiting = [session.run("slow 3000"), session.run("next", if_busy="enqueue")]
+    process = start(tmp_path, ray_address, "top", "--once", "--json")
+    said, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, "")
+    found = json.loads(said)
+    assert found["sessions"] == {"active": 1, "ended": 0}
+    assert found["runs"] == {"running": 1, "queued": 1, "awaiting_approval": 0}
+    assert {run["session_id"] for run in found["open_runs"]} == {"busy"}
+    (host,) = found["hosts"]
+    assert host["is_packed"] and host["sessions"] == 1 and host["pid"]
+    assert host["memory_bytes"] > 10_000_000
+    for run in waiting:
+        run.cancel()
+
+
+def test_top_shows_a_screen_until_q_is_pressed(manager: SessionManager, ray_address: str, tmp_path: Path) -> None:
+    manager.open("shown").run("slow 3000")
+    words = (f"sqlite:///{tmp_path}/chats.db", "--namespace", namespace_of(tmp_path), "--every", "0.5")
+    with Terminal(*turnwise("top", *words), env={"RAY_ADDRESS": ray_address}) as terminal:
+        text = terminal.wait_for("MEMORY")
+        assert "1 active sessions" in text and "1 running" in text and "shown" in text
+        terminal.press("q")
+        assert terminal.wait() == 0
+
+
+def test_without_a_ray_top_reads_the_store_alone(manager: SessionManager, tmp_path: Path) -> None:
+    manager.open("alone").run("hello").wait()
+    process = start(tmp_path, None, "top")
+    said, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert "1 active sessions" in said and "no run is going on" in said and "RAY_ADDRESS names no Ray" in said

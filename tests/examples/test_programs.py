@@ -1,0 +1,157 @@
+"""Examples of one file each, run as a user would run them: in a process of their own, without a key."""
+
+import ast
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from example_program import EXAMPLES, play_example, started_example
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+WORDS = " ".join(f"word{number}" for number in range(40))
+
+
+EXPECTED = {
+    "adapters_anthropic.py": [
+        "It is 55 m deep. (thinking, tool_use, tool_result, thinking, text; ",
+        " tokens were cached)",
+    ],
+    "adapters_langgraph_store.py": ["refused: thread 'sarah'", "You said: Do whales", "You said: And dolphins?"],
+    "adapters_pydantic_ai.py": ["pay waits", "It is paid. (tool_use, tool_result, text)", "4 messages"],
+    "adapters_front_ends.py": ['"type":"start"', '"delta":"Hi there!"', "[DONE]", "after a reconnect"],
+    "custom_engine.py": ["12 tokens, stopped by length", "kept: True", "and the next turn: 'the "],
+    "custom_memory.py": ["keeps the laws", "card ...1111", "card ...0004", "4111 1111 1111 1111"],
+    "custom_store.py": ["keeps the laws", "create plans", "commit plans completed", "delete plans"],
+    "custom_strategy.py": ["keeps the laws in 300 random", "Plan a week", "What about day 11?", "Is it done?"],
+    "adapters_mcp.py": ["It comes tomorrow.", "model\norder\nmodel"],
+    "approval_over_http.py": ["approved, for 700 euros", "call_decided", "completed: The hotel is paid."],
+    "adapters_agents_sdk.py": ["waits for pay({'euros': 700})", "The hotel is paid."],
+    "adapters_langgraph.py": ["waits for interrupt({'pay': 'the hotel', 'euros': 700})", "The hotel is paid."],
+}
+"""What examples print, in order."""
+
+
+def test_examples_do_what_they_say(ray_address: str, tmp_path: Path) -> None:
+    """All at once, as each waits most of the time."""
+    with ExitStack() as stack:
+        processes = {}
+        for program in EXPECTED:
+            (folder := tmp_path / program).mkdir()
+            processes[program] = stack.enter_context(started_example(ray_address, folder, program))
+        printed = {program: process.communicate(timeout=200)[0] for program, process in processes.items()}
+    for program, expected in EXPECTED.items():
+        errors = (tmp_path / program / "errors").read_text(encoding="utf-8")
+        assert processes[program].returncode == 0, printed[program] + errors
+        at = [printed[program].find(text) for text in expected]
+        assert -1 not in at and at == sorted(at), printed[program]
+    assert "What about day 0?" not in printed["custom_strategy.py"], "it is neither first nor new"
+
+
+def test_a_batch_goes_on_where_a_kill_left_it(ray_address: str, tmp_path: Path) -> None:
+    with started_example(ray_address, tmp_path, "batch.py", "--count", "60") as process:
+        assert process.stdout
+        assert process.stdout.readline() == "0 of 60 conversations were done before\n"
+        assert process.stdout.readline() == "20 of 60\n"
+        process.kill()
+    printed = play_example(ray_address, tmp_path, "batch.py", "--count", "60")
+    first, *_ = printed.splitlines()
+    assert 20 <= int(first.split()[0]) < 60
+    assert "60 conversations are done: " in printed
+    assert "review-0000: You said: And is it a complaint?" in printed
+
+
+def test_replicas_of_ray_serve_answer_for_each_others_sessions(ray_address: str, tmp_path: Path) -> None:
+    printed = play_example(ray_address, tmp_path, "ray_serve_chat.py", timeout_s=250)
+    assert printed.index("* a replica was killed") < printed.index("You said: And how long? (message 3 of")
+    assert "sarah's session has 4 messages, the first: 'Do whales sleep?'" in printed
+    assert "tom's session has 2 messages, the first: 'Do rivers sleep?'" in printed
+
+
+def test_a_stream_of_fastapi_goes_on_when_its_worker_is_killed_and_another_is_stopped(
+    ray_address: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    args = "--port", str(port), "--workers", "2"
+    with (
+        started_example(ray_address, tmp_path, "fastapi_chat.py", *args) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        wait_until_up(client)
+        assert "<form>" in client.get("/").text
+        started = client.post("/chats/trip", params={"prompt": WORDS}).raise_for_status().json()
+        assert client.post("/chats/trip", params={"prompt": "again"}).status_code == 409
+        seen = follow(client, started["run"], most=5)
+        os.kill(started["worker"], signal.SIGKILL)
+        wait_until_up(client)
+        seen += follow(client, started["run"], seen[-1][0])
+        numbers = [number for number, _ in seen]
+        assert numbers == sorted(set(numbers)) and seen[-1][1]["kind"] == "run_completed"
+        text = "".join(event["text"] for _, event in seen if event["kind"] == "text_delta")
+        assert WORDS in text
+
+        run = client.post("/chats/other", params={"prompt": WORDS}).raise_for_status().json()["run"]
+        follow(client, run, most=5)
+        with httpx.Client(base_url=client.base_url, timeout=60) as other:
+            assert other.post(f"/runs/{run}/stop").json() == {"state": "cancelled"}
+        assert follow(client, run)[-1][1]["kind"] == "run_cancelled"
+        assert client.get("/runs/none").status_code == 404
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def wait_until_up(client: httpx.Client) -> None:
+    for _ in range(600):
+        try:
+            client.get("/")
+        except httpx.TransportError:
+            time.sleep(0.2)
+        else:
+            return
+    raise AssertionError("it did not listen within two minutes")
+
+
+def follow(client: httpx.Client, run: str, after: int = 0, most: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
+    """Return the numbers and events of a run's stream, up to so many."""
+    seen: list[tuple[int, dict[str, Any]]] = []
+    number = 0
+    with client.stream("GET", f"/runs/{run}", headers={"Last-Event-ID": str(after)}) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("id: "):
+                number = int(line[4:])
+            if line.startswith("data: {") and line != "data: {}":
+                seen.append((number, json.loads(line[6:])))
+            if len(seen) == most:
+                break
+    return seen
+
+
+INSTALLED = {"turnwise", "ray", "rich", "fastapi", "uvicorn", "httpx2", "mcp"}
+"""What `pip install turnwise[http,mcp]` and `ray[serve]` bring, as far as examples import it."""
+
+FRAMEWORKS = {"agents", "langchain_core", "langgraph", "openai", "pydantic_ai"}
+"""What examples of adapters import, which say so."""
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.name)
+def test_an_example_is_one_file_that_says_first_what_it_shows_and_what_to_install(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    first = text.splitlines()[0]
+    assert first.startswith('"""') and first.endswith(".") and len(first) > 40
+    assert "    pip install " in text
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in imports if isinstance(node, ast.ImportFrom)}
+    brought = INSTALLED | FRAMEWORKS if file.name.startswith("adapters_") else INSTALLED
+    assert {name.partition(".")[0] for name in names} <= brought | sys.stdlib_module_names
+    assert f"`{file.name}`" in (EXAMPLES.parent / "docs/examples.md").read_text(encoding="utf-8")

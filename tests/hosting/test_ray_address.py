@@ -1,0 +1,49 @@
+"""What turnwise finds out about a Ray before it connects to it."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from turnwise import EchoEngine, SessionManager
+from turnwise.actors.cluster.ray_address import local_ray, naming
+from turnwise.errors import ConfigError
+
+
+def test_a_ray_address_at_which_nobody_answers_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ConfigError, match=rf"{address}.*nobody answers there .*`ray start --head`"):
+            SessionManager(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine()).open("trip")
+
+
+def test_the_ray_of_this_machine_is_known_while_somebody_listens_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert local_ray() is None
+    noted = tmp_path / "ray/ray_current_cluster"
+    noted.parent.mkdir()
+    with socket.socket() as ray:
+        ray.bind(("127.0.0.1", 0))
+        ray.listen()
+        address = f"127.0.0.1:{ray.getsockname()[1]}"
+        noted.write_text(f"{address}\n", encoding="utf-8")
+        assert local_ray() == address
+    assert local_ray() is None
+
+
+def test_a_ray_is_named_with_its_token_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    assert naming("head:6379") == "RAY_ADDRESS=head:6379"
+    token = tmp_path / ".ray/auth_token"
+    token.parent.mkdir()
+    token.touch()
+    assert naming("head:6379") == "RAY_ADDRESS=head:6379 RAY_AUTH_MODE=token"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert naming("head:6379") == "RAY_ADDRESS=head:6379"

@@ -1,0 +1,122 @@
+"""`make bench-peers` measures and shows what it says, for turnwise alone: its core, without Ray. No time is tested."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers import growth, many, page, resident, second, stopping
+from peers.bench import Bench
+from peers.peer import History, Model
+from peers.worker import carry_out
+from schedules import inline
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.core import SessionCore
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.testing import ScriptedEngine
+
+ROOT = Path(__file__).parents[2]
+
+
+class Core:
+    """A peer: the core of each session, in one process."""
+
+    packages: Sequence[str] = ("turnwise",)
+
+    def __init__(self, model: Model) -> None:
+        self.engine = ScriptedEngine([model.text], repeat=True, word_s=0.001) if model.pause_s else EchoEngine()
+        self.store = InMemoryStore()
+        self.cores: dict[str, SessionCore] = {}
+
+    async def core(self, chat: str) -> SessionCore:
+        if chat not in self.cores:
+            await self.store.create(SessionRecord(session_id=chat))
+            self.cores[chat] = SessionCore(chat, self.store, self.engine, off_loop=inline)
+        return self.cores[chat]
+
+    async def run(self, chat: str, prompt: str) -> tuple[SessionCore, str]:
+        core, run_id = await self.core(chat), new_id()
+        await core.start([prompt], run_id=run_id)
+        return core, run_id
+
+    async def turn(self, chat: str, prompt: str) -> None:
+        core, run_id = await self.run(chat, prompt)
+        await core.reads.wait(run_id)
+
+    async def one_of_many(self, chat: str, prompt: str) -> None:
+        await self.turn(chat, prompt)
+
+    def words(self, chat: str, prompt: str) -> AsyncIterator[str]:
+        raise NotImplementedError
+
+    async def stop(self, chat: str, prompt: str, after: int) -> float:
+        core, run_id = await self.run(chat, prompt)
+        await asyncio.sleep(0.004)
+        await core.cancel("enough", run_id)
+        return 1.0
+
+    async def history(self, chat: str) -> History:
+        found, _ = await (await self.core(chat)).reads.messages(None, 100)
+        return [(message.role, message.text) for message in found]
+
+    async def close(self) -> None:
+        pass
+
+
+class Here:
+    """What `worker.Worker` is, in this process."""
+
+    def __init__(self, name: str, folder: Path, model: Model, env: Mapping[str, str]) -> None:
+        self.name, self.folder, self.pid = name, folder, os.getpid()
+        self.peer, self.runner = Core(model), asyncio.Runner()
+        self.answers: AsyncIterator[Any] | None = None
+
+    def do(self, what: str, **given: Any) -> Any:
+        self.ask(what, **given)
+        return self.answer()
+
+    def ask(self, what: str, **given: Any) -> None:
+        self.answers = carry_out(self.peer, what, given)
+
+    def answer(self) -> Any:
+        async def next_one() -> Any:
+            assert self.answers
+            return await anext(self.answers)
+
+        return json.loads(json.dumps(self.runner.run(next_one())))
+
+    def kill(self, *, all_of_it: bool = True) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(growth, "QUICK_TURNS", 40)
+    monkeypatch.setattr(resident, "QUICK_COUNT", 3)
+    return Bench(Here, ["turnwise, packed", "the same again"], tmp_path, quick=True)
+
+
+def test_the_page_has_each_question_with_its_ratios_and_what_the_histories_hold(small: Bench) -> None:
+    results: dict[str, Any] = {"machine": "2 cores", "versions": {"turnwise, packed": {"turnwise": "1"}}}
+    for question in (growth, many, second, stopping, resident):
+        results[question.__name__.rpartition(".")[2]] = question.ask(small)
+    text = page.text_of(json.loads(json.dumps(results)))
+    assert "Measured with: 2 cores.\n\nVersions: turnwise 1." in text
+    for rows in (3, 2, 1):
+        times = rf"\| turnwise, packed \| 1 (\| [\d.,]+ ms ){{3}}\| \d+ % \| {20 if rows == 3 else rf'{rows}'} \|"
+        assert re.search(times, text) or rows == 1, text
+    assert "| turnwise, packed | `SessionBusyError` | user: first; assistant: one two three" in text
+    assert "**What the history holds then**" in text and "| turnwise, packed | user: count; assistant: one" in text
+    assert text.count("\n## ") == 6

@@ -1,0 +1,168 @@
+"""The pages in docs/ can be built into a site, their links lead somewhere, and their code blocks work."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from playwright.sync_api import Route, expect, sync_playwright
+
+import docs_site
+from chromium import chromium
+from markdown_blocks import Block, blocks_of
+from served import run_all, served
+from snippets import ROOT, SnippetRunner, check_command, check_imports, check_syntax, commands_of
+
+pytestmark = pytest.mark.ray
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+KINDS = {"python", "python no-run", "console", "text", "mermaid", "json", "toml", "yaml"}
+OWN_TESTS = {"service.md": {"bash"}}
+"""Kinds of blocks that a test of the page's own runs: tests/http/test_guide_on_ray.py."""
+ALSO_INSTALLED = {
+    "agents",
+    "anthropic",
+    "fastapi",
+    "langchain_core",
+    "langgraph",
+    "mcp",
+    "opentelemetry",
+    "pydantic_ai",
+}  # with extras of turnwise
+
+SERVICE = "http://127.0.0.1:8000"
+"""Where the pages have their service: programs and requests that name it get one."""
+
+
+def those(*kinds: str) -> list[Any]:
+    """Return the blocks of these kinds, with their pages."""
+    return [
+        pytest.param(page, block, id=f"{page.relative_to(DOCS)}:{block.line}")
+        for page in PAGES
+        for block in blocks_of(page)
+        if block.kind in kinds
+    ]
+
+
+@pytest.fixture(scope="module")
+def service(snippets: SnippetRunner) -> Iterator[str]:
+    """The URL of a service with a simulated model, on the Ray of the code blocks."""
+    env: dict[str, Any] = {
+        name: snippets.env[name] for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "PYTHONPATH")
+    }
+    with served("--demo", "--port", "0", "--packed", "1", **env) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built of copies, so that several tests may build it at once."""
+    root = tmp_path_factory.mktemp("site")
+    shutil.copytree(DOCS, root / "docs")
+    shutil.copy(ROOT / "zensical.toml", root)
+    (root / "src").symlink_to(ROOT / "src")
+    return docs_site.build(root)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_code_block_is_tested_or_plain_text(page: Path) -> None:
+    kinds = {block.kind for block in blocks_of(page)}
+    assert kinds <= KINDS | OWN_TESTS.get(page.relative_to(DOCS).as_posix(), set()), page
+
+
+@pytest.mark.parametrize(("page", "block"), those("python", "python no-run"))
+def test_a_python_block_imports_only_what_is_installed_with_turnwise(page: Path, block: Block) -> None:
+    check_imports(block, *ALSO_INSTALLED)
+
+
+@pytest.mark.parametrize(("page", "block"), those("python"))
+def test_a_python_block_runs_by_itself(
+    page: Path, block: Block, snippets: SnippetRunner, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    text = block.at_its_lines
+    if SERVICE in text and "import openai" in text:
+        text = text.replace(SERVICE, request.getfixturevalue("service"))
+    snippets.run(text, tmp_path)
+
+
+@pytest.mark.parametrize(("page", "block"), those("python no-run", "json", "toml", "yaml"))
+def test_a_block_that_is_not_run_can_be_read(page: Path, block: Block) -> None:
+    check_syntax(block, page)
+
+
+@pytest.mark.parametrize(("page", "block"), those("console"))
+def test_a_console_block_shows_commands_that_exist(page: Path, block: Block, request: pytest.FixtureRequest) -> None:
+    for command in commands_of(block):
+        if command.startswith("curl "):
+            url = request.getfixturevalue("service").removeprefix("http://")
+            assert all(run_all([command.replace("localhost:8000", url)]))
+        else:
+            check_command(command)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"`(?:tests/)?(?:\w+/)?(test_\w+\.py)`", page.read_text(encoding="utf-8")))
+    assert not [name for name in sorted(named) if not list((ROOT / "tests").rglob(name))]
+
+
+def test_the_environment_variables_that_the_code_names_are_listed() -> None:
+    page = (DOCS / "reference/environment.md").read_text(encoding="utf-8")
+    for path in (file for folder in ("src", "actors", "memory") for file in (ROOT / folder).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        named = set(re.findall(r"\b(?:TURNWISE|OPENAI)_[A-Z][A-Z_]*[A-Z]\b", text))
+        assert not [name for name in sorted(named) if name not in page], path
+
+
+def test_the_site_is_built_without_a_warning_and_its_links_lead_somewhere(site: Path) -> None:
+    assert len(list(site.rglob("index.html"))) == len(PAGES)
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "page").mkdir()
+    (tmp_path / "index.html").write_text('<a href="page/#there">1</a><a href="page/#gone">2</a><a href="no/">3</a>')
+    (tmp_path / "page/index.html").write_text('<h1 id="there">x</h1><img src="../no.png"><a href="https://x.org">4</a>')
+    assert [found.split(": ")[1] for found in docs_site.broken_links(tmp_path)] == [
+        "page/#gone",
+        "no/ is not there",
+        "../no.png is not there",
+    ]
+
+
+def test_a_broken_link_or_reference_stops_the_build(tmp_path: Path) -> None:
+    (tmp_path / "docs/assets").mkdir(parents=True)
+    (tmp_path / "zensical.toml").write_text('[project]\nsite_name = "x"\n')
+    (tmp_path / "docs/index.md").write_text("# Here\n\nA [link](nowhere.md).\n")
+    with pytest.raises(docs_site.BrokenSiteError, match="page does not exist"):
+        docs_site.build(tmp_path)
+
+
+def test_the_site_loads_nothing_from_elsewhere_and_draws_its_diagrams(site: Path) -> None:
+    """In a browser, which gets what it asks this site for and nothing else."""
+    drawn = {page: sum(block.kind == "mermaid" for block in blocks_of(page)) for page in PAGES}
+    asked, errors = set(), []
+
+    def answer(route: Route) -> None:
+        url = urlsplit(route.request.url)
+        asked.add(url.hostname)
+        file = site / unquote(url.path).lstrip("/")
+        route.fulfill(path=file / "index.html" if file.is_dir() else file)
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        shown = browser.new_page()
+        shown.on("pageerror", lambda error: errors.append(str(error)))
+        shown.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        shown.route("**/*", answer)
+        for page in [DOCS / "index.md", *(page for page in PAGES if drawn[page])]:
+            name = page.relative_to(DOCS).with_suffix("").as_posix()
+            shown.goto(f"http://site.test/{'' if name == 'index' else name.removesuffix('/index') + '/'}")
+            expect(shown.locator("div.diagram svg")).to_have_count(drawn[page], timeout=60_000)
+        browser.close()
+    assert asked == {"site.test"} and not errors

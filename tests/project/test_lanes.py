@@ -1,0 +1,29 @@
+"""The lanes of `make test` run each test once."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from lanes import KINDS, LONGEST, TESTS, files_of, take
+
+
+def test_lanes_share_the_tests_by_files(tmp_path: Path) -> None:
+    tests = [SimpleNamespace(path=TESTS / "room" / f"test_{at // 3}.py", number=at) for at in range(15)]
+    lanes = [take(tests, str(tmp_path)) for _ in range(3)]
+    ran: list[list[int]] = [[], [], []]
+    while found := [(at, test) for at, lane in enumerate(lanes) if (test := next(lane, None))]:
+        for at, test in found:
+            ran[at].append(test.number)
+    assert all(ran) and sorted(number for numbers in ran for number in numbers) == list(range(15))
+    for numbers in ran:
+        assert {number // 3 for number in numbers} == {number // 3 for number in numbers[::3]}, "a file is run whole"
+    assert not list(take(tests, str(tmp_path)))
+
+
+def test_every_file_is_in_a_lane_and_the_longest_come_first() -> None:
+    names = {kind: [file.relative_to(TESTS).as_posix() for file in files_of(kind)] for kind in KINDS}
+    assert (
+        set(names["ray"])
+        < set(names["others"])
+        == {file.relative_to(TESTS).as_posix() for file in TESTS.rglob("test_*.py") if file.parent.parent == TESTS}
+    )
+    assert names["others"][: len(LONGEST)] == LONGEST

@@ -1,0 +1,89 @@
+"""What sessions' processes log, and what a program prints that asks for nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from turnwise.actors.cluster.logs import JsonFormatter, LogSettings
+from turnwise.testing import LocalProvider
+
+PROGRAM = """
+import logging, sys
+from turnwise import OpenAIEngine, SessionManager
+from turnwise.engines import LogCalls
+from turnwise.telemetry import JsonFormatter
+
+if sys.argv[2:]:
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+engine = OpenAIEngine("local", base_url=sys.argv[1], middleware=[LogCalls()])
+with SessionManager("memory://logs", engine=engine) as manager:
+    print(manager.open("chat-7", user_id="ada").run("Hello!").wait().session_id)
+"""
+
+
+def run_program(*arguments: str) -> tuple[str, str]:
+    """Run a program that starts a Ray of its own; return what it printed, and what it wrote to stderr."""
+    environment = {**os.environ, "RAY_ADDRESS": "local"}
+    environment.pop("RAY_AUTH_MODE", None)
+    with LocalProvider() as provider:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, provider.base_url, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.ray
+def test_a_plain_program_has_no_warnings_on_its_console() -> None:
+    assert run_program() == ("chat-7\n", "")
+
+
+@pytest.mark.ray
+def test_session_processes_log_as_the_calling_program_does_with_the_session_in_front() -> None:
+    _, said = run_program("json")
+    lines = [line for line in said.splitlines() if "turnwise.calls" in line]
+    assert len(lines) == 1 and "(Session(chat-7) pid=" in lines[0]
+    logged = json.loads(lines[0][lines[0].index("{") :])
+    assert (logged["session_id"], logged["level"]) == ("chat-7", "INFO")
+    assert logged["run_id"] in logged["message"] and "Hello" not in said and "ada" not in said
+
+
+def test_a_record_is_one_line_of_json_with_its_exception() -> None:
+    record = logging.LogRecord("turnwise.x", logging.ERROR, str(Path("f")), 1, "failed: %s", ("ü\n",), None)
+    record.session_id = "chat"
+    try:
+        raise ValueError("no")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    line = JsonFormatter().format(record)
+    said = json.loads(line)
+    assert "\n" not in line and said["message"] == "failed: ü\n" and said["session_id"] == "chat"
+    assert "ValueError: no" in said["exception"] and "run_id" not in said
+
+
+def test_the_settings_are_those_of_the_logger_turnwise_and_of_its_handlers() -> None:
+    logger, handler = logging.getLogger("turnwise"), logging.StreamHandler()
+    before = logger.level, logger.propagate
+    try:
+        logger.setLevel(logging.ERROR)
+        assert LogSettings.of_this_process() == LogSettings(logging.ERROR)
+        handler.setFormatter(JsonFormatter())
+        logger.addHandler(handler)
+        assert LogSettings.of_this_process() == LogSettings(logging.ERROR, as_json=True)
+    finally:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = before

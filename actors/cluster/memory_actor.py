@@ -24,6 +24,7 @@ from turnwise.memory.longterm.base import (
     MemoryItem,
     Profiled,
     ProfiledRecall,
+    Recall,
     Scope,
     first_of_each,
     limits_categories,
@@ -35,7 +36,6 @@ from turnwise.memory.longterm.retention import Sweeping
 from turnwise.memory.longterm.search import word_frequency as frequency
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
-from turnwise.memory.longterm.vector.memory import Recall
 from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.notebook import record_html
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.pickling import pickled_by_values
-from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_types
 from turnwise.memory.stores.base import Page
 
 Status = Literal["active", "resolved"]
@@ -97,6 +97,28 @@ class ItemChanges(TypedDict, total=False):
     aliases: Sequence[str]
     status: Status
     expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """A query to a memory.
+
+    Raises:
+        InvalidInputError: one of the types is no type.
+    """
+
+    scope: Scope
+    query: str
+    limit: int = 10
+    types: Collection[MemoryType] | None = None
+    as_of: float | None = None
+    with_profile: bool = False
+    """Whether to return the user's profile as well."""
+    per_category: bool = False
+    """Whether `limit` is for each category."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "types", checked_types(self.types))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ import logging
 import os
 import platform
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -38,6 +40,7 @@ import packing
 import remembering
 import serving
 import window
+from engines import process_of
 from harness import Samples, Table, end_process, prompt_of, retire
 from turnwise import (
     EchoEngine,
@@ -271,7 +274,7 @@ class Bench:
             retire(session)
         self.call_s = calls.median
         self.table.line("bare call of an empty async actor", calls, "floor")
-        self.table.judge("durable turn: run + wait, on SQLite", turns.median / calls.median, 3, samples=turns)
+        self.table.judge("durable turn: run + wait, on SQLite", turns.median / calls.median, 2.5, samples=turns)
         self.table.line("  actor calls a turn, counted in this process", result=f"{count[0] / both:g}")
         transactions, statements = asyncio.run(self._sql_of_a_turn("traced", EchoEngine(), prompt, both))
         self.table.line(
@@ -336,7 +339,8 @@ class Bench:
         self.table.judge(
             f"turns {last - 38} to {last}, alternating with those", late.median / early.median, 1.2, samples=late
         )
-        self.table.judge(f"  bytes stored a turn, to those of its text: {stored / last:.0f}", stored / text, 2)
+        self.table.line("  bytes stored a turn, to those of its text", result=f"{stored / text:.3g}x")
+        self.table.judge("  bytes stored a turn, beside its text", (stored - text) / last, 500, " bytes")
 
     def _bytes_of(self, name: str) -> int:
         """Return the size of a store's file, including its write-ahead log."""
@@ -407,7 +411,7 @@ class Bench:
                 retire(session)
         self.table.line(f"first token, {api}: bare client", bare, "floor")
         more = (ours.median - bare.median) * 1000
-        self.table.judge(f"first token, {api}: a session, above that", more, 10, " ms", ours)
+        self.table.judge(f"first token, {api}: a session, above that", more, 5, " ms", ours)
 
     def replays(self) -> None:
         """Measure how fast stored events are read from a cursor: from the store, and through a session's process."""
@@ -429,9 +433,9 @@ class Bench:
                 )
             retire(session)
         what = f"{len(written):,} events read of SQLite, by {page:,}"
-        self.table.judge(what, len(written) / stored.median, 50_000, " events/s", stored, bound="least")
-        result = f"{len(written) / replayed.median:,.0f} events/s"
-        self.table.line("  the same with their blocks, of another process", replayed, result)
+        self.table.judge(what, len(written) / stored.median, 100_000, " events/s", stored, bound="least")
+        what, rate = "  the same with their blocks, of another process", len(written) / replayed.median
+        self.table.judge(what, rate, 40_000, " events/s", replayed, bound="least")
 
     async def _write_events(self, name: str, count: int) -> list[int]:
         """Store many events and blocks, by repeating those of one run with tools; return the events' numbers."""
@@ -523,12 +527,9 @@ class Bench:
                 waiter.result()
             retire(session)
         self.table.line("bare call, between the cancels", calls, "floor")
-        self.table.judge(
-            "cancel to the waiter's error: p99 to floor's median",
-            samples.percentile(99) / calls.median,
-            4,
-            samples=samples,
-        )
+        what = "cancel to the waiter's error: median to the floor's"
+        self.table.judge(what, samples.median / calls.median, 2.5, samples=samples)
+        self.table.judge("  p99 to the floor's p99", samples.percentile(99) / calls.percentile(99), 4)
 
     def hang_ups(self) -> None:
         """Measure from the call of `cancel` until the provider notices that its client has disconnected."""
@@ -588,6 +589,7 @@ class Bench:
         packing.residents(self.table, manage, scale.resident, self.bare_s)
         packing.activations(self.table, manage, self.folder, scale.stored, scale.activations)
         packing.turns_at_once(self.table, manage, self.bare, scale.busy, scale.loops)
+        packing.turns_at_once(self.table, manage, self.bare, min(64, scale.busy), scale.loops)
         with (
             self.manager("killed", EchoEngine()) as dedicated,
             SessionManager(
@@ -595,6 +597,10 @@ class Bench:
             ) as packed,
         ):
             packing.kills(self.table, dedicated, packed, bare_actor, scale.kills)
+
+    def visits(self) -> None:
+        """Measure many more sessions than may be resident, each opened and visited once."""
+        packing.visits(self.table, self.url("visits"), NAMESPACE, self.scale.stored)
 
     def openings(self) -> None:
         """Measure opening a session in a dedicated process, compared with creating an empty actor."""
@@ -631,8 +637,70 @@ class Bench:
         self.table.line("bare actor: made, first call answered", floor, "floor")
         self.table.line("session: open(), its process still starting", opened)
         self.table.judge("session: open() + first answer, process up", up.median / floor.median, 1.2, samples=up)
-        for what, samples in (("info(), loaded", loaded), ("first turn, complete", answered)):
-            self.table.line(f"session: open() + {what}", samples, f"{samples.median / floor.median:.3g}x")
+        self.table.line("session: open() + info(), loaded", loaded, f"{loaded.median / floor.median:.3g}x")
+        what = "session: open() + first turn, complete"
+        self.table.judge(what, answered.median / floor.median, 1.35, samples=answered)
+
+    def openings_at_once(self) -> None:
+        """Measure opening six sessions at once, each in a process of its own, compared with six empty actors."""
+        floor, opened, six = Samples(), Samples(), range(6)
+        with self.manager("six", EchoEngine()) as manager, ThreadPoolExecutor(len(six)) as threads:
+            for _ in range(-1, max(1, self.scale.openings // 3)):
+                with floor.timed():
+                    actors = [bare_actor() for _ in six]
+                    ray.get([actor.call.remote() for actor in actors])
+                for actor in actors:
+                    end_process(actor, ray.get(actor.pid.remote()))
+                sessions = list[Session]()
+
+                def talk(_: int, sessions: list[Session] = sessions) -> None:
+                    sessions.append(manager.open())
+                    sessions[-1].run("Hello.").wait()
+
+                with opened.timed():
+                    list(threads.map(talk, six))
+                for session in sessions:
+                    retire(session)
+        what = "six sessions at once: open() + first turn"
+        self.table.line("six bare actors at once", floor, "floor")
+        self.table.judge(what, opened.median / floor.median, 1.3, samples=opened)
+
+    def imports(self) -> None:
+        """Measure imports, each in a process of its own."""
+        taken = {"turnwise": Samples(), "ray": Samples(), "manager": Samples()}
+        now = "time.perf_counter()"
+        timed = f"import time; a = {now}; {{}}; b = {now}; {{}}; print(b - a, {now} - b)"
+
+        def measure(first: str, then: str) -> list[float]:
+            command = [sys.executable, "-c", timed.format(first, then)]
+            ran = subprocess.run(command, capture_output=True, text=True, check=True)
+            return [float(value) for value in ran.stdout.split()]
+
+        for _ in range(max(2, self.scale.openings)):
+            taken["turnwise"].append(measure("import turnwise", "pass")[0])
+            ray_s, manager_s = measure("import ray", "from turnwise import SessionManager")
+            taken["ray"].append(ray_s)
+            taken["manager"].append(manager_s)
+        self.table.judge("import turnwise", taken["turnwise"].median, 0.15, " s", taken["turnwise"])
+        self.table.line("import ray", taken["ray"], "floor")
+        what = "from turnwise import SessionManager, above that"
+        self.table.judge(what, taken["manager"].median, 0.3, " s", taken["manager"])
+
+    def resident(self) -> None:
+        """Measure the memory of a session's own process, compared with an empty actor's."""
+        with self.manager("resident-one", EchoEngine()) as manager:
+            actors, sessions = [bare_actor() for _ in range(3)], [manager.open() for _ in range(3)]
+            for session in sessions:
+                session.run("Hello.").wait()
+            bare = [packing.pss_of(pid) for pid in ray.get([actor.pid.remote() for actor in actors])]
+            ours = [packing.pss_of(process_of(session.info())) for session in sessions]
+            for actor, pid in zip(actors, ray.get([actor.pid.remote() for actor in actors]), strict=True):
+                end_process(actor, pid)
+            for session in sessions:
+                retire(session)
+        floor, most = min(bare) / 2**20, min(ours) / 2**20
+        self.table.line("memory of a bare actor's process", result=f"{floor:.0f} MB, floor")
+        self.table.judge(f"memory of a session's process: {most:.0f} MB", most / floor, 1.25)
 
 
 def first_text(client: openai.OpenAI, api: str, said: Sequence[Any]) -> tuple[Iterator[Any], str]:
@@ -678,10 +746,14 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "cancels": Bench.cancels,
     "hang-ups": Bench.hang_ups,
     "openings": Bench.openings,
+    "at-once": Bench.openings_at_once,
+    "imports": Bench.imports,
+    "resident": Bench.resident,
     "window": Bench.window,
     "memory": Bench.memory,
     "forgetting": Bench.forgetting,
     "packed": Bench.packed,
+    "visits": Bench.visits,
     "http": Bench.http,
 }
 """The measurements in order. `packed` compares with the cost of a bare actor, which `openings` measures."""

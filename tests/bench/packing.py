@@ -105,13 +105,15 @@ def memory_of(root: int) -> int:
         if entry.name.isdigit():
             with suppress(OSError):
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    total = 0
-    for pid in parents:
-        if root in ancestors(pid, parents) and pid != root:
-            with suppress(OSError):
-                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-                total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
+    return sum(pss_of(pid) for pid in parents if root in ancestors(pid, parents) and pid != root)
+
+
+def pss_of(pid: int) -> int:
+    """Return the memory of a process, in bytes; of what it shares, its part. 0 if it has ended."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return 0
 
 
 def ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
@@ -199,10 +201,47 @@ def turns_at_once(table: Table, manage: Manage, bare: Any, count: int, rounds: i
             await retire(manager)
 
     asyncio.run(talk())
-    table.line(f"bare calls of one async actor, {AT_ONCE} at once, each", calls, f"{1 / calls.median:,.0f} a second")
+    at_once = min(count, AT_ONCE)
+    table.line(f"bare calls of one async actor, {at_once} at once, each", calls, f"{1 / calls.median:,.0f} a second")
     what = f"durable turns of {count:,} packed sessions, each"
-    table.judge(what, calls.median / turns.median, 0.5, " of the bare rate", turns, bound="least")
+    if count <= 64:
+        table.judge(what, turns.median / calls.median, 1.8, samples=turns)
+    else:
+        table.judge(what, calls.median / turns.median, 0.5, " of the bare rate", turns, bound="least")
     table.line("  a second", result=f"{1 / turns.median:,.0f}")
+
+
+# Visits
+
+MOST_RESIDENT = 1000
+"""How many sessions each host may have resident while sessions are visited."""
+
+
+def visits(table: Table, url: str, namespace: str, count: int) -> None:
+    """Open sessions on four hosts, have a turn in each, and never come back; in ten parts, which are compared."""
+    rates, sizes = list[float](), list[int]()
+
+    async def visit_all() -> None:
+        idle = memory_of(os.getpid())
+        placement = Packed(hosts=4, max_resident=MOST_RESIDENT)
+        async with AsyncSessionManager(url, engine=EchoEngine(), placement=placement, namespace=namespace) as manager:
+
+            async def visit(number: int) -> None:
+                await one_turn(await manager.open(f"session-{number}"))
+
+            await in_batches(visit, range(-2 * AT_ONCE, 0))
+            for first in range(0, count, count // 10):
+                began = time.perf_counter()
+                await in_batches(visit, range(first, first + count // 10))
+                rates.append(count // 10 / (time.perf_counter() - began))
+                sizes.append(memory_of(os.getpid()) - idle)
+            await retire(manager)
+
+    asyncio.run(visit_all())
+    table.line(f"{count:,} sessions on 4 hosts, each opened, with a turn", result=f"{rates[0]:,.0f} a second at first")
+    table.judge("  a second at the end, to that", rates[-1] / rates[0], 0.9, bound="least")
+    above = f"{sizes[0] / 2**20:,.0f} MB, then {sizes[-1] / 2**20:,.0f}"
+    table.judge(f"  memory of {4 * MOST_RESIDENT:,} resident: {above}", sizes[-1] / sizes[0], 1.1)
 
 
 # Kills

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.ray
 pytest_plugins = ["console_pages"]  # which starts a Ray: ray_session
 
 SESSIONS, TURNS = 10_000, 1_000
+ENDED = (17, 27, 37)
+"""Sessions that have ended, of `user-7`."""
 
 
 async def fill(url: str) -> None:
@@ -27,7 +29,12 @@ async def fill(url: str) -> None:
     for start in range(0, SESSIONS, 500):
         records = [
             SessionRecord(
-                session_id=f"many-{n:05}", user_id=f"user-{n % 10}", title=f"Talk {n}", created_at=n, updated_at=n
+                session_id=f"many-{n:05}",
+                user_id=f"user-{n % 10}",
+                title=f"Talk {n}",
+                created_at=n,
+                updated_at=n,
+                status="ended" if n in ENDED else "active",
             )
             for n in range(start, start + 500)
         ]
@@ -70,6 +77,14 @@ def test_ten_thousand_sessions_are_listed_in_pages_and_searched(
     expect(rows.first).to_contain_text("Talk 42")
     page.get_by_label("Search titles and ids").fill("")
     page.get_by_label("User", exact=True).fill("user-7")
+    expect(rows.first).to_contain_text("Talk 9997")
+    page.get_by_role("combobox", name="Status").click()
+    page.get_by_role("option", name="Ended").click()
+    expect(rows).to_have_count(len(ENDED))
+    expect(rows.first).to_contain_text("ended")
+    page.get_by_role("combobox", name="Status").click()
+    page.get_by_role("option", name="Active").click()
+    expect(rows).to_have_count(25)
     expect(rows.first).to_contain_text("Talk 9997")
     expect(page.get_by_role("button", name="New conversation")).to_have_count(0)
 

@@ -84,6 +84,9 @@ def test_a_run_is_cancelled_retried_and_forked_by_keyboard(
     expect(page.get_by_text("forked from keys#0")).to_be_visible()
     page.go_back()
     expect(page.locator("article.turn")).to_have_count(3)
+    page.locator("article.turn").nth(2).get_by_role("button", name="Fork from here").click()
+    expect(page.get_by_text("forked from keys#2")).to_be_visible()
+    expect(page.locator("article.turn").last).to_contain_text("echo: first")
 
 
 def test_a_waiting_call_is_decided(console: Console, manager: SessionManager, open_page: Callable[..., Page]) -> None:

@@ -309,6 +309,12 @@ async def test_memories_are_saved_recalled_changed_and_forgotten(
         items = {each["id"]: each for each in [*listed["items"], *rest["items"]]}
         assert items["notes/café: 100%"]["status"] == "resolved" and items["notes/café: 100%"]["topic"] == "food"
         assert (await client.patch(place, json={})).status_code == 422
+        text = "The bakery is at 9 Low Street."
+        assert (await client.patch(place, json={"text": text, "status": "active"})).json() == {"found": True}
+        again = (await client.post(f"{path}/memory/recall", json={"query": "Where is the bakery?"})).json()["items"]
+        assert [each["text"] for each in again] == [text]
+        gone = (await client.post(f"{path}/memory/recall", json={"query": "Where is the café?"})).json()["items"]
+        assert odd["text"] not in [each["text"] for each in gone]
         one = {"id": saved.json()["id"]}
         assert (await client.post(f"{path}/memory/pin", json=one)).json() == {"found": True}
         assert (await client.get(f"{path}/memory")).json()["items"]

@@ -1,4 +1,4 @@
-"""The service on Ray Serve: two replicas, of which one is killed while it streams."""
+"""The service on Ray Serve: two replicas, of which one is killed, and which are replaced, while they stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import socket
 import threading
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from turnwise.testing.local_provider.server import LocalProvider
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray Serve's own
+    from ray import serve
     from ray.serve import Application
 
-    from turnwise.http.serve import Replica, deployment
+    from turnwise.http.serve import APP, Replica, deployment
 
 pytestmark = pytest.mark.ray
 
@@ -34,33 +36,46 @@ def replicas(ray: Any) -> set[str]:
     return {actor["name"] for actor in actors if actor["name"].startswith("SERVE_REPLICA::")}
 
 
-def test_a_replica_is_killed_while_it_streams_and_its_clients_resume_at_another(
+def test_clients_resume_at_another_replica_when_theirs_is_killed_or_replaced(
     ray_session: Any, ray_address: str, tmp_path: Path
 ) -> None:
     with LocalProvider(token_delay_s=0.3, reply=lambda _: TEXT) as provider:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        words = [f"sqlite:///{tmp_path}/chats.db", "--model", "m", "--base-url", provider.base_url]
+        store, model = f"sqlite:///{tmp_path}/chats.db", {"model": "m", "base_url": provider.base_url}
+        words = [store, "--model", model["model"], "--base-url", model["base_url"]]
         words += ["--port", str(port), "--packed", "1", "--workers", "2", "--ray-serve"]
         with served(*words, RAY_ADDRESS=ray_address) as service:
             assert len(before := replicas(ray_session)) == 2  # noqa: RUF018
-            run = start(service.url, "chat", "Tell me a long story.")
-            followers = [Follower(run) for _ in range(6)]
-            cuts: list[int] = []
-            threads = [threading.Thread(target=follow, args=(each, service.url, cuts)) for each in followers]
-            for thread in threads:
-                thread.start()
-            wait_until(lambda: all(len(each.events) > 3 for each in followers))
-            ray_session.kill(ray_session.get_actor(min(before), namespace="serve"))
-            for thread in threads:
-                thread.join(120)
-            for follower in followers:
-                follower.check(TEXT)
-            assert len(cuts) > 0
-            assert len(provider.requests) == 1
+            with followed(service.url, "killed"):
+                ray_session.kill(ray_session.get_actor(min(before), namespace="serve"))
+            before = replicas(ray_session)
+            with followed(service.url, "replaced"):
+                update = {"store": store, "engines": {"main": model}, "packed": {"hosts": 1}, "anonymous": True}
+                serve.run(deployment(update), name=APP)
+            wait_until(lambda: not replicas(ray_session) & before)
+            assert len(provider.requests) == 2
             assert service.stop() == 0
         assert not replicas(ray_session)
+
+
+@contextmanager
+def followed(url: str, session: str) -> Iterator[None]:
+    """Have six clients follow a run while something happens; each has each event once, and some were cut."""
+    run = start(url, session, "Tell me a long story.")
+    followers = [Follower(run) for _ in range(6)]
+    cuts: list[int] = []
+    threads = [threading.Thread(target=follow, args=(each, url, cuts)) for each in followers]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(len(each.events) > 3 for each in followers))
+    yield
+    for thread in threads:
+        thread.join(120)
+    for follower in followers:
+        follower.check(TEXT)
+    assert cuts
 
 
 def follow(follower: Follower, url: str, cuts: list[int]) -> None:

@@ -201,9 +201,34 @@ async def test_a_response_in_the_background_is_polled_and_cancelled(service: Ser
         assert ended.status == "cancelled" and (await ann.responses.cancel(made.id)).status == "cancelled"
         again = await ann.responses.create(model="local", input="and?", previous_response_id=made.id)
         assert again.status == "completed" and again.output_text.endswith("and?")
-        foreground = asyncio.create_task(ann.responses.create(model="stall", input="hi", conversation=None))
-        await asyncio.sleep(0)
-        foreground.cancel()
+
+
+async def test_a_response_that_its_client_waits_for_is_cancelled_by_another(service: Served) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token") as ann:
+        stream = await ann.responses.create(model="stall", input="hello", stream=True)
+        first = await anext(stream)
+        assert first.type == "response.created"
+        assert checked(await ann.responses.cancel(first.response.id)).status == "cancelled"
+        seen = [event async for event in stream]
+        assert (await ann.responses.retrieve(first.response.id)).status == "cancelled"
+        assert seen[-1].type == "response.incomplete"
+        talk = (await ann.conversations.create()).id
+        waiting = asyncio.create_task(ann.responses.create(model="stall", input="hello", conversation=talk))
+        while (response_id := await running_in(ann, talk)) is None:
+            await asyncio.sleep(0.1)
+        assert checked(await ann.responses.cancel(response_id)).status == "cancelled"
+        assert checked(await waiting).id == response_id and (await waiting).status == "cancelled"
+
+
+async def running_in(ann: openai.AsyncOpenAI, conversation: str) -> str | None:
+    """Return the response that a busy conversation names; None while it has no turn."""
+    if not (await ann.conversations.items.list(conversation)).data:
+        return None
+    with pytest.raises(openai.APIStatusError) as refused:
+        await ann.responses.create(model="local", input="and?", conversation=conversation)
+    assert refused.value.code == "conversation_locked"
+    body: Any = refused.value.body
+    return str(body["response_id"])
 
 
 def test_a_failed_response_says_why_and_a_cut_one_is_incomplete(ann: Any) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
+import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
@@ -25,8 +28,17 @@ def options(folder: Path, provider: LocalProvider) -> list[str]:
     return [f"sqlite:///{folder}/chats.db", *base]
 
 
-def test_the_commands_that_a_demo_prints_work_as_printed_and_it_stops_with_its_own_ray(tmp_path: Path) -> None:
-    with served("--demo", "--console", "--port", "0", "--packed", "1") as service:
+def recipe(target: str, arguments: str) -> list[str]:
+    """Return the words of the last command that make runs for a target, without running it."""
+    words = ["make", "--no-print-directory", "--dry-run", target, f"ARGS={arguments}"]
+    ran = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    return shlex.split(ran.stdout.splitlines()[-1])
+
+
+def test_the_commands_that_make_serve_prints_work_as_printed_and_it_stops_with_its_own_ray() -> None:
+    interpreter, *words = recipe("serve", "--port 0 --packed 1")
+    assert interpreter.endswith("/python") and words[:3] == ["-m", "turnwise", "serve"]
+    with served(*words[3:]) as service:
         *commands, page = [line.strip() for line in service.printed if line.startswith("  ")]
         curl, *python = run_all(commands)
         assert '"state":"completed"' in curl and all(python)
@@ -55,6 +67,32 @@ def test_sigterm_in_the_middle_of_a_stream_hands_the_client_over_to_the_next_pro
                 pass
         follower.check(TEXT)
         assert len(provider.requests) == 1
+
+
+def test_no_secret_is_in_what_it_prints_or_logs(ray_address: str, tmp_path: Path) -> None:
+    tokens = json.dumps({"ann-has-a-secret-token": "ann"})
+    right, wrong = ({"Authorization": f"Bearer {token}"} for token in ("ann-has-a-secret-token", "a-guessed-token"))
+    with (
+        LocalProvider(reply=lambda _: "fine") as provider,
+        served(
+            *options(tmp_path, provider),
+            log=tmp_path / "log.txt",
+            RAY_ADDRESS=ray_address,
+            TURNWISE_HTTP_TOKENS=tokens,
+            OPENAI_API_KEY="sk-of-the-model",
+        ) as service,
+        httpx.Client(base_url=service.url, timeout=60) as client,
+    ):
+        assert client.post("/v1/sessions", json={"id": "chat"}, headers=right).is_success
+        run = client.post("/v1/sessions/chat/runs", json={"prompt": "hello"}, headers=right).json()
+        assert client.get(f"/v1/runs/{run['id']}/wait?timeout_s=60", headers=right).json()["state"] == "completed"
+        assert client.get("/v1/sessions/chat", headers=wrong).status_code == 401
+        assert client.get("/v1/sessions?token=ann-has-a-secret-token").status_code == 401
+        assert client.get("/v1/nothing", headers=right).status_code == 404
+        assert service.stop() == 0
+    said = "".join(service.printed) + (tmp_path / "log.txt").read_text(encoding="utf-8")
+    for secret in ("ann-has-a-secret-token", "a-guessed-token", "sk-of-the-model"):
+        assert secret not in said
 
 
 @pytest.mark.soak

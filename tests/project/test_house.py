@@ -7,6 +7,7 @@ import inspect
 import os
 import pickle
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -325,6 +326,13 @@ def test_each_cited_case_is_in_the_list_of_cases() -> None:
         for cited in re.findall(r"\b[Cc]ases? ((?:[1-9]\d*(?:, | and )?)+)", path.read_text(encoding="utf-8")):
             numbers = {int(number) for number in re.findall(r"\d+", cited)}
             assert numbers <= cases, f"{path.relative_to(ROOT)} cites {numbers - cases}"
+
+
+def test_importing_the_manager_loads_no_library_that_a_first_program_may_not_need() -> None:
+    heavy = ["chromadb", "fastapi", "httpx", "openai", "sqlalchemy", "tiktoken", "typer"]
+    program = f"import sys; from turnwise import SessionManager; print([n for n in {heavy} if n in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
 
 
 def test_each_page_of_the_docs_is_in_the_navigation_of_the_site() -> None:

@@ -45,7 +45,9 @@ MODULES = {
 
 OTHER_VARIABLES = {
     "TURNWISE_STORE": "The store of commands that are given none.",
-    "TURNWISE_HTTP_TOKENS": "Bearer tokens as JSON, for `BearerTokens.from_environment()`.",
+    "TURNWISE_HTTP_TOKENS": (
+        "Bearer tokens as JSON, for `turnwise serve` without other tokens, and for `BearerTokens.from_environment()`."
+    ),
     "TURNWISE_TOKEN": "The token in the commands that `turnwise serve` prints; the service does not read it.",
     "TURNWISE_SEED": "The one seed, or case, that `turnwise.testing.explore` and `exhaust` replay.",
     "OPENAI_API_KEY": "The key of `OpenAIEngine`, read where the engine is built: in the session's process.",

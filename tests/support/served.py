@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,20 @@ def command_of(pid: int) -> bytes:
 
 
 @contextmanager
-def served(*words: str, ready_s: float = 120, **env: str | None) -> Iterator[Served]:
-    """Run `turnwise serve` with these words until it is ready. It ends with the block, by SIGTERM."""
+def served(*words: str, ready_s: float = 120, log: Path | None = None, **env: str | None) -> Iterator[Served]:
+    """Run `turnwise serve` with these words until it is ready. It ends with the block, by SIGTERM.
+
+    Args:
+        log: the file that has what it logs; this process's standard error if omitted.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_ADDRESS"))}
     environment = {name: value for name, value in (kept | env).items() if value is not None}
     command = [sys.executable, "-m", "turnwise", "serve", *words]
     lines: queue.Queue[str] = queue.Queue()
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        log.open("a", encoding="utf-8") if log else nullcontext() as errors,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
         reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
         reader.start()
         try:

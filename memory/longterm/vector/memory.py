@@ -8,14 +8,22 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.background import watch
-from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, ProfiledRecall, Scope, is_local, recalled
+from turnwise.memory.longterm.base import (
+    ItemChanges,
+    Label,
+    MemoryItem,
+    ProfiledRecall,
+    Recall,
+    Scope,
+    is_local,
+    recalled,
+)
 from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.items.base import FactFilter
 from turnwise.memory.longterm.keyword import beside, profile_of
@@ -23,7 +31,7 @@ from turnwise.memory.longterm.retention import Expiry, Retention, Uses
 from turnwise.memory.longterm.search.passages import item_key, vector_keys, vectors_of
 from turnwise.memory.longterm.search.query import parse
 from turnwise.memory.longterm.search.ranking import Weights
-from turnwise.memory.longterm.types import MemoryType, checked_types
+from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.chroma import SYNC_CHANGES, ChromaFolder, PostgresVectors
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
 from turnwise.memory.longterm.vector.index import EmbeddingFunction, NoVectors, VectorIndex
@@ -73,28 +81,6 @@ _log = logging.getLogger(__name__)
 
 DEFAULT = ChromaDefault()
 """Chroma's own default embedding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recall:
-    """A query to a memory.
-
-    Raises:
-        InvalidInputError: one of the types is no type.
-    """
-
-    scope: Scope
-    query: str
-    limit: int = 10
-    types: Collection[MemoryType] | None = None
-    as_of: float | None = None
-    with_profile: bool = False
-    """Whether to return the user's profile as well."""
-    per_category: bool = False
-    """Whether `limit` is for each category."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "types", checked_types(self.types))
 
 
 class VectorMemory:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from turnwise.http.assembly import Assembly
     from turnwise.http.config import ServiceConfig, Source
 
+TOKENS = "TURNWISE_HTTP_TOKENS"
+"""The variable with bearer tokens, for a service that is told of no other way to know its users."""
+
 TOKEN = "TURNWISE_TOKEN"  # noqa: S105 - the name of the variable
 """The variable from which the printed commands take the caller's token."""
 
@@ -98,6 +101,9 @@ def _serve(
         raise ConfigError("--model", engine.get("model"), f"{file} has engines: change the model there")
     if engine or (not config.engines and os.environ.get("OPENAI_API_KEY")):
         chosen["engines"] = {"main": {"model": configuration.DEFAULT_MODEL, **engine}}
+        config, source = configuration.load(file, **chosen)
+    if not config.has_auth and os.environ.get(TOKENS):
+        chosen["tokens_variable"] = TOKENS
         config, source = configuration.load(file, **chosen)
     if check:
         _report(assemble(config, source), source)

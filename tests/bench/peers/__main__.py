@@ -20,7 +20,7 @@ from typing import Any
 from peers import page
 from peers.bench import Bench
 from peers.peer import Model
-from peers.worker import MAKERS, Worker, WorkerError
+from peers.worker import MAKERS, MEMORIES, Worker, WorkerError
 
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / ".cache/peers.json"
@@ -48,13 +48,14 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
     """Add the results of the questions; return those that failed."""
 
     def start(name: str, folder: Path, model: Model, env: Any) -> Worker:
-        ours = MAKERS[name][0] == "peers.of_turnwise"
+        ours = (dict(MAKERS) | dict(MEMORIES))[name][0] == "peers.of_turnwise"
         return Worker(options.turnwise if ours else sys.executable, name, folder, model, env)
 
     results["machine"] = f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
     failed, began = [], time.monotonic()
+    peers = [name for name in options.peers if not quick or name != "turnwise, dedicated"]  # it starts many processes
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
-        bench = Bench(start, options.peers, Path(folder), quick)
+        bench = Bench(start, peers, Path(folder), quick)
         with bench.all("versions", Model()) as workers:
             results["versions"] = {name: worker.do("versions") for name, worker in workers.items()}
         for question in options.questions:

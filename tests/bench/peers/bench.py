@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -49,7 +50,7 @@ class Bench:
 
     def one(self, name: str, where: str, model: Model, env: Mapping[str, str] | None = None) -> Working:
         """Start the process of a peer; processes of one peer in the same place share a store."""
-        folder = self.folder / where / str(self.names.index(name))
+        folder = self.folder / where / re.sub(r"\W+", "-", name)
         folder.mkdir(parents=True, exist_ok=True)
         return self.start(name, folder, model, env or {})
 

@@ -1,14 +1,18 @@
-"""LangGraph: a graph of one node, with its checkpointer for SQLite. The asynchronous one where many talk, or stream."""
+"""LangGraph: a graph of one node, with its checkpointer for SQLite. The asynchronous one where many talk, or stream.
+
+Its store of long-term memory has an index of vectors.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.peer import History, Model, stop_reader
+from peers.peer import History, Model, embedding, stop_reader
 
 
 class LangGraph:
@@ -24,6 +28,7 @@ class LangGraph:
         self.file = str(folder / "store.db")
         self.connection: sqlite3.Connection | None = None
         self.opened: Any = None
+        self.opening = asyncio.Lock()
         self.apps: dict[str, Any] = {}
 
     def app(self, node: Any, saver: Any) -> Any:
@@ -42,17 +47,17 @@ class LangGraph:
         return self.apps["blocking"]
 
     async def awaited(self) -> Any:
-        if "awaited" not in self.apps:
-
-            async def say(_: Any) -> Any:
-                write = self.config.get_stream_writer()
-                async for word in self.model.stream():
-                    write(word)
-                return {"messages": [self.messages.AIMessage(self.model.text)]}
-
-            self.opened = self.saver.from_conn_string(self.file)
-            self.apps["awaited"] = self.app(say, await self.opened.__aenter__())
+        async with self.opening:
+            if "awaited" not in self.apps:
+                self.opened = self.saver.from_conn_string(self.file)
+                self.apps["awaited"] = self.app(self.say, await self.opened.__aenter__())
         return self.apps["awaited"]
+
+    async def say(self, _: Any) -> Any:
+        write = self.config.get_stream_writer()
+        async for word in self.model.stream():
+            write(word)
+        return {"messages": [self.messages.AIMessage(self.model.text)]}
 
     def of(self, chat: str) -> Any:
         return {"configurable": {"thread_id": chat}}
@@ -80,3 +85,30 @@ class LangGraph:
             await self.opened.__aexit__(None, None, None)
         if self.connection:
             self.connection.close()
+
+
+class Store:
+    packages: Sequence[str] = ("langgraph-checkpoint-sqlite", "sqlite-vec")
+
+    def __init__(self, folder: Path, model: Model) -> None:
+        embed = embedding()
+
+        def vectors(texts: Sequence[str]) -> list[list[float]]:
+            return [[float(value) for value in vector] for vector in embed(texts)]
+
+        store: Any = importlib.import_module("langgraph.store.sqlite").SqliteStore
+        self.put: Any = importlib.import_module("langgraph.store.base").PutOp
+        self.opened = store.from_conn_string(
+            str(folder / "store.db"), index={"dims": 384, "embed": vectors, "fields": ["text"]}
+        )
+        self.store = self.opened.__enter__()
+        self.store.setup()
+
+    async def save(self, user: str, items: Sequence[tuple[str, str]]) -> None:
+        self.store.batch([self.put(("texts", user), key, {"text": text}) for key, text in items])
+
+    async def find(self, user: str, prompt: str) -> list[str]:
+        return [item.key for item in self.store.search(("texts", user), query=prompt, limit=10)]
+
+    async def close(self) -> None:
+        self.opened.__exit__(None, None, None)

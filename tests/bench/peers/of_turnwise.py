@@ -1,7 +1,8 @@
-"""turnwise with its SQLite store, each session in a process of its own, or packed into two."""
+"""turnwise with its SQLite store, each session in a process of its own, or packed into two; and its vector memory."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -12,6 +13,11 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 from peers.peer import History, Model
 from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, RunCancelledError
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.vector.chroma import ChromaFolder
+from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing import ScriptedEngine
 
 
@@ -74,3 +80,37 @@ def dedicated(folder: Path, model: Model) -> Turnwise:
 
 def packed(folder: Path, model: Model) -> Turnwise:
     return Turnwise(folder, model, packed=True)
+
+
+class Remembering:
+    """A memory that is asked directly, without the process that shares it among sessions."""
+
+    packages: Sequence[str] = ("turnwise", "chromadb")
+
+    def __init__(self, folder: Path, model: Model, *, embeds: bool = True) -> None:
+        index = (
+            VectorIndex(
+                ChromaFolder(folder / "chroma"), importlib.import_module("minilm").MiniLM(Path(os.environ["MINILM"]))
+            )
+            if embeds
+            else None
+        )
+        text = SQLItems(f"sqlite:///{folder}/memory.db")
+        self.memory = VectorMemory(text, index, query_s=600.0) if index else VectorMemory(text, embedding=None)
+
+    async def save(self, user: str, items: Sequence[tuple[str, str]]) -> None:
+        kept = [
+            MemoryItem(id=key, text=text, source=Source(session_id=user, turn_index=at))
+            for at, (key, text) in enumerate(items)
+        ]
+        await self.memory.remember(Scope(user_id=user), kept)
+
+    async def find(self, user: str, prompt: str) -> list[str]:
+        return [item.id for item in await self.memory.recall(Scope(user_id=user), prompt, limit=10)]
+
+    async def close(self) -> None:
+        await self.memory.close()
+
+
+def words(folder: Path, model: Model) -> Remembering:
+    return Remembering(folder, model, embeds=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from peers.bench import Table
 
-QUESTIONS = ["growth", "many", "second", "stopping", "crash", "resident", "starting"]
+QUESTIONS = ["growth", "many", "second", "stopping", "crash", "resident", "starting", "recall"]
 
 HEAD = """# Benchmarks
 
@@ -34,9 +34,8 @@ NOT_EQUAL: Table = [
 LESS = """Where the others are ahead: they need no Ray, so a program has its first answer earlier and fewer processes,
 and a stop has nothing to store. LangGraph has graphs of steps, the Agents SDK handoffs and guardrails, Google ADK
 agents of agents and their evaluation, Pydantic AI answers of checked types: nothing of that is measured here.
-[The comparison](comparison.md) says more.
-
-Not measured: long-term memory."""
+mem0 has a model pick facts out of what was said, and its own search by words. [The comparison](comparison.md) says
+more."""
 
 
 def text_of(results: Mapping[str, Any], pictures: Mapping[str, str] | None = None) -> str:
@@ -52,9 +51,8 @@ def text_of(results: Mapping[str, Any], pictures: Mapping[str, str] | None = Non
 
 def _parts(results: Mapping[str, Any], pictures: Mapping[str, str]) -> Iterator[str]:
     yield f"Measured with: {results['machine']}."
-    versions = {
-        f"{package} {number}": None for each in results["versions"].values() for package, number in each.items()
-    }
+    told = [*results["versions"].values(), *results.get("recall", {}).get("versions", {}).values()]
+    versions = {f"{package} {number}": None for each in told for package, number in each.items()}
     yield f"Versions: {', '.join(versions)}."
     for question in QUESTIONS:
         if question in results:

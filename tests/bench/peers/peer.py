@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -69,10 +71,26 @@ class Peer(Protocol):
     async def close(self) -> None: ...
 
 
-class Maker(Protocol):
-    """Makes a peer in a process of its own."""
+class Memory(Protocol):
+    """A long-term memory with files in a folder."""
 
-    def __call__(self, folder: Path, model: Model) -> Peer: ...
+    packages: Sequence[str]
+
+    async def save(self, user: str, items: Sequence[tuple[str, str]]) -> None:
+        """Keep a user's texts, each with its id."""
+        ...
+
+    async def find(self, user: str, prompt: str) -> list[str]:
+        """Return the ids of up to ten of the user's texts, the best first."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def embedding() -> Callable[[Sequence[str]], Any]:
+    """Return what makes vectors: all-MiniLM-L6-v2, with the weights in the folder that the bench has named."""
+    made: Callable[[Sequence[str]], Any] = importlib.import_module("minilm").MiniLM(Path(os.environ["MINILM"]))
+    return made
 
 
 async def stop_reader(peer: Peer, chat: str, prompt: str, after: int) -> float:

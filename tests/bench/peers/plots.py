@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.growth import AT_ONCE
+from peers.recall import KINDS
 
 
 def draw(results: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -18,7 +19,7 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, str]:
     matplotlib.rcParams.update({"svg.hashsalt": "peers", "font.size": 9, "figure.facecolor": "white"})
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
     drawn = {}
-    for question, paint in (("growth", growth), ("many", many), ("stopping", stopping)):
+    for question, paint in (("growth", growth), ("many", many), ("stopping", stopping), ("recall", recall)):
         if question in results:
             figure = paint(pyplot, results[question])
             figure.tight_layout()
@@ -37,6 +38,23 @@ def growth(pyplot: Any, result: Mapping[str, Any]) -> Any:
         axes.set(xlabel="turn", ylabel=what, yscale="log")
         axes.grid(alpha=0.3)
     times.legend(fontsize=7)
+    return figure
+
+
+def recall(pyplot: Any, result: Mapping[str, Any]) -> Any:
+    figure, axes = pyplot.subplots(figsize=(7, 3.4))
+    shares = result["shares"]
+    kinds = [kind for kind in KINDS if kind in next(iter(shares.values()))]
+    width = 0.8 / len(shares)
+    for at, (name, of_kinds) in enumerate(shares.items()):
+        places = [place + at * width for place in range(len(kinds))]
+        axes.bar(places, [statistics.fmean(of_kinds[kind]) for kind in kinds], width, label=name)
+    axes.set_xticks(
+        [place + 0.4 - width / 2 for place in range(len(kinds))], [KINDS[kind] for kind in kinds], fontsize=7
+    )
+    axes.set(ylabel="recall at 10", ylim=(0, 1))
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(fontsize=7)
     return figure
 
 

@@ -30,6 +30,15 @@ MAKERS: Mapping[str, tuple[str, str]] = {
 }
 """Where each peer is."""
 
+MEMORIES: Mapping[str, tuple[str, str]] = {
+    "turnwise VectorMemory": ("peers.of_turnwise", "Remembering"),
+    "turnwise VectorMemory, no vectors": ("peers.of_turnwise", "words"),
+    "Chroma": ("peers.of_chroma", "Chroma"),
+    "LangGraph SqliteStore": ("peers.of_langgraph", "Store"),
+    "mem0": ("peers.of_mem0", "Mem0"),
+}
+"""Where each long-term memory is; for `peers.recall`."""
+
 TOO_LONG_S = 900
 
 
@@ -120,7 +129,7 @@ def descendants(root: int) -> list[int]:
 
 
 def make(name: str, folder: Path, model: Model) -> Peer:
-    module, maker = MAKERS[name]
+    module, maker = (dict(MAKERS) | dict(MEMORIES))[name]
     peer: Peer = getattr(importlib.import_module(module), maker)(folder, model)
     return peer
 

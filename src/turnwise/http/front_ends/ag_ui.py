@@ -14,15 +14,14 @@ from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.adapters.front_ends.ag_ui import AgUiEncoder
 from turnwise.adapters.releases import framework
-from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, RunNotFoundError, SessionBusyError, shown
+from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, RunNotFoundError, shown
 from turnwise.http.front_ends.answering import Decision, active, ask, behind, check_room, decide, streamed
 from turnwise.http.front_ends.reading import file_of, in_order, message_id
 from turnwise.http.models import example
 from turnwise.http.paths import InPath
-from turnwise.http.problems import answer, documented, problem_of
-from turnwise.http.runs import BUSY, POLICIES
+from turnwise.http.problems import documented
 from turnwise.http.service import Asks, Caller
-from turnwise.http.sessions import NOT_FOUND
+from turnwise.http.sessions import CONFLICT, NOT_FOUND
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import Block, User
 
@@ -50,7 +49,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("", summary="Run the service's first engine as an agent of AG-UI", responses=NOT_FOUND | BUSY | STREAM)
+@router.post("", summary="Run the service's first engine as an agent of AG-UI", responses=CONFLICT | STREAM)
 async def run_agent(body: AgentInput, caller: Asks, request: Request) -> Response:
     """Takes the newest message of the user, results of the client's tools, and answers to interrupts.
 
@@ -60,7 +59,7 @@ async def run_agent(body: AgentInput, caller: Asks, request: Request) -> Respons
     return await _run(caller, body, request, None)
 
 
-@router.post("/{engine}", summary="Run an engine as an agent of AG-UI", responses=NOT_FOUND | BUSY | STREAM)
+@router.post("/{engine}", summary="Run an engine as an agent of AG-UI", responses=CONFLICT | STREAM)
 async def run_named_agent(engine: InPath, body: AgentInput, caller: Asks, request: Request) -> Response:
     """As without a name. The engine is that of a new thread; a thread keeps its engine."""
     return await _run(caller, body, request, engine)
@@ -104,10 +103,7 @@ async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: st
     its_id, prompts, options = message_id(last.id, f"{at}.id"), _prompts(last, at), _options(body)
     session = await caller.manager.open(body.thread_id, user_id=caller.user_id, engine=engine, if_exists="keep")
     caller.service.handles.hold_session(caller.user_id, session)
-    try:
-        execution = await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed is not None)
-    except SessionBusyError as error:
-        return answer(problem_of(error) | {"if_busy": list(POLICIES)})
+    execution = await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed is not None)
     return streamed(caller, execution, AgUiEncoder(body.thread_id, body.run_id, resumed))
 
 

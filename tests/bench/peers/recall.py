@@ -1,0 +1,121 @@
+"""What long-term memory finds again
+
+Equal: the same texts of the same users in one process, in files on the same disk; the same embedding, all-MiniLM-L6-v2
+in numpy, which makes vectors of texts and of questions; ten results; a user finds only what is of that user. No model
+picks facts out of texts, so mem0 keeps each text as it is, and its search by words, which downloads a model of its own,
+is not used. Questions that share no word with their answer come with the project. The others are those of the file that
+`DATA=` names, with conversations in the form of LoCoMo: bare, in greetings and thanks, with one typo each, and messages
+that need no memory, where the right result is none. Shown is the share of what answers a question that is among the ten
+results, and how long it takes to save a text and to find.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from peers.bench import Bench, Table, times_table
+from peers.peer import Memory, Model, Peer
+
+KINDS: Mapping[str, str] = {
+    "meaning": "no word shared",
+    "bare": "bare",
+    "short": "with greetings",
+    "typo": "with a typo",
+    "nothing": "need nothing: nothing found",
+}
+QUICK_SAMPLE = 10
+MEMORIES: Sequence[str] = (
+    *("turnwise VectorMemory", "turnwise VectorMemory, no vectors"),
+    *("Chroma", "LangGraph SqliteStore", "mem0"),
+)
+"""Those that are asked; see `worker.MEMORIES`."""
+
+
+async def material(_: Peer, data: str | None, sample: int | None) -> dict[str, Any]:
+    """Return texts and questions. A process of turnwise makes them: the others do not have its bench of recall."""
+    messages: Any = importlib.import_module("messages")
+    one = importlib.import_module("recall").paraphrases()
+    asked = [("meaning", each) for each in messages.messages_of([one], "bare", sample=sample)]
+    conversations = [one]
+    if data:
+        conversations += (told := messages.load(Path(data)))
+        for kind in [*KINDS][1:]:
+            asked += [(kind, each) for each in messages.messages_of(told, kind, sample=sample)]
+    return {
+        "items": {each.user: [(item.id, item.text) for item in each.items] for each in conversations},
+        "asked": [(kind, each.user, "\n".join(each.prompts), sorted(each.evidence)) for kind, each in asked],
+    }
+
+
+async def saved(peer: Peer, user: str, items: Sequence[Sequence[str]]) -> float:
+    """Save a user's texts; return the seconds that it takes for each."""
+    began = time.perf_counter()
+    await cast(Memory, peer).save(user, [(key, text) for key, text in items])
+    return (time.perf_counter() - began) / len(items)
+
+
+async def found(peer: Peer, user: str, prompt: str) -> tuple[list[str], float]:
+    began = time.perf_counter()
+    ids = await cast(Memory, peer).find(user, prompt)
+    return ids, time.perf_counter() - began
+
+
+def ask(bench: Bench) -> dict[str, Any]:
+    data = os.environ.get("DATA") or None
+    maker = bench.one(bench.names[0], "material", Model())
+    try:
+        given = maker.do("recall.material", data=data, sample=QUICK_SAMPLE if bench.quick else None)
+    finally:
+        maker.close()
+    result: dict[str, Any] = {"data": bool(data), "versions": {}, "saved": {}, "taken": {}, "shares": {}}
+    spec = importlib.util.find_spec("all_minilm_l6_v2")
+    minilm = {"MINILM": str(Path(spec.origin).parents[1])} if spec and spec.origin else {}
+    bench = dataclasses.replace(bench, names=MEMORIES)
+    workers = {name: bench.one(name, "recall", Model(), minilm) for name in MEMORIES}
+    try:
+        for name, worker in workers.items():
+            result["versions"][name] = worker.do("versions")
+            result["saved"][name] = [worker.do("recall.saved", user=u, items=i) for u, i in given["items"].items()]
+            result["taken"][name], result["shares"][name] = [], {}
+        for kind, user, prompt, evidence in given["asked"]:
+            for name, worker in workers.items():
+                ids, seconds = worker.do("recall.found", user=user, prompt=prompt)
+                result["taken"][name].append(seconds)
+                result["shares"][name].setdefault(kind, []).append(share(ids, evidence))
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return result
+
+
+def share(ids: Sequence[str], evidence: Sequence[str]) -> float:
+    """Return how much of the evidence was found; for none, whether nothing was."""
+    return len({*ids} & {*evidence}) / len(evidence) if evidence else float(not ids)
+
+
+def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
+    kinds = [kind for kind in KINDS if kind in next(iter(result["shares"].values()))]
+    yield (
+        "Recall at 10",
+        [
+            ("", *(KINDS[kind] for kind in kinds), "to save a text"),
+            ("questions", *(str(len(next(iter(result["shares"].values()))[kind])) for kind in kinds), ""),
+            *(
+                (
+                    name,
+                    *(f"{statistics.fmean(shares[kind]):.2f}" for kind in kinds),
+                    f"{statistics.median(result['saved'][name]) * 1000:.1f} ms",
+                )
+                for name, shares in result["shares"].items()
+            ),
+        ],
+    )
+    yield "To find, with the embedding of the question", times_table(result["taken"])

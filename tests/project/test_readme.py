@@ -63,3 +63,23 @@ def test_its_first_program_prints_what_it_shows(snippets: SnippetRunner, tmp_pat
     printed = snippets.run(program.text, tmp_path)
     of_ray = r"(\x1b\[\d+m)?\((\w+ pid=\d+|raylet)\).*?\n"  # what its processes log, at any place
     assert fnmatchcase(re.sub(of_ray, "", printed).strip("\n"), shown.text.strip().replace("...", "*")), printed
+
+
+def test_the_numbers_of_its_table_are_those_of_the_benchmarks() -> None:
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    growth = {row[0]: row for row in rows_of(page[page.index("**Growth") :].partition("\n## ")[0])}
+    stored, slower = (
+        next(row[1:] for row in rows_of(README.read_text(encoding="utf-8")) if row[0].startswith(what))
+        for what in ("2,000 turns of", "the last 100")
+    )
+    for at, name in enumerate(("turnwise, dedicated", "LangGraph", "OpenAI Agents SDK")):
+        _, turns, times, megabytes, _ = growth[name]
+        after = "" if turns == "2,000" else f", after {turns.partition(' ')[0]}"
+        assert stored[at] == megabytes + after and slower[at] == f"{float(times):.3g} times as long".replace(
+            "1 t", "1.0 t"
+        )
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """Return the rows of the tables in a page."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ class ADK:
         self.runner = runner(app_name="peers", agent=agent, session_service=self.service)
         self.streaming = runs.RunConfig(streaming_mode=runs.StreamingMode.SSE)
         self.chats: set[str] = set()
+        self.making = asyncio.Lock()
 
     def content(self, role: str, text: str) -> Any:
         return self.types.Content(role=role, parts=[self.types.Part(text=text)])
@@ -47,10 +49,11 @@ class ADK:
         return await self.service.get_session(app_name="peers", user_id=USER, session_id=chat)
 
     async def run(self, chat: str, prompt: str, **config: Any) -> AsyncIterator[Any]:
-        if chat not in self.chats:
-            if await self.found(chat) is None:
-                await self.service.create_session(app_name="peers", user_id=USER, session_id=chat)
-            self.chats.add(chat)
+        async with self.making:
+            if chat not in self.chats:
+                if await self.found(chat) is None:
+                    await self.service.create_session(app_name="peers", user_id=USER, session_id=chat)
+                self.chats.add(chat)
         asked = self.content("user", prompt)
         async for event in self.runner.run_async(user_id=USER, session_id=chat, new_message=asked, **config):
             yield event

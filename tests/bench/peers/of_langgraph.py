@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,10 @@ class Store:
 
     def __init__(self, folder: Path, model: Model) -> None:
         embed = embedding()
+        if not hasattr(
+            sqlite3.Connection, "enable_load_extension"
+        ):  # this Python's sqlite3 can load no index of vectors
+            sys.modules["sqlite3"] = importlib.import_module("pysqlite3")
 
         def vectors(texts: Sequence[str]) -> list[list[float]]:
             return [[float(value) for value in vector] for vector in embed(texts)]

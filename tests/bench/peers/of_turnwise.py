@@ -13,6 +13,8 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 from peers.peer import History, Model
 from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, RunCancelledError
+from turnwise.actors.session import memory_retrieval
+from turnwise.memory.conversation.blocks import User
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.vector.chroma import ChromaFolder
 from turnwise.memory.longterm.vector.index import VectorIndex
@@ -106,7 +108,8 @@ class Remembering:
         await self.memory.remember(Scope(user_id=user), kept)
 
     async def find(self, user: str, prompt: str) -> list[str]:
-        return [item.id for item in await self.memory.recall(Scope(user_id=user), prompt, limit=10)]
+        query = memory_retrieval._query([User(text=prompt)], ())  # as a session asks
+        return [item.id for item in await self.memory.recall(Scope(user_id=user), query, limit=10)]
 
     async def close(self) -> None:
         await self.memory.close()

@@ -14,7 +14,7 @@ QUESTIONS = ["growth", "many", "second", "stopping", "crash", "resident", "start
 HEAD = """# Benchmarks
 
 Made by `make bench-peers`, which writes this page: run it again. It installs the libraries below into an environment of
-its own, `.venv-peers`, and takes up to 20 minutes; `QUICK=1 make bench-peers` shows in 4 that it works, and writes
+its own, `.venv-peers`, and takes some 20 minutes; `QUICK=1 make bench-peers` shows in 4 that it works, and writes
 nothing. Each library works in a process of its own, at its defaults, with what it has for SQLite.
 
 In a table of times, **ratio** is the median, compared with that of the first row: above 1 is slower than it. p90 and
@@ -34,8 +34,7 @@ NOT_EQUAL: Table = [
 LESS = """Where the others are ahead: they need no Ray, so a program has its first answer earlier and fewer processes,
 and a stop has nothing to store. LangGraph has graphs of steps, the Agents SDK handoffs and guardrails, Google ADK
 agents of agents and their evaluation, Pydantic AI answers of checked types: nothing of that is measured here.
-mem0 has a model pick facts out of what was said, and its own search by words. [The comparison](comparison.md) says
-more."""
+mem0 has a model pick facts out of what was said, and its own search by words."""
 
 
 def text_of(results: Mapping[str, Any], pictures: Mapping[str, str] | None = None) -> str:

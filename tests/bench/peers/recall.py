@@ -31,7 +31,8 @@ KINDS: Mapping[str, str] = {
     "typo": "with a typo",
     "nothing": "need nothing: nothing found",
 }
-QUICK_SAMPLE = 10
+SAMPLE, QUICK_SAMPLE = 100, 10
+"""How many messages of each kind are asked."""
 MEMORIES: Sequence[str] = (
     *("turnwise VectorMemory", "turnwise VectorMemory, no vectors"),
     *("Chroma", "LangGraph SqliteStore", "mem0"),
@@ -72,7 +73,7 @@ def ask(bench: Bench) -> dict[str, Any]:
     data = os.environ.get("DATA") or None
     maker = bench.one(bench.names[0], "material", Model())
     try:
-        given = maker.do("recall.material", data=data, sample=QUICK_SAMPLE if bench.quick else None)
+        given = maker.do("recall.material", data=data, sample=QUICK_SAMPLE if bench.quick else SAMPLE)
     finally:
         maker.close()
     result: dict[str, Any] = {"data": bool(data), "versions": {}, "saved": {}, "taken": {}, "shares": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -272,7 +273,7 @@ class Journal:
             seq=self.log.last_seq + (LIVE_NUMBERS if live else 0),
             next_index=max([commit.session.next_index, *indices]),
             revision=commit.session.revision + 1,
-            updated_at=max(commit.session.updated_at, self.clock()),
+            updated_at=max(math.nextafter(commit.session.updated_at, math.inf), self.clock()),
         )
         copied = self.forwarder.copied if self.forwarder else 0
         forget = copied if copied >= self._deleted_up_to + DELETE_EVERY else 0

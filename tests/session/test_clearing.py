@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,12 @@ async def test_a_session_that_is_cleared_begins_anew_and_memories_forget_its_tur
     assert (await stage.core.clear()).turns == 1 and (await stage.core.clear()).turns == 0
 
 
-async def test_a_session_that_changed_since_it_was_read_is_not_cleared() -> None:
+@pytest.mark.parametrize("clock", [time.time, lambda: 5.0])
+async def test_a_session_that_changed_since_it_was_read_is_not_cleared(clock: Callable[[], float]) -> None:
+    """Nor if the clock stood still meanwhile, as one that was set back does."""
     store = InMemoryStore()
-    await store.create(SessionRecord(session_id=SESSION))
-    core = SessionCore(SESSION, store, ScriptedEngine())
+    await store.create(SessionRecord(session_id=SESSION, updated_at=5.0))
+    core = SessionCore(SESSION, store, ScriptedEngine(), clock=clock)
     await core.append(["one"], "a")
     read = (await core.reads.session()).updated_at
     await core.append(["two"], "b")

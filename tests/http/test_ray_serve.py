@@ -48,8 +48,9 @@ def test_clients_resume_at_another_replica_when_theirs_is_killed_or_replaced(
         words += ["--port", str(port), "--packed", "1", "--workers", "2", "--ray-serve"]
         with served(*words, RAY_ADDRESS=ray_address) as service:
             assert len(before := replicas(ray_session)) == 2  # noqa: RUF018
-            with followed(service.url, "killed"):
+            with followed(service.url, "killed") as cuts:
                 ray_session.kill(ray_session.get_actor(min(before), namespace="serve"))
+            assert cuts
             before = replicas(ray_session)
             with followed(service.url, "replaced"):
                 update = {"store": store, "engines": {"main": model}, "packed": {"hosts": 1}, "anonymous": True}
@@ -61,8 +62,8 @@ def test_clients_resume_at_another_replica_when_theirs_is_killed_or_replaced(
 
 
 @contextmanager
-def followed(url: str, session: str) -> Iterator[None]:
-    """Have six clients follow a run while something happens; each has each event once, and some were cut."""
+def followed(url: str, session: str) -> Iterator[list[int]]:
+    """Have six clients follow a run while something happens; each has each event once. Yields where they were cut."""
     run = start(url, session, "Tell me a long story.")
     followers = [Follower(run) for _ in range(6)]
     cuts: list[int] = []
@@ -70,12 +71,11 @@ def followed(url: str, session: str) -> Iterator[None]:
     for thread in threads:
         thread.start()
     wait_until(lambda: all(len(each.events) > 3 for each in followers))
-    yield
+    yield cuts
     for thread in threads:
         thread.join(120)
     for follower in followers:
         follower.check(TEXT)
-    assert cuts
 
 
 def follow(follower: Follower, url: str, cuts: list[int]) -> None:

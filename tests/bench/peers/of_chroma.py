@@ -29,8 +29,8 @@ class Chroma:
             metadatas=[{"user": user}] * len(items),
         )
 
-    async def find(self, user: str, prompt: str) -> list[str]:
-        found = self.texts.query(query_embeddings=self.embed([prompt]), n_results=10, where={"user": user})
+    async def find(self, user: str, prompts: Sequence[str]) -> list[str]:
+        found = self.texts.query(query_embeddings=self.embed(["\n".join(prompts)]), n_results=10, where={"user": user})
         return [key.partition("/")[2] for key in found["ids"][0]]
 
     async def close(self) -> None:

@@ -112,8 +112,8 @@ class Store:
     async def save(self, user: str, items: Sequence[tuple[str, str]]) -> None:
         self.store.batch([self.put(("texts", user), key, {"text": text}) for key, text in items])
 
-    async def find(self, user: str, prompt: str) -> list[str]:
-        return [item.key for item in self.store.search(("texts", user), query=prompt, limit=10)]
+    async def find(self, user: str, prompts: Sequence[str]) -> list[str]:
+        return [item.key for item in self.store.search(("texts", user), query="\n".join(prompts), limit=10)]
 
     async def close(self) -> None:
         self.opened.__exit__(None, None, None)

@@ -42,8 +42,8 @@ class Mem0:
         for key, text in items:
             self.memory.add(text, user_id=user, metadata={"item": key}, infer=False)
 
-    async def find(self, user: str, prompt: str) -> list[str]:
-        found = self.memory.search(prompt, filters={"user_id": user}, top_k=10)
+    async def find(self, user: str, prompts: Sequence[str]) -> list[str]:
+        found = self.memory.search("\n".join(prompts), filters={"user_id": user}, top_k=10)
         return [each["metadata"]["item"] for each in found["results"]]
 
     async def close(self) -> None:

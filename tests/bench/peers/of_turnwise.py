@@ -107,8 +107,9 @@ class Remembering:
         ]
         await self.memory.remember(Scope(user_id=user), kept)
 
-    async def find(self, user: str, prompt: str) -> list[str]:
-        query = memory_retrieval._query([User(text=prompt)], ())  # as a session asks
+    async def find(self, user: str, prompts: Sequence[str]) -> list[str]:
+        *before, prompt = [[User(text=each)] for each in prompts]
+        query = memory_retrieval._query(prompt, before[-1] if before else ())  # as a session asks
         return [item.id for item in await self.memory.recall(Scope(user_id=user), query, limit=10)]
 
     async def close(self) -> None:

@@ -80,8 +80,8 @@ class Memory(Protocol):
         """Keep a user's texts, each with its id."""
         ...
 
-    async def find(self, user: str, prompt: str) -> list[str]:
-        """Return the ids of up to ten of the user's texts, the best first."""
+    async def find(self, user: str, prompts: Sequence[str]) -> list[str]:
+        """Return the ids of up to ten of the user's texts for the last of the prompts, the best first."""
         ...
 
     async def close(self) -> None: ...

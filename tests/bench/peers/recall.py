@@ -52,7 +52,7 @@ async def material(_: Peer, data: str | None, sample: int | None) -> dict[str, A
             asked += [(kind, each) for each in messages.messages_of(told, kind, sample=sample)]
     return {
         "items": {each.user: [(item.id, item.text) for item in each.items] for each in conversations},
-        "asked": [(kind, each.user, "\n".join(each.prompts), sorted(each.evidence)) for kind, each in asked],
+        "asked": [(kind, each.user, each.prompts, sorted(each.evidence)) for kind, each in asked],
     }
 
 
@@ -63,9 +63,9 @@ async def saved(peer: Peer, user: str, items: Sequence[Sequence[str]]) -> float:
     return (time.perf_counter() - began) / len(items)
 
 
-async def found(peer: Peer, user: str, prompt: str) -> tuple[list[str], float]:
+async def found(peer: Peer, user: str, prompts: Sequence[str]) -> tuple[list[str], float]:
     began = time.perf_counter()
-    ids = await cast(Memory, peer).find(user, prompt)
+    ids = await cast(Memory, peer).find(user, prompts)
     return ids, time.perf_counter() - began
 
 
@@ -86,9 +86,9 @@ def ask(bench: Bench) -> dict[str, Any]:
             result["versions"][name] = worker.do("versions")
             result["saved"][name] = [worker.do("recall.saved", user=u, items=i) for u, i in given["items"].items()]
             result["taken"][name], result["shares"][name] = [], {}
-        for kind, user, prompt, evidence in given["asked"]:
+        for kind, user, prompts, evidence in given["asked"]:
             for name, worker in workers.items():
-                ids, seconds = worker.do("recall.found", user=user, prompt=prompt)
+                ids, seconds = worker.do("recall.found", user=user, prompts=prompts)
                 result["taken"][name].append(seconds)
                 result["shares"][name].setdefault(kind, []).append(share(ids, evidence))
     finally:

@@ -250,7 +250,7 @@ async def test_a_deletion_that_fails_halfway_keeps_the_complete_archive(
     assert file
     path, whole = file.path, file.path.read_text()
     with pytest.raises(StoreError, match="away"):
-        await core.delete(memory=False, updated_at=100.0)
+        await core.delete(memory=False, updated_at=found.updated_at)
     assert await history.last_seq("s") == 0
     assert await archived(store, found, tmp_path, history) and files(tmp_path) == [path]
     assert path.read_text() == whole and whole.count('"event"') == 6

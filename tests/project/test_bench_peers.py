@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 
-from peers import growth, many, page, resident, second, stopping
+from peers import growth, many, page, recall, resident, second, stopping
 from peers.bench import Bench
 from peers.peer import History, Model
-from peers.worker import carry_out
+from peers.worker import MEMORIES, carry_out
 from schedules import inline
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import ScriptedEngine
 
@@ -34,7 +37,7 @@ class Core:
 
     def __init__(self, model: Model) -> None:
         self.engine = ScriptedEngine([model.text], repeat=True, word_s=0.001) if model.pause_s else EchoEngine()
-        self.store = InMemoryStore()
+        self.store, self.memory = InMemoryStore(), LexicalMemory(InMemoryFacts())
         self.cores: dict[str, SessionCore] = {}
 
     async def core(self, chat: str) -> SessionCore:
@@ -67,6 +70,13 @@ class Core:
     async def history(self, chat: str) -> History:
         found, _ = await (await self.core(chat)).reads.messages(None, 100)
         return [(message.role, message.text) for message in found]
+
+    async def save(self, user: str, items: Sequence[tuple[str, str]]) -> None:
+        source = Source(session_id=user, turn_index=0)
+        await self.memory.remember(Scope(user_id=user), [MemoryItem(id=k, text=t, source=source) for k, t in items])
+
+    async def find(self, user: str, prompts: Sequence[str]) -> list[str]:
+        return [item.id for item in await self.memory.recall(Scope(user_id=user), prompts[-1], limit=10)]
 
     async def close(self) -> None:
         pass
@@ -120,3 +130,21 @@ def test_the_page_has_each_question_with_its_ratios_and_what_the_histories_hold(
     assert "| turnwise, packed | `SessionBusyError` | user: first; assistant: one two three" in text
     assert "**What the history holds then**" in text and "| turnwise, packed | user: count; assistant: one" in text
     assert text.count("\n## ") == 6
+
+
+def test_the_page_has_how_much_each_long_term_memory_finds(small: Bench) -> None:
+    """Words alone find none of what shares no word with a question."""
+    found = recall.ask(small)
+    assert all(shares == {"meaning": [0.0] * 10} for shares in found["shares"].values())
+    text = page.text_of({"machine": "2 cores", "versions": {}, "recall": json.loads(json.dumps(found))})
+    assert all(re.search(rf"\| {name} \| 0\.00 \| \d+\.\d ms \|", text) for name in MEMORIES), text
+
+
+def test_a_share_is_how_much_of_the_evidence_was_found(small: Bench) -> None:
+    worker = small.one("turnwise, packed", "recall", Model())
+    worker.do("recall.saved", user="u", items=[["1", "The parcel is in Ghent."], ["2", "Rain fell on Sunday."]])
+    ids, seconds = worker.do("recall.found", user="u", prompts=["Where is the parcel?"])
+    assert ids == ["1"] and seconds > 0
+    assert recall.share(ids, ["1"]) == 1 and recall.share(ids, ["1", "2"]) == 0.5 and recall.share(ids, ["2"]) == 0
+    assert recall.share([], []) == 1 and recall.share(ids, []) == 0
+    worker.close()

@@ -77,9 +77,7 @@ async def turns(url: str, hosts: int, parts: Mapping[str, Find], seconds: float)
         began = time.perf_counter()
         await (await sessions[0].run(PROMPT)).wait()
         recovery = time.perf_counter() - began
-        for pid in {(await sessions[0].info()).pid}:
-            psutil.Process(pid).kill()
-    taken_by = stored(url)
+        psutil.Process((await sessions[0].info()).pid).kill()
     done.sort()
     return {
         "hosts": hosts,
@@ -88,18 +86,14 @@ async def turns(url: str, hosts: int, parts: Mapping[str, Find], seconds: float)
         "p99_s": done[len(done) * 99 // 100],
         "cpu_s": cpu,
         "recovery_s": recovery,
-        "bytes": taken_by / turn_count if taken_by else 0.0,
+        "bytes": stored(url) / turn_count,
     }
 
 
 def stored(url: str) -> int:
-    """Return the bytes of a SQLite file; 0 for another store."""
+    """Return the bytes of a SQLite file with its log; 0 for another store."""
     path = Path(url.removeprefix("sqlite:///"))
-    return (
-        sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*") if each.suffix != ".db-shm")
-        if path.is_file()
-        else 0
-    )
+    return sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.is_file())
 
 
 def spent(processes: Sequence[psutil.Process]) -> float:
@@ -130,30 +124,10 @@ def a_cluster(nodes: int) -> Iterator[None]:
         cluster.shutdown()
 
 
-def cost_of_a_commit(folder: Path) -> float:
-    """Return the seconds that SQLite needs for a transaction with as many rows as one of a turn."""
-    import sqlite3
-
-    connection = sqlite3.connect(folder / "raw.db", isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, body TEXT)")
-    began, count = time.perf_counter(), 2000
-    for _ in range(count):
-        connection.execute("BEGIN IMMEDIATE")
-        for _ in range(4):
-            connection.execute("INSERT INTO rows (body) VALUES (?)", (PROMPT,))
-        connection.execute("COMMIT")
-    taken = (time.perf_counter() - began) / count
-    connection.close()
-    return taken
-
-
 def main() -> None:
     seconds = 1.0 if os.environ.get("QUICK", "0") not in ("", "0") else MEASURED_S
     results: dict[str, Any] = {"cores": os.cpu_count(), "callers": CALLERS, "runs": []}
     with tempfile.TemporaryDirectory(prefix="capacity-") as folder, ExitStack() as stack:
-        results["raw_commit_s"] = cost_of_a_commit(Path(folder))
         server = PostgresServer(Path(folder))
         stack.callback(server.stop, "fast")
         postmaster = psutil.Process(int((Path(folder) / "postgres/postmaster.pid").read_text().split()[0]))

@@ -20,8 +20,6 @@ BUSY = 0.6
 RATES, SESSIONS = (100, 1_000, 10_000), 1_000_000
 RESIDENT_KB = 25
 """What a resident session takes of its host's memory; `make bench ARGS=packed` measures it."""
-TEXT_BYTES = 400
-"""Of a turn as it was measured: a prompt of 200 characters, and the same as its answer."""
 
 KILL_EVERY_S, SIMULATED_S = 10.0, 40.0
 """How often a host is killed in a simulation, on average, and how long that lasts."""
@@ -41,7 +39,7 @@ what counts is how many turns begin and end in a second, and not how many are un
 
 MODEL = """A turn goes from its caller's process to its session's host, from there to the store, and back. Each
 process does one thing at a time; all need a core; the processor time of each is what was measured with **one**
-host. Everything else on this page follows from that by a simulation of events (`tests/bench/scale/model.py`, on
+host. Everything else on this page follows from that by a simulation of events (`tests/bench/capacity/model.py`, on
 [SimPy](https://simpy.readthedocs.io)), or by multiplication, where it says so."""
 
 LIMITS = """What gives way first, as the load grows:
@@ -102,7 +100,7 @@ def text_of(results: Mapping[str, Any]) -> str:
         "## Where it breaks",
         LIMITS.format(**limits),
         "## When hosts are killed",
-        KILLED.format(busy=BUSY, recovery_s=ones["postgresql"]["recovery_s"]),
+        KILLED.format(recovery_s=ones["postgresql"]["recovery_s"]),
         markdown(killed(cluster, ones["postgresql"]["recovery_s"])),
         "## What is missing",
         NOT_THERE.format(transactions=TRANSACTIONS),
@@ -174,7 +172,7 @@ def killed(costs: Costs, recovery_s: float) -> Table:
 
 
 def of_kills(costs: Costs, hosts: int, every: float | None, recovery_s: float) -> tuple[str, ...]:
-    """Simulate hosts on cores of their own, with as many callers as keep them busy for `BUSY` of the time."""
+    """Simulate hosts on cores of their own, with as many callers as keep them busy."""
     alone = Costs(0.0, costs.host, 0.0, 0.0, costs.serial)
     load = Load(hosts, 2 * hosts, 4 * hosts, seconds=SIMULATED_S, kill_every_s=every, recovery_s=recovery_s)
     found = simulate(alone, load)

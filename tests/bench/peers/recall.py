@@ -23,6 +23,7 @@ from typing import Any, cast
 
 from peers.bench import Bench, Table, times_table
 from peers.peer import Memory, Model, Peer
+from peers.worker import MEMORIES
 
 KINDS: Mapping[str, str] = {
     "meaning": "no word shared",
@@ -33,11 +34,6 @@ KINDS: Mapping[str, str] = {
 }
 SAMPLE, QUICK_SAMPLE = 100, 10
 """How many messages of each kind are asked."""
-MEMORIES: Sequence[str] = (
-    *("turnwise VectorMemory", "turnwise VectorMemory, no vectors"),
-    *("Chroma", "LangGraph SqliteStore", "mem0"),
-)
-"""Those that are asked; see `worker.MEMORIES`."""
 
 
 async def material(_: Peer, data: str | None, sample: int | None) -> dict[str, Any]:
@@ -76,10 +72,10 @@ def ask(bench: Bench) -> dict[str, Any]:
         given = maker.do("recall.material", data=data, sample=QUICK_SAMPLE if bench.quick else SAMPLE)
     finally:
         maker.close()
-    result: dict[str, Any] = {"data": bool(data), "versions": {}, "saved": {}, "taken": {}, "shares": {}}
+    result: dict[str, Any] = {"versions": {}, "saved": {}, "taken": {}, "shares": {}}
     spec = importlib.util.find_spec("all_minilm_l6_v2")
     minilm = {"MINILM": str(Path(spec.origin).parents[1])} if spec and spec.origin else {}
-    bench = dataclasses.replace(bench, names=MEMORIES)
+    bench = dataclasses.replace(bench, names=[*MEMORIES])
     workers = {name: bench.one(name, "recall", Model(), minilm) for name in MEMORIES}
     try:
         for name, worker in workers.items():

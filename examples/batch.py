@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import logging
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import ray
 from rich.console import Console
@@ -28,16 +28,19 @@ WHATS = ("late", "full", "quiet", "on time", "cold")
 
 
 async def converse(manager: AsyncSessionManager, number: int) -> None:
-    """Hold one conversation, or the rest of it: a run that was lost is resumed, and one that failed is asked again."""
+    """Hold one conversation, or the rest of it. A key names one run, whoever started it: this program, or a killed one.
+
+    A run that was lost is resumed. One that failed keeps its key, so the prompt is asked again under the next.
+    """
     chat = await manager.open(f"review-{number:04}")
-    done = 0
-    for earlier in await chat.runs():
-        with suppress(RunFailedError, RunInterruptedError):
-            await (await chat.execution(earlier.run_id))
-            done += 1
-    for prompt in PROMPTS[done:]:
-        run = await chat.run(prompt.format(number=number, what=WHATS[number % len(WHATS)]))
-        await run
+    failed = [run.run_id for run in await chat.runs() if run.state in ("failed", "interrupted")]
+    for at, prompt in enumerate(PROMPTS):
+        for attempt in range(len(failed) + 1):
+            words = prompt.format(number=number, what=WHATS[number % len(WHATS)])
+            run = await chat.run(words, idempotency_key=f"prompt-{at}-{attempt}")
+            if run.run_id not in failed:
+                await run
+                break
     await chat.end()  # it can still be read
 
 
@@ -67,7 +70,7 @@ async def work(store: str, engine: OpenAIEngine, count: int) -> None:
                 async with places:
                     try:
                         await converse(manager, number)
-                    except RunFailedError as error:
+                    except (RunFailedError, RunInterruptedError) as error:
                         return print(f"{error}; start this again to repeat it", flush=True)
                 progress.advance(bar)
                 if not console.is_terminal and progress.tasks[bar].completed % 20 == 0:

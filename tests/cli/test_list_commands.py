@@ -1,7 +1,9 @@
 """`turnwise ls`, `runs` and `usage`, and what all commands share: stores, errors, ids, output."""
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from filled import HOSTILE, files, filled, on_terminal, rows, text_of, turnwise
+from turnwise.cli.common import reading
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.urls import open_store
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +119,40 @@ def test_reading_leaves_the_store_as_it_is(store: str) -> None:
     before = files(folder)
     for words in (["ls", store], ["runs", store], ["usage", store, "--by", "day"], ["export", store, "chat"]):
         assert turnwise(*words).exit_code == 0
+    assert turnwise("top", store, "--once").exit_code == 0
+    for words in (["cancel", store, "chta"], ["approve", store, "chta"], ["tail", store, "chta"]):
+        assert "did you mean 'chat'" in turnwise(*words).stderr
     assert files(folder) == before
+
+
+@pytest.mark.parametrize("words", [["tail", "chat", "--after", "0"], ["top", "--json", "--every", "0.2"]])
+def test_looking_again_and_again_leaves_the_store_as_it_is(store: str, words: list[str]) -> None:
+    folder = Path(store.removeprefix("sqlite:///")).parent
+    before = files(folder)
+    program = [sys.executable, "-m", "turnwise", words[0], store, *words[1:]]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, env=os.environ | {"RAY_ADDRESS": ""}) as looking:
+        assert looking.stdout
+        assert looking.stdout.readline()
+        looking.send_signal(signal.SIGINT)
+        assert looking.wait(60) == 130
+    assert files(folder) == before
+
+
+def test_who_looks_removes_no_file_of_those_who_write(tmp_path: Path) -> None:
+    store = filled(f"sqlite:///{tmp_path}/store.db")
+
+    async def look() -> None:
+        async with reading(store, live=True) as manager:
+            await manager.list()
+            writer = open_store(store)
+            await writer.create(SessionRecord(session_id="new"))  # it is in SQLite's log only
+        assert {"store.db-shm", "store.db-wal"} <= set(files(tmp_path))
+        await writer.create(SessionRecord(session_id="newer"))
+        await writer.close()
+
+    asyncio.run(look())
+    assert set(files(tmp_path)) == {"store.db"}
+    assert {"new", "newer"} <= {row["session"] for row in rows(turnwise("ls", store).stdout)}
 
 
 def test_texts_of_users_steer_no_terminal_and_are_no_markup(store: str) -> None:

@@ -11,11 +11,12 @@ import logging
 import os
 import re
 import signal
+import sqlite3
 import sys
 import threading
 import warnings
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -182,7 +183,8 @@ async def reading(
     It is as of the sessions' last commits.
 
     Args:
-        live: whether changes are looked for. SQLite then keeps two files beside its own, as it does for all who write.
+        live: whether changes are looked for. Meanwhile, SQLite keeps two files beside its own, as it does for all who
+            write.
 
     Raises:
         TurnwiseError: the store cannot be read, is encrypted, its file does not exist, or changed meanwhile.
@@ -193,7 +195,7 @@ async def reading(
     with ExitStack() as stack:
         if live:
             for url in filter(None, (store, history)):
-                file_of(url)
+                stack.enter_context(_watched(url))
         else:
             store = stack.enter_context(still(store))
             history = history and stack.enter_context(still(history))
@@ -222,6 +224,25 @@ def still(url: str) -> Iterator[str]:
     yield f"{url}{'&' if '?' in url else '?'}immutable=1"
     if _state_of(path) != before:
         raise StoreError(f"store {url}: it was changed while it was read: repeat the command")
+
+
+@contextmanager
+def _watched(url: str) -> Iterator[None]:
+    """While this lasts, a store is read again and again. The files that SQLite made for that are then removed.
+
+    Raises:
+        TurnwiseError: the file does not exist.
+    """
+    path = file_of(url)
+    if path is None or Path(f"{path}-wal").exists():
+        yield
+        return
+    try:
+        yield
+    finally:
+        # SQLite removes its files, under its own locks, when the last connection that may write is closed.
+        with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True)) as connection:
+            connection.execute("SELECT 1 FROM sqlite_master").fetchone()
 
 
 def file_of(url: str) -> Path | None:

@@ -93,7 +93,7 @@ def top(
     """
     join_ray()
     is_live = is_terminal() and not once and not as_json
-    look_at = reading(store, history, namespace=namespace, live=True)
+    look_at = reading(store, history, namespace=namespace, live=not once)
     run(
         _live(look_at, store, every)
         if is_live

@@ -112,11 +112,18 @@ def test_the_tests_that_a_page_names_exist(page: Path) -> None:
     assert not [name for name in sorted(named) if not list((ROOT / "tests").rglob(name))]
 
 
+@pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=lambda page: page.name)
+def test_no_table_of_the_reference_is_empty(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    rules = [at for at, line in enumerate(lines) if line.startswith("|---")]
+    assert all(lines[at + 1].startswith("|") for at in rules)
+
+
 def test_the_environment_variables_that_the_code_names_are_listed() -> None:
     page = (DOCS / "reference/environment.md").read_text(encoding="utf-8")
     for path in (file for folder in ("src", "actors", "memory") for file in (ROOT / folder).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        named = set(re.findall(r"\b(?:TURNWISE|OPENAI)_[A-Z][A-Z_]*[A-Z]\b", text))
+        named = set(re.findall(r"\b(?:TURNWISE|OPENAI|OTEL|RAY_AUTH)_[A-Z][A-Z_]*[A-Z]\b", text))
         assert not [name for name in sorted(named) if name not in page], path
 
 

@@ -54,10 +54,23 @@ OTHER_VARIABLES = {
     "OPENAI_BASE_URL": "The server of `OpenAIEngine`, read in the same place.",
     "OPENAI_ORG_ID": "The organization that is charged, unless the engine names one.",
     "OPENAI_PROJECT_ID": "The project that is charged, unless the engine names one.",
-    "OPENAI_MODEL": "The model of `turnwise serve` if neither `--model` nor a file names one.",
+    "OPENAI_MODEL": "The model of `turnwise chat`, `serve` and `mcp` if neither `--model` nor a file names one.",
     "ANTHROPIC_API_KEY": "The key of `AnthropicEngine`, read where the engine is built: in the session's process.",
     "ANTHROPIC_BASE_URL": "The server of `AnthropicEngine`, read in the same place.",
     "RAY_ADDRESS": "The Ray to join. Without it, and if none runs on this machine, a manager starts one.",
+    "RAY_AUTH_MODE": "`token` for a Ray that asks for a token. Set it before Ray is imported.",
+    "RAY_AUTH_TOKEN": "That token, unless the file `~/.ray/auth_token` has it.",
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": (
+        "Whether spans contain prompts and answers, if `Telemetry(content=...)` is left out: `true`, `1`, `span_only`"
+        " or `span_and_event`."
+    ),
+    "OTEL_TRACES_EXPORTER": "The exporters of traces, such as `otlp` or `console`; `otlp` if omitted.",
+    "OTEL_METRICS_EXPORTER": "The exporters of metrics, in the same way.",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": (
+        "`grpc` or `http/protobuf`; `grpc` if omitted. `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` and"
+        " `OTEL_EXPORTER_OTLP_METRICS_PROTOCOL` come first."
+    ),
+    "OTEL_BSP_SCHEDULE_DELAY": "How long ended spans wait to be exported together, in milliseconds.",
     "TIKTOKEN_CACHE_DIR": "Where tiktoken keeps its vocabularies, which it downloads at first use.",
 }
 """Variables that no class of settings has."""
@@ -259,10 +272,8 @@ def environment_page() -> str:
 
     scalar = {"store", "history_store", "namespace", "host", "port", "workers", "console", "stop_s", "tokens"}
     scalar |= {"tokens_variable", "auth", "anonymous", "encryption"}
-    scalar = {f"{PREFIX}{name}".lower() for name in scalar}
-    serve = (
-        row for row in prefixed(PREFIX, "http.config.ServiceConfig") if row[0][len(PREFIX) + 1 : -1].lower() in scalar
-    )
+    names = {f"`{PREFIX}{name.upper()}`" for name in scalar}
+    serve = (row for row in prefixed(PREFIX, "http.config.ServiceConfig") if row[0] in names)
     prefix = str(HttpSettings.model_config["env_prefix"])
     return "\n".join(
         [

@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnwise.cli.common import STORE
+from turnwise.cli.output import print_json
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from turnwise.http.assembly import Assembly
     from turnwise.http.config import ServiceConfig, Source
+
+MODEL = "OPENAI_MODEL"
+"""The variable that names the model if neither an option nor the configuration does."""
 
 TOKENS = "TURNWISE_HTTP_TOKENS"
 """The variable with bearer tokens, for a service that is told of no other way to know its users."""
@@ -38,7 +42,9 @@ def serve(
         ),
     ] = None,
     *,
-    model: Annotated[str | None, typer.Option(help="The model; OPENAI_API_KEY has its key.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model; OPENAI_MODEL, else gpt-5-mini. OPENAI_API_KEY has its key.")
+    ] = None,
     base_url: Annotated[str | None, typer.Option(help="The URL of a server that speaks OpenAI's API.")] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on; 127.0.0.1 if omitted.")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on; 8000 if omitted, and 0 takes any.")] = None,
@@ -59,8 +65,11 @@ def serve(
     check: Annotated[
         bool, typer.Option("--check", help="Make all that is configured, say what would be served, and start nothing.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --check.")] = False,
 ) -> None:
     """Serve sessions over HTTP until SIGTERM: the native API, OpenAI's, and a web console."""
+    if as_json and not check:
+        raise typer.BadParameter("only --check prints JSON", param_hint="--json")
     given: dict[str, Any] = {"store": store, "host": host, "port": port, "workers": workers, "tokens": tokens}
     given |= {"packed": None if packed is None else {"hosts": packed}, "console": console or None}
     given |= {"telemetry": {} if telemetry else None}
@@ -74,19 +83,24 @@ def serve(
             chosen["store"] = f"sqlite:///{folder}/sessions.db"
         elif store is None and config is None and (named := os.environ.get(STORE)):
             chosen["store"] = named
-        _serve(config, chosen, _engine(model, base_url, demo), ray_serve=ray_serve, check=check)
+        _serve(config, chosen, _engine(model, base_url), ray_serve=ray_serve, check=check, as_json=as_json)
 
 
-def _engine(model: str | None, base_url: str | None, demo: bool) -> Mapping[str, Any]:
-    if base_url and not model:
+def _engine(model: str | None, base_url: str | None) -> Mapping[str, Any]:
+    """Return what the options say about the engine."""
+    if base_url and not (model or os.environ.get(MODEL)):
         raise ConfigError("--base-url", base_url, "give --model, too")
-    if demo and not model:
-        model = os.environ.get("OPENAI_MODEL")
     return {name: each for name, each in (("model", model), ("base_url", base_url)) if each}
 
 
 def _serve(
-    file: Path | None, chosen: dict[str, Any], engine: Mapping[str, Any], *, ray_serve: bool, check: bool
+    file: Path | None,
+    chosen: dict[str, Any],
+    engine: Mapping[str, Any],
+    *,
+    ray_serve: bool,
+    check: bool,
+    as_json: bool,
 ) -> None:
     """Read the configuration, and check or serve it."""
     try:
@@ -99,14 +113,15 @@ def _serve(
     config, source = configuration.load(file, **chosen)
     if engine and config.engines:
         raise ConfigError("--model", engine.get("model"), f"{file} has engines: change the model there")
-    if engine or (not config.engines and os.environ.get("OPENAI_API_KEY")):
-        chosen["engines"] = {"main": {"model": configuration.DEFAULT_MODEL, **engine}}
+    model = os.environ.get(MODEL)
+    if engine or (not config.engines and (model or os.environ.get("OPENAI_API_KEY"))):
+        chosen["engines"] = {"main": {"model": model or configuration.DEFAULT_MODEL, **engine}}
         config, source = configuration.load(file, **chosen)
     if not config.has_auth and os.environ.get(TOKENS):
         chosen["tokens_variable"] = TOKENS
         config, source = configuration.load(file, **chosen)
     if check:
-        _report(assemble(config, source), source)
+        _report(assemble(config, source), source, as_json=as_json)
     elif ray_serve:
         try:
             from turnwise.http.serve import serve_on_ray
@@ -138,7 +153,7 @@ def _stand_in() -> Iterator[str]:
         yield provider.base_url
 
 
-def _report(made: Assembly, source: Source) -> None:
+def _report(made: Assembly, source: Source, *, as_json: bool) -> None:
     """Say what would be served, once the store has answered."""
     import asyncio
 
@@ -166,6 +181,9 @@ def _report(made: Assembly, source: Source) -> None:
     if config.telemetry:
         rows["telemetry"] = "exported as the OTEL_* variables say"
     rows["serves"] = " ".join([*made.app.openapi()["paths"], *(["/console"] if config.console else [])])
+    if as_json:
+        print_json(rows)
+        return
     width = max(map(len, rows))
     for name, text in rows.items():
         typer.echo(f"{name:<{width}}  {text}")

@@ -181,6 +181,7 @@ class ServiceConfig(BaseSettings):
     encryption: ImportPath | None = None
     """An `Encryption`, made in a module of yours."""
     host: str = "127.0.0.1"
+    """The address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """The port to listen on; 0 takes a free one."""
     workers: Annotated[int, Field(ge=1, le=256)] = 1

@@ -1,0 +1,65 @@
+"""`turnwise serve --check`: which model would be served, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from filled import turnwise
+
+FILE = '[engines.mine]\nmodel = "from-the-file"\n'
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("RAY_ADDRESS", "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "TURNWISE_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve.toml").write_text(FILE, encoding="utf-8")
+    return tmp_path
+
+
+def check(*words: str, **env: str) -> Result:
+    return turnwise("serve", "--check", "--json", *words, env=env)
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "name", "model"),
+    [
+        ([], {"OPENAI_API_KEY": "k"}, "main", "gpt-5-mini"),
+        ([], {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "named"}, "main", "named"),
+        ([], {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_MODEL": "named"}, "main", "named"),
+        (["--base-url", "http://127.0.0.1:9/v1"], {"OPENAI_MODEL": "named"}, "main", "named"),
+        (["--model", "given"], {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "named"}, "main", "given"),
+        (["--demo"], {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "named"}, "main", "named"),
+        (["--demo"], {"OPENAI_MODEL": "named"}, "main", "stand-in"),
+        (["--config", "serve.toml"], {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "named"}, "mine", "from-the-file"),
+        (["--demo", "--config", "serve.toml"], {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "x"}, "mine", "from-the-file"),
+    ],
+)
+def test_the_model_is_the_options_then_the_files_then_the_variables(
+    words: list[str], env: dict[str, str], name: str, model: str
+) -> None:
+    ran = check(*words, **env)
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.count("\n") == 1
+    found = json.loads(ran.stdout)
+    assert {key: value for key, value in found.items() if key.startswith("engine ")} == {f"engine {name}": model}
+
+
+def test_two_models_are_refused() -> None:
+    ran = check("--config", "serve.toml", "--model", "given", OPENAI_API_KEY="k")
+    assert ran.exit_code == 1 and "has engines: change the model there" in ran.stderr
+
+
+def test_a_url_needs_a_model() -> None:
+    ran = check("--base-url", "http://127.0.0.1:9/v1")
+    assert ran.exit_code == 1 and "give --model, too" in ran.stderr
+
+
+def test_only_a_check_prints_json() -> None:
+    ran = turnwise("serve", "--json")
+    assert ran.exit_code == 2 and "--check" in ran.stderr

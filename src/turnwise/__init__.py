@@ -1,7 +1,7 @@
 """turnwise: LLM conversations and agents as concurrent, durable sessions on Ray.
 
-The names that a first program and an agent need are here. The others are in `turnwise.errors`, `turnwise.events`,
-`turnwise.blocks`, `turnwise.stores`, `turnwise.memories`, `turnwise.engines`, `turnwise.strategies`,
+Import the names that a first program and an agent need from here, and the others from `turnwise.errors`,
+`turnwise.events`, `turnwise.blocks`, `turnwise.stores`, `turnwise.memories`, `turnwise.engines`, `turnwise.strategies`,
 `turnwise.transcripts`, `turnwise.adapters`, `turnwise.http`, `turnwise.console`, `turnwise.telemetry`,
 `turnwise.conformance` and `turnwise.testing`.
 """

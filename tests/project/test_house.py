@@ -27,10 +27,12 @@ from turnwise import (
     Session,
     SessionManager,
     adapters,
+    blocks,
     conformance,
     console,
     engines,
     errors,
+    events,
     http,
     memories,
     stores,
@@ -44,7 +46,8 @@ from turnwise.memories import AsyncSessionMemory, SessionMemory
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 FLOORS = [
-    *("errors", "memory", "strategies", "actors", "telemetry", "adapters", "http", "console", "testing", "conformance")
+    *("errors", "memory", "strategies", "actors", "telemetry", "adapters", "http", "console", "testing", "conformance"),
+    "cli",
 ]
 ROOMS = {
     "memory": [
@@ -153,6 +156,21 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     graphlib.TopologicalSorter(imported).prepare()  # a CycleError names the modules
 
 
+@pytest.mark.parametrize("floor", [floor for floor in FLOORS if floor != "errors"])
+def test_each_room_says_what_is_in_it_and_from_where_to_import(floor: str) -> None:
+    rooms = [path for path in files_of(floor) if path.name == "__init__.py"]
+    assert rooms
+    for path in rooms:
+        if "longterm" in path.parts:
+            continue
+        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        where = path.relative_to(ROOT)
+        assert len(doc.split("\n")) >= 3, f"{where}: say in two or three lines what is in it"
+        assert re.search(r"\b[Ii]mport", doc), (
+            f"{where}: say who may import from it, or from where its names are imported"
+        )
+
+
 def parents_of(name: str) -> set[str]:
     """Return the packages that a module is in."""
     parts = name.split(".")
@@ -191,7 +209,14 @@ PUBLIC = [
     testing,
     transcripts,
 ]
-NAMES = [(module, name) for module in PUBLIC for name in dir(module)]
+"""The modules with a stub of names. `WHOLE`, and `errors` with tests of its own below, export all that they define."""
+WHOLE = [blocks, events]
+NAMES = [(module, name) for module in PUBLIC for name in dir(module)] + [
+    (module, name)
+    for module in WHOLE
+    for name, value in inspect.getmembers(module)
+    if getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
+]
 
 
 def test_each_public_module_can_be_imported_in_all_ways() -> None:
@@ -341,6 +366,10 @@ def test_each_page_of_the_docs_is_in_the_navigation_of_the_site() -> None:
     there = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     assert not there - set(listed), "give each a place in `nav` in zensical.toml"
     assert sorted(listed) == sorted(there)
+
+
+def test_the_design_page_has_at_most_300_lines() -> None:
+    assert (ROOT / "docs/design.md").read_text(encoding="utf-8").count("\n") <= 300
 
 
 def test_the_reference_is_made_from_the_code_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 `report(kind, make)` checks all laws of a kind and returns a table of them; `pytest -p turnwise.conformance.plugin`
 makes a test of each. Each `check_...` checks all laws of its protocol and raises for the first one that is broken.
+Import the names from `turnwise.conformance`.
 """
 
 from turnwise._exports import exports

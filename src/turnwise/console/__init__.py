@@ -2,7 +2,7 @@
 
 `app.py` mounts it; `gate.py` asks who is there before any page or websocket is answered; each page is a
 file. Pages show what is stored as text only: `text.py` makes control characters visible, and `tags.py` makes elements
-from texts. Nothing here can do what the Python API cannot.
+from texts. Nothing here can do what the Python API cannot. Import public names from `turnwise.console`.
 """
 
 from turnwise._exports import exports

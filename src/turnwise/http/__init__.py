@@ -3,6 +3,7 @@
 `app.py` puts the app together; `service.py` is what its requests share; `auth.py` says whose request it is;
 `sessions.py` and its neighbours are the native API under `/v1`; `openai/` is OpenAI's dialect under `/openai/v1`.
 Nothing here can do what the Python API cannot: each request is a few calls of an `AsyncSessionManager`.
+Public names are imported from `turnwise.http`.
 """
 
 from turnwise._exports import exports

@@ -8,4 +8,6 @@ blocks, `continuing.py` finds what of them is new in a session, and `completions
 `responses.py` and `conversations.py` are the routes of the stateful API. `fields.py` has what a request may say,
 `starting.py` starts responses, `inputs.py` reads items into blocks, `items.py` shows blocks as items, in `pages.py`,
 `projection.py` shows a run's events as those of a response, `answers.py` shows the response, and `ids.py` makes ids.
+
+Programs import nothing from here: `turnwise.http.app` includes the routes.
 """

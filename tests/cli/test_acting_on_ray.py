@@ -68,8 +68,27 @@ def test_calls_are_decided_in_packed_hosts(make_manager: Callable[..., SessionMa
     assert rejected.returncode == 0, rejected.stderr
     assert second.wait(60).text == "done" and "paid 9" not in str(second.wait(60).blocks)
     none = act("approve", store, second.run_id, "--namespace", here)
-    assert none.returncode == 1 and "needs a decision" in none.stderr
+    assert (none.returncode, none.stderr) == (1, f"error: run '{second.run_id}' waits for no decision\n")
     assert "did you mean" in act("cancel", store, f"{second.run_id}x", "--namespace", here).stderr
+
+
+def test_of_several_calls_that_wait_one_is_named(make_manager: Callable[..., SessionManager], tmp_path: Path) -> None:
+    store, here = f"sqlite:///{tmp_path}/store.db", f"test-{tmp_path.name}"
+    engine = ScriptedEngine([[("pay", {"euros": 7}), ("pay", {"euros": 9})], "done"], tools=[pay])
+    session = make_manager(engine=engine, store=store, placement=Packed(hosts=1)).open("money")
+    run = session.run("Pay both")
+    while len(run.pending()) < 2:
+        pass
+    first, second = (each.call_id for each in run.pending())
+    unnamed = act("approve", store, "money", "--namespace", here)
+    assert unnamed.returncode == 1 and f"name one of {first}, {second}" in unnamed.stderr, unnamed.stderr
+    mistyped = act("reject", store, "money", f"{second}x", "--namespace", here)
+    why = f"there is no call of run '{run.run_id}' with the id '{second}x'; did you mean '{second}'?"
+    assert (mistyped.returncode, mistyped.stderr) == (1, f"error: {why}\n")
+    assert act("approve", store, "money", first, "--namespace", here).returncode == 0
+    assert act("reject", store, "money", "--namespace", here).returncode == 0, "only the other one waits"
+    said = str(run.wait(60).blocks)
+    assert "paid 7" in said and "paid 9" not in said
 
 
 def test_sessions_without_a_process_are_changed_unless_runs_would_fail(ray_session: ModuleType, tmp_path: Path) -> None:

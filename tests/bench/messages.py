@@ -18,6 +18,7 @@ from random import Random
 from typing import Any, Literal, get_args
 
 from turnwise.memory.longterm.base import MemoryItem, Source
+from turnwise.memory.longterm.types import MemoryType
 
 Half = Literal["dev", "held out"]
 Kind = Literal["bare", "short", "long", "typo", "follow-up", "telegram", "lower", "changed subject", "nothing"]
@@ -75,7 +76,9 @@ def _conversation(data: dict[str, Any]) -> Conversation:
             shares = f" [shares {turn['image_caption']}]" if turn.get("image_caption") else ""
             source = Source(session_id=f"session-{session['session']}", turn_index=len(items))
             text = f"{turn['speaker']}: {turn['text']}{shares}"
-            items.append(MemoryItem(id=turn["id"], text=text, source=source, created_at=at))
+            items.append(
+                MemoryItem(id=turn["id"], text=text, type=MemoryType.INTERACTION, source=source, created_at=at)
+            )
     ids = {item.id for item in items}
     questions = []
     for each in data["questions"]:

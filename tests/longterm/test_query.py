@@ -35,8 +35,12 @@ OWNED = ("kettle", "lamp", "desk", "chair", "sofa", "piano", "boat", "car", "bic
 
 
 def items(*texts: str, session: str | None = None) -> list[MemoryItem]:
+    """Return facts, or what was said in the turns of a session."""
+    kind = MemoryType.INTERACTION if session else MemoryType.GENERAL
     return [
-        MemoryItem(id=str(at), text=text, source=Source(session_id=session, turn_index=at if session else None))
+        MemoryItem(
+            id=str(at), text=text, type=kind, source=Source(session_id=session, turn_index=at if session else None)
+        )
         for at, text in enumerate(texts)
     ]
 
@@ -110,7 +114,8 @@ def test_a_misspelt_word_matches_the_users_own_words_only() -> None:
 def test_similar_facts_are_cut_and_similar_turns_are_not() -> None:
     known = items("The user is allergic to peanuts.", "The user is allergic to nothing else.", "Peanuts are cheap.")
     assert ids(known, "Am I allergic to peanuts?") == ["0"]
-    assert len(ids(known, "Am I allergic to peanuts?", Weights())) == 3
+    assert ids(known, "Am I allergic to peanuts?", Weights()) == ["0"]
+    assert len(ids(known, "Am I allergic to peanuts?", replace(FACTS, tail=0.0))) == 3
     context = [replace(item, type=MemoryType.CONTEXT) for item in known]
     assert ids(context, "Am I allergic to peanuts?") == ["0"], "the circumstances are facts too"
     happened = [replace(item, type=MemoryType.INTERACTION) for item in known]

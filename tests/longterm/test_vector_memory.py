@@ -473,7 +473,8 @@ async def test_a_long_item_keeps_its_old_vector_until_its_passages_have_vectors(
     memory = make(Spotting())
     text = STORY + " Somewhere there was a crab."
     others = [item(f"other-{at}", f"A lighthouse, number {at}") for at in range(30)]
-    await memory.remember(ANN, [*(item(f"{at}", text) for at in range(3)), *others])
+    turns = [item(f"{at}", text, type=MemoryType.INTERACTION) for at in range(3)]
+    await memory.remember(ANN, [*turns, *others])
     await memory.flush()
     pending = [one for one in await memory._text.pending("another", 10) if one.text == text]
     memory._index.delete([one.key for one in pending])

@@ -21,6 +21,7 @@ from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.memory_retrieval import MOST_ASKED
 from turnwise.errors import InvalidPromptError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, System, Text, User
 from turnwise.memory.conversation.events import MemoryDegraded, MemoryFailed, MemoryRecalled
@@ -157,6 +158,15 @@ async def test_the_event_of_a_recall_says_what_was_found_what_is_sent_and_why_th
     assert published.left_out == {"memory 1": {"duplicate": 1}, "memory 2": {"token_budget": 1}}
     (recalled,) = (block for block in engine.given[-1] if isinstance(block, Recalled))
     assert "It is so" in recalled.text and "zzz" not in recalled.text
+
+
+async def test_of_a_long_prompt_the_beginning_and_the_end_are_asked() -> None:
+    memory = Parrot("")
+    core = await opened(Talker(), memory)
+    await ask(core, "What of the cello? " + "And so on. " * 100_000 + "Where did Ann adopt the greyhound?")
+    ((_, query),) = memory.asked
+    assert query.startswith("What of the cello?") and query.endswith("Where did Ann adopt the greyhound?")
+    assert len(query) == MOST_ASKED
 
 
 async def test_the_event_says_that_the_window_had_no_room_for_what_was_recalled() -> None:

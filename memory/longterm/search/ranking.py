@@ -63,8 +63,9 @@ class Weights:
     """How many nats a vector counts that is the query's own."""
     similar: float = 0.45
     """The least vector similarity at which an item is relevant regardless of its words."""
-    tail: float = 0.0
-    """Facts that bear on the query less than this share of what the best fact does are left out: most are look-alikes.
+    tail: float = 0.7
+    """Facts that bear on the query less than this share of what the best fact does, by words alone and with vectors,
+    are left out: most are look-alikes.
     No turn is left out so (an item of type INTERACTION): each may tell another part of the answer."""
 
     def __post_init__(self) -> None:
@@ -95,7 +96,7 @@ _RANGES = {
 }
 """From where to where each weight may be."""
 
-FACTS = Weights(reach=0, tail=0.7, least=2.0)
+FACTS = Weights(reach=0, least=2.0)
 """For facts: each stands for itself, and of those that share less than the best does most are look-alikes."""
 
 
@@ -203,21 +204,34 @@ def rank(
     if best <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     bears = scores > 0
-    if groups is None:
-        order = _best(scores, bears, facts, weights, limit)
-    else:
-        some = [_best(scores, bears & (groups == group), facts, weights, limit) for group in np.unique(groups[bears])]
-        order = np.concatenate(some)
+    each = [bears] if groups is None else [bears & (groups == group) for group in np.unique(groups[bears])]
+    kept = [_without_look_alikes(some, facts, (scores, matched.scores), weights.tail) for some in each]
+    order = np.concatenate([_best(scores, some, limit) for some in kept])
+    if groups is not None:
         order = order[np.argsort(-scores[order], kind="stable")]
     return Ranked(order, scores[order] / (scores[order] + _HALF))
 
 
-def _best(scores: Numbers, bears: NDArray[np.bool_], facts: NDArray[np.bool_], weights: Weights, limit: int) -> Places:
-    """Return up to `limit` of the items that bear on the query, the best first, without look-alikes of facts."""
+def _without_look_alikes(
+    bears: NDArray[np.bool_], facts: NDArray[np.bool_], measures: Sequence[Numbers], tail: float
+) -> NDArray[np.bool_]:
+    """Return which of the items that bear on the query are no look-alikes of the best fact: see `Weights.tail`.
+
+    Args:
+        measures: of each item, how much it bears on the query, in several ways. A look-alike is below in each, since
+            vectors alone vary too much to leave an item out.
+    """
+    kept = ~facts
+    for scores in measures:
+        kept |= (scores > 0) & (scores >= tail * float(scores[bears & facts].max(initial=0.0)))
+    return bears & kept
+
+
+def _best(scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:
+    """Return the places of up to `limit` of these items, the best first."""
     import numpy as np
 
-    least = weights.tail * float(scores[bears & facts].max(initial=0.0))
-    found = np.flatnonzero(bears & (~facts | (scores >= least)))
+    found = np.flatnonzero(which)
     return found[np.argsort(-scores[found], kind="stable")][:limit]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import StoreError
@@ -21,39 +22,60 @@ class Similarity:
     Args:
         embedding: a Chroma embedding function.
         held: how many vectors are cached, the most recently used.
+        limit_s: how long the embedding function may take for one query, in seconds. What it makes later is cached.
     """
 
-    def __init__(self, embedding: Any, *, held: int = 20_000) -> None:
+    def __init__(self, embedding: Any, *, held: int = 20_000, limit_s: float = 1.0) -> None:
         self._embedding = embedding
         self._held = held
+        self._limit_s = limit_s
+        self._threads = ThreadPoolExecutor(2, "turnwise-similarity")
         self._vectors: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _similarity, (portable(self._embedding), self._held)
+        return _similarity, (portable(self._embedding), self._held, self._limit_s)
 
     def of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
         """Return the cosine of the query and each text, from -1 to 1. Makes what it has no vector of, in one call.
 
+        Blocks for `limit_s` at most. If the dimension of the function's vectors changed, cached ones are made anew.
+
         Raises:
-            StoreError: the embedding function failed, or its vectors have several dimensions.
+            StoreError: the embedding function failed, took too long, or its vectors have several dimensions.
         """
         import numpy as np
 
         if not texts:
             return np.zeros(0)
+        work = self._threads.submit(self._of, query, texts)
+        try:
+            return work.result(self._limit_s)
+        except TimeoutError as error:
+            work.cancel()
+            raise StoreError(f"the embedding function has not answered within {self._limit_s:g} s") from error
+
+    def close(self) -> None:
+        """Wait for no call that is under way; begin no other."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
+        import numpy as np
+
         with self._lock:
             found = {text: self._vectors[text] for text in texts if text in self._vectors}
         missing = [text for text in dict.fromkeys(texts) if text not in found]
         try:
-            asked = getattr(self._embedding, "embed_query", self._embedding)([query])[0]
+            asked = _unit(getattr(self._embedding, "embed_query", self._embedding)([query])[0])
+            if any(vector.shape != asked.shape for vector in found.values()):
+                found, missing = {}, [*dict.fromkeys(texts)]
             made = dict(zip(missing, map(_unit, self._embedding(missing)), strict=True)) if missing else {}
-            cosines: NDArray[np.float32] = np.stack([(found | made)[text] for text in texts]) @ _unit(asked)
+            cosines: NDArray[np.float32] = np.stack([(found | made)[text] for text in texts]) @ asked
         except Exception as error:
             raise StoreError(f"the embedding function failed: {error!r}"[:_WHY_CHARS]) from error
         with self._lock:
             self._vectors.update(made)
-            for text in found:
+            for text in found.keys() & self._vectors.keys():
                 self._vectors.move_to_end(text)
             while len(self._vectors) > self._held:
                 self._vectors.popitem(last=False)
@@ -63,8 +85,8 @@ class Similarity:
 _WHY_CHARS = 300
 
 
-def _similarity(embedding: Any, held: int) -> Similarity:
-    return Similarity(embedding, held=held)
+def _similarity(embedding: Any, held: int, limit_s: float) -> Similarity:
+    return Similarity(embedding, held=held, limit_s=limit_s)
 
 
 def _unit(vector: Any) -> NDArray[np.float32]:

@@ -123,4 +123,4 @@ def _server(app: object, service: Service) -> uvicorn.Server:
             await super().shutdown(sockets)
 
     settings = {"log_level": "warning", "access_log": False, "server_header": False, "timeout_graceful_shutdown": 5}
-    return Server(uvicorn.Config(app, **settings))  # type: ignore[arg-type]
+    return Server(uvicorn.Config(app, **settings, **service.settings.protocol))  # type: ignore[arg-type]

@@ -129,6 +129,7 @@ class _Server(uvicorn.Server):
                 access_log=False,  # it would have what is in the query
                 server_header=False,
                 timeout_graceful_shutdown=made.config.stop_s,
+                **made.config.http.protocol,
             )
         )
         self._service: Service = made.service

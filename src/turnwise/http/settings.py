@@ -1,6 +1,6 @@
 """`HttpSettings`: limits and defaults of the service."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -19,7 +19,7 @@ class HttpSettings(BaseSettings):
     max_body_bytes: int = Field(default=4 << 20, ge=1)
     """A request with a larger body is answered with 413, before it is read to its end."""
     max_header_bytes: int = Field(default=32 << 10, ge=256)
-    """A request whose header is larger is answered with 431."""
+    """A request whose header is larger is answered with 431; one much larger is not read to its end."""
     max_streams_per_user: int = Field(default=100, ge=1)
     """Event streams and long polls that one user may have open at a time; one more is answered with 429."""
     max_streams: int = Field(default=10_000, ge=1)
@@ -33,3 +33,12 @@ class HttpSettings(BaseSettings):
     that is neither here nor an engine's is answered with 404, so that nobody chooses what the key pays for."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the service from a browser; none by default."""
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What uvicorn is told, so that a header without an end does not fill the memory. httptools has no limit."""
+        return {"http": "h11", "h11_max_incomplete_event_size": self.max_header_bytes + _LINE}
+
+
+_LINE = 64 << 10
+"""How many bytes the request line, and what separates the fields of a header, may have beside the fields."""

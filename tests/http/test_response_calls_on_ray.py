@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -39,11 +41,17 @@ def function(name: str) -> dict[str, Any]:
 
 TOOLS = [function("weather"), function("trains")]
 
+ASKED, GO_ON = threading.Event(), threading.Event()
+"""Set when the model was given the output `held weather`, and when it may answer."""
+
 
 def reply(messages: Sequence[dict[str, Any]]) -> Any:
     """Make the calls that the last prompt names; answer with the results."""
     last = messages[-1]
     if last["role"] == "tool":
+        if last["content"] == "held weather":
+            ASKED.set()
+            GO_ON.wait(60)
         results = [message["content"] for message in messages if message["role"] == "tool"]
         return f"Results: {', '.join(results)}."
     text = last["content"] if isinstance(last["content"], str) else last["content"][-1].get("text", "")
@@ -131,6 +139,60 @@ def test_a_response_with_calls_is_continued_by_their_outputs(service: Served) ->
         ITEM.validate_json(item.to_json(), strict=True)
     third = create(model="local", input="thanks", previous_response_id=second.id)
     assert third.output_text.endswith("thanks") and third.previous_response_id == second.id
+
+
+def test_a_response_is_deleted_and_the_one_that_brought_its_outputs_stays(service: Served) -> None:
+    ann = client_of(service)
+    first = ann.responses.create(model="local", input="call weather", tools=TOOLS)
+    second = ann.responses.create(input=outputs(first), previous_response_id=first.id)
+    with pytest.raises(openai.NotFoundError):
+        ann.responses.delete(f"{first.id[:-2]}02")
+    assert ann.responses.delete(first.id) is None
+    with pytest.raises(openai.NotFoundError):
+        ann.responses.retrieve(first.id)
+    assert checked(ann.responses.retrieve(second.id)).to_dict() == second.to_dict()
+    count = service.call(service.manager.count(user_id="ann"))
+    ann.responses.delete(second.id)
+    assert service.call(service.manager.count(user_id="ann")) == count - 1
+
+
+def test_a_response_that_has_ended_is_cancelled_or_deleted_and_the_one_that_runs_goes_on(service: Served) -> None:
+    ann = client_of(service)
+    first = ann.responses.create(model="local", input="call weather", tools=TOOLS)
+    second = ann.responses.create(input=outputs(first, "held"), previous_response_id=first.id, background=True)
+    assert ASKED.wait(60)
+    assert ann.responses.cancel(first.id).status == "completed"
+    with pytest.raises(openai.NotFoundError):
+        ann.responses.cancel(f"{first.id[:-2]}02")
+    ann.responses.delete(first.id)
+    assert ann.responses.retrieve(second.id).status == "in_progress"
+    GO_ON.set()
+    with ann.responses.retrieve(second.id, stream=True) as stream:
+        assert [event.type for event in stream][-1] == "response.completed"
+    assert ann.responses.retrieve(second.id).output_text == "Results: held weather."
+
+
+def test_responses_that_are_deleted_at_once_stay_deleted(service: Served) -> None:
+    async def delete() -> None:
+        async with openai.AsyncOpenAI(
+            base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token", max_retries=0
+        ) as ann:
+            conversation = await ann.conversations.create(metadata={"topic": "rome"})
+            asked = {"model": "local", "conversation": conversation.id}
+            made = [await ann.responses.create(input=f"{number}", **asked) for number in range(4)]
+            change = ann.conversations.update(conversation.id, metadata={"place": "ostia"})
+            await asyncio.gather(change, *(ann.responses.delete(each.id) for each in made))
+            for each in made:
+                with pytest.raises(openai.NotFoundError):
+                    await ann.responses.retrieve(each.id)
+            assert (await ann.conversations.retrieve(conversation.id)).metadata == {"place": "ostia"}
+            with pytest.raises(openai.BadRequestError, match="are the service's"):
+                await ann.conversations.update(conversation.id, metadata={f"openai.deleted.{made[0].id}": "no"})
+            session = await service.manager.get(conversation.id.removeprefix("conv_"), user_id="ann")
+            await session.update(metadata={"openai.deleted": 5})
+            assert (await ann.responses.create(input="on", **asked)).status == "completed"
+
+    asyncio.run(delete())
 
 
 def test_a_streamed_call_is_continued_as_a_stream(service: Served) -> None:

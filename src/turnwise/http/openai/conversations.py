@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -64,7 +64,7 @@ async def create(caller: Asks, body: CreateConversation | None = None) -> Respon
     """Create a conversation, with items that the first response in it continues."""
     body = body or CreateConversation()
     blocks = _blocks(body.items or [])
-    session = await caller.manager.open(user_id=caller.user_id, metadata=body.metadata)
+    session = await caller.manager.open(user_id=caller.user_id, metadata=_checked(body.metadata))
     if blocks:
         try:
             await session.append(*blocks)
@@ -85,9 +85,8 @@ async def retrieve(id: str, caller: Asks) -> Response:
 async def update(id: str, body: UpdateConversation, caller: Asks) -> Response:
     """Replace the metadata of a conversation."""
     session = await conversation(caller, id)
-    kept = (await session.info()).session.metadata
-    hidden = {DELETED: plain_json(DELETED, kept[DELETED], 1 << 20)} if DELETED in kept else {}
-    return JSONResponse(_shown(await session.update(metadata={**hidden, **(body.metadata or {})}, merge=False)))
+    had = [name for name in (await session.info()).session.metadata if not name.startswith(DELETED)]
+    return JSONResponse(_shown(await session.update(metadata={**dict.fromkeys(had), **_checked(body.metadata)})))
 
 
 @router.delete("/{id}")
@@ -169,9 +168,17 @@ async def delete_item(id: str, item_id: str, caller: Asks) -> Response:
 
 def _shown(session: SessionRecord) -> dict[str, Any]:
     metadata: dict[str, Any] = plain_json("metadata", dict(session.metadata), 1 << 20)
-    metadata.pop(DELETED, None)
+    metadata = {name: value for name, value in metadata.items() if not name.startswith(DELETED)}
     name = conversation_id(session.session_id.partition("\x1f")[0])
     return {"id": name, "object": "conversation", "created_at": int(session.created_at), "metadata": metadata}
+
+
+def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """Return a client's metadata, none of which has a name that the service uses itself."""
+    for name in metadata or {}:
+        if name.startswith(DELETED):
+            raise invalid(f"metadata.{name}", f"names that begin with {DELETED!r} are the service's: use another name")
+    return dict(metadata or {})
 
 
 def _blocks(given: list[JsonValue]) -> list[Block]:

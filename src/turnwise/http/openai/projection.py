@@ -139,6 +139,8 @@ class Projection:
         self._running: set[str] = set()
         self._asked: dict[str, str] = {}
         """Those that the client provides or approves."""
+        self._brought: set[str] = set()
+        """Those about which the client has said what it had to."""
         self._approved: dict[str, str] = {}
         """The ids of the requests to approve the calls that were approved."""
         self._before = Usage()
@@ -153,6 +155,11 @@ class Projection:
     def is_done(self) -> bool:
         """Whether the response has ended."""
         return self.status not in (None, "queued", "in_progress")
+
+    @property
+    def newest(self) -> int:
+        """The last part of the run: the one behind `at`, if all that `at` waits for was brought."""
+        return self.at + 1 if self._is_boundary and self._asked.keys() <= self._brought else self.at
 
     def add(self, event: AnyEvent) -> Iterator[Sent]:  # noqa: PLR0912 - a table of events
         """Take the run's next event; yield the events of the response that it leads to."""
@@ -239,6 +246,7 @@ class Projection:
         if isinstance(event, RunCompleted):
             yield from self._pass(event)
         if self.at != self.part:
+            self._asked = {}  # nothing waits any more
             return
         yield from self._answered(event.blocks, is_last=True)
         if isinstance(event, RunCompleted):
@@ -330,7 +338,7 @@ class Projection:
             use.call_id: (use, (self.run_id, self._answer, number), self._indexes + number)
             for number, use in enumerate(uses)
         }
-        self._asked, self._unsettled = {}, set(self._uses)
+        self._asked, self._brought, self._unsettled = {}, set(), set(self._uses)
         if self.at == self.part:
             self._indexes += len(uses)
             self.items += [{} for _ in uses]
@@ -417,6 +425,7 @@ class Projection:
     def _decided(self, call_id: str, verdict: str, blocks: Sequence[Block]) -> None:
         if call_id not in self._uses:
             return
+        self._brought.add(call_id)
         use, place, index = self._uses[call_id]
         edited = next((block for block in blocks if isinstance(block, ToolUse)), use)
         self._uses[call_id] = edited, place, index

@@ -11,16 +11,17 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import RunEndedError, SessionBusyError, TurnNotFoundError, TurnwiseError, WaitTimeoutError
 from turnwise.http.models import name_of
 from turnwise.http.openai.answers import Answer
 from turnwise.http.openai.errors import OpenAIRoute, body_of, invalid, not_found
 from turnwise.http.openai.fields import CreateResponse
-from turnwise.http.openai.ids import is_hidden
+from turnwise.http.openai.ids import is_hidden, response_id as id_of
 from turnwise.http.openai.inputs import read_input
 from turnwise.http.openai.items import ENCRYPTED, output_items, prompt_items
 from turnwise.http.openai.pages import Asked, page_of
-from turnwise.http.openai.starting import DELETED, Found, find, load, start
+from turnwise.http.openai.starting import DELETED, Found, find, load, newest, start
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 
@@ -81,9 +82,13 @@ async def retrieve(
 
 @router.post("/{response_id}/cancel")
 async def cancel(response_id: str, caller: Asks) -> Response:
-    """Cancel a response, in the background or not; return it. One that has ended stays as it is."""
+    """Cancel a response, in the background or not; return it. One that has ended stays as it is.
+
+    If it waits for outputs, its run ends; if a later response has its run, that one goes on.
+    """
     found = await _find(caller, response_id)
-    await found.execution.cancel("cancelled by the client")
+    if await _is_newest(caller, found):
+        await found.execution.cancel("cancelled by the client")
     return JSONResponse((await load(caller, await _find(caller, response_id))).body())
 
 
@@ -91,19 +96,38 @@ async def cancel(response_id: str, caller: Asks) -> Response:
 async def delete(response_id: str, caller: Asks) -> Response:
     """Delete a response; cancel it first if it has not ended. What was said stays part of later responses."""
     found = await _find(caller, response_id)
-    if found.run.is_open:
+    if await _is_newest(caller, found) and found.run.is_open:
         await found.execution.cancel("its response was deleted")
     session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
-    if is_hidden(session.id) and found.part == 0 and len(await session.runs(limit=2)) == 1:
+    if is_hidden(session.id) and len(await session.runs(limit=2)) == 1 and await _is_last(caller, session, found):
         try:
             await session.delete()
         except SessionBusyError:  # somebody has just continued it
             pass
         else:
             return _deleted(response_id)
-    gone = (await session.info()).session.metadata.get(DELETED, ())
-    await session.update(metadata={DELETED: [*gone, response_id]})
+    await session.update(metadata={f"{DELETED}{response_id}": True})
     return _deleted(response_id)
+
+
+async def _is_newest(caller: Caller, found: Found) -> bool:
+    """Return whether no later response has the run of this one.
+
+    Raises:
+        OpenAIError: the run has no such response.
+    """
+    last = await newest(caller, found.execution)
+    if found.part > last.part:
+        raise not_found("Response", found.id)
+    return found.part == last.part
+
+
+async def _is_last(caller: Caller, session: AsyncSession, found: Found) -> bool:
+    """Return whether all other responses of its run were deleted."""
+    count = (await newest(caller, found.execution)).part + 1
+    others = {id_of(found.execution.run_id, part) for part in range(count)} - {found.id}
+    metadata = (await session.info()).session.metadata
+    return all(f"{DELETED}{each}" in metadata for each in others)
 
 
 def _deleted(id: str) -> Response:

@@ -33,8 +33,8 @@ from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.run_tools import is_tool_name
 from turnwise.memory.conversation.runs import RunRecord
 
-DELETED = "openai.deleted"
-"""The name in a session's metadata of the list of its deleted responses."""
+DELETED = "openai.deleted."
+"""With the id of a deleted response, a name in its session's metadata. Each has its own, so none overwrites another."""
 
 PAGE = 1000
 
@@ -72,7 +72,7 @@ async def find(caller: Caller, id: str) -> Found | None:
     except (NotFoundError, InvalidIdError):
         return None
     found = Found(execution, run, place[1], model_of(caller, run))
-    return None if id in info.session.metadata.get(DELETED, ()) else found
+    return None if f"{DELETED}{id}" in info.session.metadata else found
 
 
 async def load(caller: Caller, found: Found) -> Answer:
@@ -206,7 +206,7 @@ async def _in_conversation(
         active = (await session.info()).active_run_id
         if active is None:
             raise _unknown_output(given)
-        return await _continue(caller, await _newest(caller, await session.execution(active)), body, given)
+        return await _continue(caller, await newest(caller, await session.execution(active)), body, given)
     await _use(caller, session, choice, body)
     try:
         return await _run(caller, session, given, options)
@@ -214,12 +214,12 @@ async def _in_conversation(
         raise await busy(caller, session, error.run_id) from None
 
 
-async def _newest(caller: Caller, execution: AsyncExecutionHandle) -> Found:
+async def newest(caller: Caller, execution: AsyncExecutionHandle) -> Found:
     """Return the last response of a run."""
     run = await execution.info()
     model = model_of(caller, run)
     state = (await load(caller, Found(execution, run, _NONE, model))).state
-    return Found(execution, run, state.at, model)
+    return Found(execution, run, state.newest, model)
 
 
 _NONE = 1 << 20
@@ -228,7 +228,7 @@ _NONE = 1 << 20
 
 async def busy(caller: Caller, session: AsyncSession, run_id: str) -> OpenAIError:
     """Return the refusal of a response in a conversation with a run that has not ended."""
-    found = await _newest(caller, await session.execution(run_id))
+    found = await newest(caller, await session.execution(run_id))
     if found.run.state == "awaiting_approval":
         return _no_output(await found.execution.pending(), found.id)
     message = "Another process is currently operating on this conversation. Please retry in a few seconds."

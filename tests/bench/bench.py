@@ -1,6 +1,6 @@
 """Measures turns, streams, events, tools, sessions and windows, if possible against a lower bound: `make bench`.
 
-    python tests/bench/bench.py            three minutes
+    python tests/bench/bench.py            some ten minutes
     python tests/bench/bench.py --quick    a short check that it works; its numbers mean little
 
 After a warm-up, the lower bound and the subject are sampled in alternating rounds, so that other load affects both.
@@ -10,10 +10,12 @@ Ratios are of medians, unless stated otherwise. Missed goals are reported, not r
 import argparse
 import asyncio
 import faulthandler
+import json
 import logging
 import os
 import platform
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,11 +23,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from unittest import mock
 
 # Ray reads these when it is imported: send no statistics, and do not report the actors that are killed on purpose.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
@@ -35,13 +36,14 @@ import openai
 import ray
 import sqlalchemy as sa
 
+import cancelling
 import forgetting
 import packing
 import remembering
 import serving
 import window
 from engines import process_of
-from harness import Samples, Table, end_process, prompt_of, retire
+from harness import Samples, Table, counted_calls, end_process, prompt_of, retire
 from turnwise import (
     EchoEngine,
     ExecutionHandle,
@@ -149,7 +151,7 @@ QUICK = Scale(
     resident=40,
     stored=400,
     activations=20,
-    busy=40,
+    busy=70,
     kills=1,
     users=10,
     forgets=2,
@@ -337,7 +339,7 @@ class Bench:
         stored = self._bytes_of(name)
         self.table.line(f"turns 4 to 16, prompts of {chars} characters", early, "floor")
         self.table.judge(
-            f"turns {last - 38} to {last}, alternating with those", late.median / early.median, 1.2, samples=late
+            f"  turns {last - 38} to {last}, alternating with those", late.median / early.median, 1.2, samples=late
         )
         self.table.line("  bytes stored a turn, to those of its text", result=f"{stored / text:.3g}x")
         self.table.judge("  bytes stored a turn, beside its text", (stored - text) / last, 500, " bytes")
@@ -502,17 +504,22 @@ class Bench:
         )
 
     def cancels(self) -> None:
-        """Measure from the call of `cancel` to the error in a thread that waits."""
-        samples, calls, prompt = Samples(), Samples(), prompt_of(600)
+        """Measure from the call of `cancel` to the error in a thread that waits, and where that time goes."""
+        samples, calls, prompt, stamps = Samples(), Samples(), prompt_of(600), self.folder / "cancels.jsonl"
+        taken: list[tuple[float, float]] = []
 
         def outlast(run: ExecutionHandle, waiting: threading.Event) -> float:
             waiting.set()
             with suppress(RunCancelledError):
                 run.wait()
                 raise AssertionError("the run was not cancelled")
-            return time.perf_counter()
+            return time.monotonic()
 
-        with self.manager("cancel", EchoEngine(token_delay_s=0.01)) as manager, ThreadPoolExecutor(1) as threads:
+        with (
+            self.manager("cancel", cancelling.Watched(str(stamps))) as manager,
+            ThreadPoolExecutor(1) as threads,
+            cancelling.watched_collections(stamps),
+        ):
             session = manager.open()
             for at in range(-5, self.scale.cancels):
                 self.call(calls, 5)
@@ -520,16 +527,27 @@ class Bench:
                 waiter = threads.submit(outlast, run, waiting)
                 await_text(run)
                 waiting.wait()
-                began = time.perf_counter()
+                began = time.monotonic()
                 assert run.cancel()
+                ended = waiter.result()
                 if at >= 0:
-                    samples.append(waiter.result() - began)
-                waiter.result()
+                    samples.append(ended - began)
+                    taken.append((began, ended))
+                else:
+                    calls.clear()
             retire(session)
         self.table.line("bare call, between the cancels", calls, "floor")
         what = "cancel to the waiter's error: median to the floor's"
         self.table.judge(what, samples.median / calls.median, 2.5, samples=samples)
         self.table.judge("  p99 to the floor's p99", samples.percentile(99) / calls.percentile(99), 4)
+        found = cancelling.stamps_of(stamps)
+        parts = [
+            cancelling.parts_of(began, ended, found)
+            for began, ended in sorted(taken, key=lambda each: each[1] - each[0])
+        ]
+        slowest = max(2, len(parts) // 100)
+        self.table.line("  ms of the faster half, on average", result=cancelling.told(parts[: len(parts) // 2]))
+        self.table.line(f"  ms of the slowest {slowest}", result=cancelling.told(parts[-slowest:]))
 
     def hang_ups(self) -> None:
         """Measure from the call of `cancel` until the provider notices that its client has disconnected."""
@@ -586,6 +604,8 @@ class Bench:
     def packed(self) -> None:
         """Measure the capacity and speed of packed hosts, and their recovery after a kill."""
         scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
+        if not self.bare_s:
+            self._measure_bare()
         packing.residents(self.table, manage, scale.resident, self.bare_s)
         packing.activations(self.table, manage, self.folder, scale.stored, scale.activations)
         packing.turns_at_once(self.table, manage, self.bare, scale.busy, scale.loops)
@@ -602,16 +622,23 @@ class Bench:
         """Measure many more sessions than may be resident, each opened and visited once."""
         packing.visits(self.table, self.url("visits"), NAMESPACE, self.scale.stored)
 
+    def _measure_bare(self) -> None:
+        """Measure creating an empty actor, as `openings` does, if that is left out."""
+        made = Samples()
+        for _ in range(-1, self.scale.openings):
+            self._make_bare(made)
+        self.bare_s = statistics.median(made[1:])
+
+    def _make_bare(self, samples: Samples) -> None:
+        with samples.timed():
+            actor = bare_actor()
+            ray.get(actor.call.remote())
+        end_process(actor, ray.get(actor.pid.remote()))
+
     def openings(self) -> None:
         """Measure opening a session in a dedicated process, compared with creating an empty actor."""
         floor, opened, up, loaded, answered = Samples(), Samples(), Samples(), Samples(), Samples()
         with self.manager("open", EchoEngine()) as manager:
-
-            def make_bare(samples: Samples) -> None:
-                with samples.timed():
-                    actor = bare_actor()
-                    ray.get(actor.call.remote())
-                end_process(actor, ray.get(actor.pid.remote()))
 
             def open_and(samples: Samples, then: Callable[[Session], object]) -> None:
                 with samples.timed():
@@ -621,11 +648,11 @@ class Bench:
                 retire(session)
 
             def measure() -> None:
-                make_bare(floor)
+                self._make_bare(floor)
                 open_and(up, lambda session: ray.get(session.actor.ready.remote()))
-                make_bare(floor)
+                self._make_bare(floor)
                 open_and(loaded, Session.info)
-                make_bare(floor)
+                self._make_bare(floor)
                 open_and(answered, lambda session: session.run("Hello.").wait())
 
             measure()  # uses up the processes that Ray started ahead, too
@@ -698,9 +725,10 @@ class Bench:
                 end_process(actor, pid)
             for session in sessions:
                 retire(session)
-        floor, most = min(bare) / 2**20, min(ours) / 2**20
+        floor, usual = statistics.median(bare) / 2**20, statistics.median(ours) / 2**20
         self.table.line("memory of a bare actor's process", result=f"{floor:.0f} MB, floor")
-        self.table.judge(f"memory of a session's process: {most:.0f} MB", most / floor, 1.25)
+        self.table.line("memory of a session's process", result=f"{usual:.0f} MB")
+        self.table.judge("  to that of a bare actor's", usual / floor, 1.25)
 
 
 def first_text(client: openai.OpenAI, api: str, said: Sequence[Any]) -> tuple[Iterator[Any], str]:
@@ -720,20 +748,6 @@ def first_text(client: openai.OpenAI, api: str, said: Sequence[Any]) -> tuple[It
 def await_text(run: ExecutionHandle) -> None:
     """Return when the run has emitted text."""
     assert any(isinstance(event, TextDelta) for event in run.events())
-
-
-@contextmanager
-def counted_calls() -> Iterator[list[int]]:
-    """Count the actor calls that this process submits, by any handle, in the only item of the yielded list."""
-    count = [0]
-    submit: Callable[..., Any] = ray.actor.ActorHandle._actor_method_call
-
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        count[0] += 1
-        return submit(*args, **kwargs)
-
-    with mock.patch.object(ray.actor.ActorHandle, "_actor_method_call", counting):
-        yield count
 
 
 PARTS: dict[str, Callable[[Bench], object]] = {
@@ -756,12 +770,15 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "visits": Bench.visits,
     "http": Bench.http,
 }
-"""The measurements in order. `packed` compares with the cost of a bare actor, which `openings` measures."""
+"""The measurements in order."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What turns, streams, events, tools, sessions and windows cost.")
     parser.add_argument("--quick", action="store_true", help="only see that it works")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the goals there; verdicts.py compares two runs"
+    )
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all if left out")
     asked = parser.parse_args()
     if unknown := set(asked.parts) - set(PARTS):
@@ -780,7 +797,9 @@ def main() -> None:
         for name, measure in PARTS.items():
             if name in (asked.parts or PARTS):
                 measure(bench)
-    print(f"{table.met} of {table.goals} goals met, in {time.monotonic() - began:.0f} s")
+    if asked.json:
+        asked.json.write_text(json.dumps({"goals": table.goals}, indent=1), encoding="utf-8")
+    print(f"{table.met} of {len(table.goals)} goals met, in {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import ray
 
 from engines import process_of
 from turnwise import Session
+from verdicts import Goal
 
 WIDTH = 50
 
@@ -36,14 +38,22 @@ class Samples(list[float]):
 
 
 class Table:
-    """Prints a line for each measurement when it is done, and counts the goals."""
+    """Prints a line for each measurement when it is done, and keeps the goals.
+
+    A line that begins with spaces belongs to the last one that does not; a goal's name says both.
+    """
 
     def __init__(self) -> None:
-        self.goals = 0
-        self.met = 0
+        self.goals: list[Goal] = []
+        self._above = ""
         print(f"{'':{WIDTH}} {'n':>5} {'p10':>9} {'median':>9} {'p90':>9} {'p99':>9}   result")
 
+    @property
+    def met(self) -> int:
+        return sum(goal["met"] for goal in self.goals)
+
     def line(self, what: str, samples: Samples | None = None, result: str = "") -> None:
+        self._above = self._above if what.startswith(" ") else what
         columns = ""
         if samples is not None:
             shown = (samples.percentile(10), samples.median, samples.percentile(90), samples.percentile(99))
@@ -62,10 +72,24 @@ class Table:
     ) -> None:
         """Print a line with a goal: `value` must be `bound` the goal."""
         met = value <= goal if bound == "most" else value >= goal
-        self.goals += 1
-        self.met += met
         shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
         self.line(what, samples, f"{shown}{unit}, goal at {bound} {goal:,g}{unit}: {'met' if met else 'MISSED'}")
+        name = what if what == self._above else f"{self._above}: {what.strip()}"
+        self.goals.append({"name": name, "value": value, "unit": unit, "bound": bound, "goal": goal, "met": met})
+
+
+@contextmanager
+def counted_calls() -> Iterator[list[int]]:
+    """Count the actor calls that this process submits, by any handle, in the only item of the yielded list."""
+    count = [0]
+    submit: Callable[..., Any] = ray.actor.ActorHandle._actor_method_call
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        return submit(*args, **kwargs)
+
+    with mock.patch.object(ray.actor.ActorHandle, "_actor_method_call", counting):
+        yield count
 
 
 def prompt_of(chars: int, seed: int = 0) -> str:

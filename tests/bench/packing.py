@@ -45,9 +45,12 @@ def manage_in(folder: Path, namespace: str) -> Manage:
 
 async def retire(manager: AsyncSessionManager) -> None:
     """End the hosts of a manager, so that they do not disturb the next measurement."""
-    hosts = {str(host): host for host in map(manager._client.actor, map(str, range(100)))}
-    for host in hosts.values():
+    for host in hosts_of(manager):
         await asyncio.to_thread(end_process, host, await host.ready.remote())
+
+
+def hosts_of(manager: AsyncSessionManager) -> Sequence[Any]:
+    return [*{str(host): host for host in map(manager._client.actor, map(str, range(100)))}.values()]
 
 
 async def in_batches(work: Callable[[Any], Awaitable[object]], items: Sequence[Any]) -> None:
@@ -219,7 +222,7 @@ MOST_RESIDENT = 1000
 
 def visits(table: Table, url: str, namespace: str, count: int) -> None:
     """Open sessions on four hosts, have a turn in each, and never come back; in ten parts, which are compared."""
-    rates, sizes = list[float](), list[int]()
+    rates, sizes, counts = list[float](), list[int](), list[int]()
 
     async def visit_all() -> None:
         idle = memory_of(os.getpid())
@@ -235,13 +238,24 @@ def visits(table: Table, url: str, namespace: str, count: int) -> None:
                 await in_batches(visit, range(first, first + count // 10))
                 rates.append(count // 10 / (time.perf_counter() - began))
                 sizes.append(memory_of(os.getpid()) - idle)
+                counts.append(await resident_count(manager))
             await retire(manager)
 
     asyncio.run(visit_all())
     table.line(f"{count:,} sessions on 4 hosts, each opened, with a turn", result=f"{rates[0]:,.0f} a second at first")
     table.judge("  a second at the end, to that", rates[-1] / rates[0], 0.9, bound="least")
+    most = 4 * MOST_RESIDENT
+    what = "  resident at most, to max_resident of all hosts"
+    table.line(f"  resident, of {most:,} that may be", result=f"{counts[0]:,}, then {counts[-1]:,}")
+    table.judge(what, max(counts) / most, 1)
     above = f"{sizes[0] / 2**20:,.0f} MB, then {sizes[-1] / 2**20:,.0f}"
-    table.judge(f"  memory of {4 * MOST_RESIDENT:,} resident: {above}", sizes[-1] / sizes[0], 1.1)
+    table.line("  memory of those", result=above)
+    table.judge("  memory at the end, to that", sizes[-1] / sizes[0], 1.1)
+
+
+async def resident_count(manager: AsyncSessionManager) -> int:
+    loads = await asyncio.gather(*(host.load.remote() for host in hosts_of(manager)))
+    return sum(load.sessions for load in loads)
 
 
 # Kills

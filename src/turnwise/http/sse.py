@@ -174,7 +174,10 @@ class EventStream(Response):
                     await asyncio.wait({sending})
                     break
                 if not done and sent == self._sent and not self._is_sending:
-                    await send(_body(HEARTBEAT))
+                    beat: asyncio.Future[None] = asyncio.ensure_future(send(_body(HEARTBEAT)))
+                    await asyncio.wait({beat, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                    if not beat.cancel():  # it was sent, or could not be; else its client reads nothing
+                        beat.result()
             if sending.cancelled() or not sending.exception():
                 last = self._farewell if sending.cancelled() else b""
                 end: asyncio.Future[None] = asyncio.ensure_future(

@@ -15,8 +15,17 @@ from playwright.sync_api import Route, expect, sync_playwright
 import docs_site
 from chromium import chromium
 from markdown_blocks import Block, blocks_of
-from served import run_all, served
-from snippets import ROOT, SnippetRunner, check_command, check_imports, check_syntax, commands_of
+from served import run_all
+from snippets import (
+    ROOT,
+    SERVICE,
+    SnippetRunner,
+    check_command,
+    check_imports,
+    check_syntax,
+    commands_of,
+    service_of,
+)
 
 pytestmark = pytest.mark.ray
 
@@ -36,9 +45,6 @@ ALSO_INSTALLED = {
     "pydantic_ai",
 }  # with extras of turnwise
 
-SERVICE = "http://127.0.0.1:8000"
-"""Where the pages have their service: programs and requests that name it get one."""
-
 
 def those(*kinds: str) -> list[Any]:
     """Return the blocks of these kinds, with their pages."""
@@ -52,12 +58,8 @@ def those(*kinds: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def service(snippets: SnippetRunner) -> Iterator[str]:
-    """The URL of a service with a simulated model, on the Ray of the code blocks."""
-    env: dict[str, Any] = {
-        name: snippets.env[name] for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "PYTHONPATH")
-    }
-    with served("--demo", "--port", "0", "--packed", "1", **env) as running:
-        yield running.url
+    with service_of(snippets) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,23 @@
 """The code blocks of README.md work."""
 
 import re
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from markdown_blocks import Block, blocks_of
-from snippets import ROOT, SnippetRunner, check_command, check_imports, check_syntax, commands_of
+from snippets import (
+    ROOT,
+    SERVICE,
+    SnippetRunner,
+    check_command,
+    check_imports,
+    check_syntax,
+    commands_of,
+    service_of,
+)
 
 README = ROOT / "README.md"
 
@@ -33,7 +43,9 @@ def test_the_python_blocks_import_only_what_is_installed_with_turnwise() -> None
 
 @pytest.mark.parametrize("block", those("python"))
 def test_a_python_block_runs_by_itself(block: Block, snippets: SnippetRunner, tmp_path: Path) -> None:
-    snippets.run(block.at_its_lines, tmp_path)
+    text = block.at_its_lines
+    with service_of(snippets) if SERVICE in text else nullcontext(SERVICE) as url:
+        snippets.run(text.replace(SERVICE, url), tmp_path)
 
 
 @pytest.mark.parametrize("block", those("python no-run"))
@@ -70,7 +82,7 @@ def test_the_numbers_of_its_table_are_those_of_the_benchmarks() -> None:
     growth = {row[0]: row for row in rows_of(page[page.index("**Growth") :].partition("\n## ")[0])}
     stored, slower = (
         next(row[1:] for row in rows_of(README.read_text(encoding="utf-8")) if row[0].startswith(what))
-        for what in ("2,000 turns of", "the last 100")
+        for what in ("2,000 turns of", "the last 100 of these turns")
     )
     for at, name in enumerate(("turnwise, dedicated", "LangGraph", "OpenAI Agents SDK")):
         _, turns, times, megabytes, _ = growth[name]
@@ -78,6 +90,21 @@ def test_the_numbers_of_its_table_are_those_of_the_benchmarks() -> None:
         assert stored[at] == megabytes + after
         assert slower[at].partition(" ")[2] == "times as long"
         assert float(slower[at].partition(" ")[0]) == pytest.approx(float(times), rel=0.01)
+
+
+def test_its_costs_are_those_of_the_benchmarks() -> None:
+    """Rounded, to a fifth: the machine of the next measurement may be another."""
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    adds = {row[0]: row[-1] for row in rows_of(page[page.index("## Memory") :].partition("\n## ")[0])}
+    starts = {row[0]: row[2] for row in rows_of(page[page.index("## From the start") :].partition("\n## ")[0])}
+    measured = (starts["turnwise, dedicated"], starts["turnwise, dedicated, Ray runs"], adds["turnwise, dedicated"])
+    text = README.read_text(encoding="utf-8")
+    said = re.search(r"takes (\d+) s on 2 cores, (\d+) s if a Ray runs", text), re.search(r"takes (\d+) MB", text)
+    assert said[0] and said[1]
+    for number, exact in zip((*said[0].groups(), said[1][1]), measured, strict=True):
+        assert int(number) == pytest.approx(float(exact.split(" ")[0].replace(",", "")) / 1000, rel=0.2)
+    for other in ("concepts/placement.md", "guides/packed.md", "deployment.md"):
+        assert f"{said[1][1]} MB" in (ROOT / "docs" / other).read_text(encoding="utf-8")
 
 
 def rows_of(text: str) -> list[list[str]]:

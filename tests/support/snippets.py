@@ -21,11 +21,15 @@ import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner
 
 from markdown_blocks import Block
+from served import served
 from turnwise.cli import app
 from turnwise.testing import LocalProvider
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+SERVICE = "http://127.0.0.1:8000"
+"""Where the pages have their service: programs and requests that name it get one."""
 
 _AWAITS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -110,6 +114,15 @@ def _read(process: "subprocess.Popen[str]", answers: "queue.Queue[str]") -> None
     for line in process.stdout or ():
         answers.put(line)
     answers.put("")
+
+
+@contextmanager
+def service_of(snippets: SnippetRunner) -> Iterator[str]:
+    """Yield the URL of a service with a simulated model, on the Ray of the code blocks."""
+    names = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "PYTHONPATH")
+    env: dict[str, Any] = {name: snippets.env[name] for name in names}
+    with served("--demo", "--port", "0", "--packed", "1", **env) as running:
+        yield running.url
 
 
 def check_imports(block: Block, *also: str) -> None:

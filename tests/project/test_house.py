@@ -171,6 +171,28 @@ def test_each_room_says_what_is_in_it_and_from_where_to_import(floor: str) -> No
         )
 
 
+def test_chains_of_inheritance_grow_no_longer() -> None:
+    """Errors are a tree, and not counted. `docs/departures.md` says what is more than two steps, and why."""
+    named: dict[str, str] = {}
+    bases: dict[str, set[str]] = {}
+    for path in [path for floor in FLOORS if floor != "errors" for path in files_of(floor)]:
+        classes = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.ClassDef)]
+        here = {node.name: f"{path.stem}.{node.name}" for node in classes}
+        named |= here
+        for node in classes:
+            found = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+            bases[here[node.name]] = {here.get(name, name) for name in found} - {here[node.name]}
+
+    def steps(name: str) -> int:
+        above = [named.get(base, base) for base in bases[name]]
+        return max((1 + steps(base) for base in above if base in bases), default=0)
+
+    deep = {name: steps(name) for name in bases if steps(name) > 2}
+    below = {base.rpartition(".")[2] for name in deep for base in bases[name]}
+    assert below == {"SecureDeleteDatabase", "Appending", "RunEnded"}, deep
+    assert max(deep.values()) == 4, deep
+
+
 def parents_of(name: str) -> set[str]:
     """Return the packages that a module is in."""
     parts = name.split(".")

@@ -1,8 +1,15 @@
-"""What a configuration names by import path."""
+"""What a configuration names by import path, and what stands for a worker of a service."""
+
+import os
+import signal
+import socket
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.http.auth import Identity
+from turnwise.http.config import ServiceConfig, Source
 
 engine = EchoEngine()
 
@@ -15,3 +22,15 @@ def weather(city: str) -> str:
 
 def auth(connection: object) -> Identity:
     return Identity("ann")
+
+
+def work(config: ServiceConfig, source: Source, bound: socket.socket, parent: Connection) -> None:
+    """Be a worker that does not start once, if the file that stands for its store is there; the next stops all."""
+    broken = Path(config.store)
+    if broken.exists():
+        broken.rename(f"{broken}.was")
+        raise SystemExit(1)
+    parent.send(os.getpid())
+    if broken.with_name(f"{broken.name}.was").exists():
+        os.kill(os.getppid(), signal.SIGTERM)
+    signal.pause()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import OverloadedError, StoreError, TurnwiseError
-from turnwise.http import HttpSettings, create_app
+from turnwise.http import HttpSettings, create_app, problems
 from turnwise.http.openai.errors import answer_of
 
 
@@ -30,13 +31,53 @@ async def test_what_is_too_large_is_named_with_its_limit(part: str) -> None:
 async def test_pages_of_other_origins_may_use_a_service_only_if_it_names_them(origins: tuple[str, ...]) -> None:
     settings = HttpSettings(cors_origins=origins)
     app = create_app(AsyncSessionManager("memory://origins", engine=EchoEngine()), settings=settings)
-    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "Authorization, X-On-Disconnect"}
+    names = "Authorization, X-On-Disconnect, X-Stainless-Lang, X-Stainless-Retry-Count"  # two of OpenAI's clients
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
         for origin in ("https://page.example", "https://other.example"):
             found = await client.options("/v1/sessions", headers={"Origin": origin, **asks})
             allowed = found.headers.get("access-control-allow-origin")
             assert allowed == (origin if origin in origins else None)
             assert found.is_success == (origin in origins)
+            shown = (await client.get("/health", headers={"Origin": origin})).headers
+            readable = shown.get("access-control-expose-headers", "").lower().split(", ")
+            assert ({"retry-after", "location", "x-should-retry", "x-run-id"} <= {*readable}) == bool(origins)
+
+
+@pytest.mark.parametrize("origins", [(), ("https://page.example",), ("*",)])
+async def test_pages_of_other_sites_change_nothing_in_a_service_without_users(origins: tuple[str, ...]) -> None:
+    app = create_app(
+        AsyncSessionManager("memory://foreign", engine=EchoEngine()), settings=HttpSettings(cors_origins=origins)
+    )
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        for origin in ("https://page.example", "null", "http://service", None):
+            headers = {"Origin": origin} if origin else {}
+            is_allowed = origin in (None, "http://service") or bool({"*", origin} & {*origins})
+            status = (await client.post("/v1/nothing", headers=headers)).status_code
+            assert status == (404 if is_allowed else 403), origin
+            assert (await client.get("/health", headers=headers)).is_success
+        elsewhere = {"Origin": "https://evil.example"}
+        if "*" not in origins:
+            ended = await client.post("/v1/sessions/chat/end", headers=elsewhere)
+            assert ended.status_code == 403 and ended.json()["error"] == "foreign_origin"
+            made = await client.post("/openai/v1/conversations", headers=elsewhere)
+            assert made.status_code == 403 and made.json()["error"]["code"] == "foreign_origin"
+
+
+async def test_a_log_shows_no_control_characters_of_an_address(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+    problems.install(app)
+
+    @app.get("/{kind}/{rest}")
+    async def failing(kind: str, rest: str) -> None:
+        raise StoreError("store s: no answer") if kind == "away" else ValueError(kind)
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        assert (await client.get("/away/%1b%5b2J%0aERROR")).status_code == 503
+        assert (await client.get("/broken/%1b%5b2J%0aERROR")).status_code == 500
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("turnwise")]
+    assert len(told) == 2 and all(text.isprintable() for text in told)
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
+import signal
 import socket
 from contextlib import suppress
+from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
 
+import serve_objects
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.cli import console
-from turnwise.http import HttpSettings, Service
+from turnwise.http import HttpSettings, Service, create_app
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
-from turnwise.http.server import _Server
+from turnwise.http.server import _Server, _Workers
 
 MEGABYTE = b"x" * (1 << 20)
 
@@ -47,3 +53,45 @@ async def test_a_header_that_never_ends_is_not_read_for_ever(kind: str, begin: b
         server.should_exit = True
         await serving
     assert sent < 16, "it read sixteen megabytes"
+
+
+def test_a_worker_whose_replacement_does_not_start_is_replaced_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("turnwise.http.server._work", serve_objects.work)
+    monkeypatch.setattr("turnwise.http.server.RETRY_S", 0.01)
+    config, source = load(store=str(tmp_path / "broken"), workers=2)
+    killed: list[int] = []
+
+    def ready() -> None:
+        Path(config.store).touch()
+        killed.extend(each.pid or 0 for each in multiprocessing.active_children())
+        os.kill(killed[0], signal.SIGKILL)
+
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        _Workers(config, source, bound, ready).run()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(killed) == 2
+    assert ["did not start" in text for text in told] == [False, True], told
+
+
+async def test_a_service_on_the_loopback_of_ipv6_answers_there() -> None:
+    engines = {"main": {"object": "serve_objects:engine"}}
+    app = assemble(*load(store="memory://v6", host="::1", engines=engines)).app
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport) as client:
+        assert (await client.get("http://[::1]:8000/health")).is_success
+        assert (await client.get("http://[::2]:8000/health")).status_code == 400
+
+
+async def test_a_server_that_stops_does_not_wait_for_ever_for_what_outlives_its_requests(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("turnwise.http.app.DRAINED_S", 0.01)
+    app = create_app(AsyncSessionManager("memory://drained", engine=EchoEngine()))
+    never = asyncio.Event()
+    async with app.router.lifespan_context(app):
+        app.state.service.spawn(never.wait(), "what never ends")
+    assert "is not done" in caplog.text
+    never.set()
+    await app.state.service.drained()

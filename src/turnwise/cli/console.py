@@ -97,7 +97,7 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
         mount(app, service)
         app.get("/")(lambda: RedirectResponse("/console/"))
         if auth is None:  # a page of another site whose name was made to lead here sends that site's name
-            app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK, www_redirect=False)
+            app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, "[::1]"], www_redirect=False)
         with _bound(host, port) as listener:
             shown = f"[{host}]" if ":" in host else host
             typer.echo(f"turnwise shows {redact(store)} at http://{shown}:{listener.getsockname()[1]}/console/")

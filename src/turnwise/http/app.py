@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -21,12 +23,18 @@ from turnwise.http.auth import Auth
 from turnwise.http.front_ends import ui
 from turnwise.http.limits import SizeLimits
 from turnwise.http.openai import chat, conversations, errors, models, responses
+from turnwise.http.origins import SameSite
 from turnwise.http.paths import SegmentPaths
-from turnwise.http.service import ON_DISCONNECT, Service
+from turnwise.http.service import Service
 from turnwise.http.settings import HttpSettings
 from turnwise.http.tracing import TraceContext
 
-_HEADERS = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID")
+_log = logging.getLogger(__name__)
+
+DRAINED_S = 3.0
+"""How long a stopped app waits for what outlives its requests, such as cancelling the runs of clients that left."""
+
+_EXPOSED = ("Location", "Retry-After", "X-Should-Retry")
 
 
 class _App(FastAPI):
@@ -64,7 +72,10 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         service.stop()
-        await service.drained()
+        try:
+            await asyncio.wait_for(service.drained(), DRAINED_S)
+        except TimeoutError:
+            _log.warning("the service ends, and some of what outlives its requests is not done")
 
     app = _App(
         title="turnwise",
@@ -87,12 +98,14 @@ def create_app(
     app.add_middleware(SegmentPaths)
     app.add_middleware(TraceContext)
     app.add_middleware(SizeLimits, max_header_bytes=limits.max_header_bytes, max_body_bytes=limits.max_body_bytes)
-    if service.settings.cors_origins:
+    if auth is None:
+        app.add_middleware(SameSite, origins=limits.cors_origins)
+    if limits.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=service.settings.cors_origins,
+            allow_origins=limits.cors_origins,
             allow_methods=["*"],
-            allow_headers=[*_HEADERS, ON_DISCONNECT, chat.SESSION_ID],
-            expose_headers=[chat.SESSION_ID, chat.RUN_ID, *VercelEncoder.headers],
+            allow_headers=["*"],  # clients of OpenAI send a dozen of their own
+            expose_headers=[chat.SESSION_ID, chat.RUN_ID, *_EXPOSED, *VercelEncoder.headers],
         )
     return app

@@ -40,6 +40,9 @@ from turnwise.strategies.trim import Trim
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Hosts that only this machine reaches."""
 
+NAMES = (*LOOPBACK, "[::1]")
+"""How requests name these hosts; the names may be compared with and without brackets."""
+
 _STRATEGIES: Mapping[str, type[Any]] = {
     "trim": Trim,
     "delete_oldest": DeleteOldest,
@@ -100,7 +103,7 @@ def assemble(config: ServiceConfig, source: Source) -> Assembly:
         _mount_console(app, config, source)
     if not config.has_auth and not config.anonymous:
         # A page of another site whose name was made to lead here sends that site's name.
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK, www_redirect=False)
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False)
     return Assembly(config, manager, app, engines)
 
 

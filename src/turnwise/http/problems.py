@@ -35,6 +35,7 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
     WaitTimeoutError,
+    shown,
 )
 from turnwise.http.models import name_of
 
@@ -170,7 +171,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(TurnwiseError)
     async def turnwise_error(request: Request, error: TurnwiseError) -> Response:
         if status_of(error) >= 500:  # noqa: PLR2004 - the server's fault
-            _log.error("%s %s: %s", request.method, request.url.path, error)
+            _log.error("%s %s: %s", request.method, shown(request.url.path), error)
         return answer(problem_of(error))
 
     @app.exception_handler(Unauthorized)
@@ -195,5 +196,5 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        _log.error("%s %s failed", request.method, shown(request.url.path), exc_info=error)
         return answer(problem(500, "Internal error", "the service's log has the cause", error="internal"))

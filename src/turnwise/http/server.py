@@ -35,6 +35,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_MARGIN_S = 5.0
 """How much longer than `stop_s` a process may take to end before it is killed, in seconds."""
 
+RETRY_S = 1.0
+"""How long after a replacement did not start another is tried, in seconds."""
+
 _log = logging.getLogger(__name__)
 
 Ready = Callable[[Assembly, str], None]
@@ -155,7 +158,10 @@ class _Server(uvicorn.Server):
 
 
 class _Workers:
-    """Processes that answer requests on one socket. One that ends by itself is replaced."""
+    """Processes that answer requests on one socket. One that ends by itself is replaced.
+
+    If one of the first does not start, none serves. Later, one that does not start is tried again.
+    """
 
     def __init__(self, config: ServiceConfig, source: Source, bound: socket.socket, ready: Callable[[], None]) -> None:
         self._config = config
@@ -164,7 +170,9 @@ class _Workers:
         self._ready = ready
         self._processes: dict[SpawnProcess, Connection] = {}
         self._started: set[SpawnProcess] = set()
-        """Those that have answered requests."""
+        """Those that answer requests, or did."""
+        self._have_started = False
+        """Whether the first ones have all started."""
         self._wakes, self._woken = socket.socketpair()
         self._is_stopping = False
 
@@ -197,13 +205,18 @@ class _Workers:
     def _watch(self) -> None:
         """Wait until a worker is ready or has ended, or a signal has come."""
         waiting = [pipe for process, pipe in self._processes.items() if process not in self._started]
-        found = wait([self._woken, *waiting, *(process.sentinel for process in self._processes)])
+        sentinels = [process.sentinel for process in self._processes]
+        missing = self._config.workers - len(self._processes)
+        found = wait([self._woken, *waiting, *sentinels], RETRY_S if missing else None)
+        if not found:
+            self._start()
         for process, pipe in list(self._processes.items()):
             if pipe in found and process not in self._started:
                 with contextlib.suppress(EOFError):
                     pipe.recv()
                     self._started.add(process)
-                    if len(self._started) == self._config.workers:
+                    if not self._have_started and self._started.issuperset(self._processes):
+                        self._have_started = True
                         self._ready()
             if process.sentinel in found and not self._is_stopping:
                 self._replace(process)
@@ -211,10 +224,13 @@ class _Workers:
     def _replace(self, process: SpawnProcess) -> None:
         process.join()
         self._processes.pop(process).close()
-        if process not in self._started:
+        if process in self._started:
+            _log.warning("worker process %s ended with exit code %s and is replaced", process.pid, process.exitcode)
+            self._start()
+        elif self._have_started:
+            _log.error("worker process %s did not start; see its error. Another is tried soon", process.pid)
+        else:
             raise ConfigError("workers", self._config.workers, f"process {process.pid} did not start; see its error")
-        _log.warning("worker process %s ended with exit code %s and is replaced", process.pid, process.exitcode)
-        self._start()
 
     def _end(self) -> None:
         self._bound.close()

@@ -1,0 +1,48 @@
+"""`SameSite`: refuses what pages of other sites would change in a service that asks nobody who they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnwise.http.openai import errors
+from turnwise.http.problems import answer, problem
+
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+def is_same_site(headers: Headers) -> bool:
+    """Return whether a request comes from one of the service's own pages, or from no page."""
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+class SameSite:
+    """An ASGI middleware that answers 403 to requests that may change something and come from a page of another site.
+
+    A browser sends a POST without a body, or with one of a form, for any page, and asks nobody first.
+
+    Args:
+        origins: origins whose pages may send them nevertheless; `*` stands for all.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in _SAFE or self._is_allowed(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        why = "the request comes from a page of another site: name its origin in 'cors_origins', or use tokens"
+        if "/openai/v1/" in scope["path"]:
+            refusal = errors.answer(403, why, code="foreign_origin")
+        else:
+            refusal = answer(problem(403, "Foreign origin", why, error="foreign_origin"))
+        await refusal(scope, receive, send)
+
+    def _is_allowed(self, headers: Headers) -> bool:
+        return is_same_site(headers) or "*" in self._origins or headers["origin"] in self._origins

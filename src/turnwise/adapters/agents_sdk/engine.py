@@ -54,6 +54,8 @@ with framework("openai-agents", extra="openai-agents", tested="0.24"):
         OutputGuardrailTripwireTriggered,
         RunConfig,
         Runner,
+        RunResult,
+        RunState,
         ToolInputGuardrailTripwireTriggered,
         ToolOutputGuardrailTripwireTriggered,
     )
@@ -61,6 +63,11 @@ with framework("openai-agents", extra="openai-agents", tested="0.24"):
     from agents.models.default_models import get_default_model
 
     expect(Runner.run, "starting_agent", "input", "context", "max_turns", "hooks", "run_config")
+    expect(RunConfig, "model", "model_provider", "model_settings", "group_id")
+    expect(RunResult, "interruptions", "new_items", "final_output", "context_wrapper")
+    expect(RunState.approve, "approval_item")
+    expect(RunState.reject, "approval_item", "rejection_message")
+    expect(MCPServerManager, "strict", "connect_in_parallel")
 
 Factory = Callable[[], "Agent[Any]"]
 

@@ -11,12 +11,15 @@ from typing import Any, cast
 
 from turnwise.adapters.agents_sdk.journal import CURRENT
 from turnwise.adapters.agents_sdk.model import JournalledModel
-from turnwise.adapters.releases import framework
+from turnwise.adapters.releases import expect, framework
 from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse
 
 with framework("openai-agents", extra="openai-agents", tested="0.24"):
     from agents import Agent, FunctionTool, Handoff, Model
     from agents.tool_context import ToolContext
+
+    Handoff._agent_ref  # noqa: B018, SLF001 - looked up, since only a pickled agent uses it
+    expect(Agent.get_mcp_tools, "run_context")
 
 Invoke = Callable[[Any, str], Awaitable[Any]]
 

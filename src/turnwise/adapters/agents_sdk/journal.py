@@ -13,7 +13,7 @@ from typing import Any
 from turnwise.actors.inference.engine import NewEvent, StepContext, Suspend
 from turnwise.actors.inference.tools.loop import LOST
 from turnwise.adapters.agents_sdk.items import plain, result_of, tool_output_of
-from turnwise.adapters.releases import framework
+from turnwise.adapters.releases import expect, framework
 from turnwise.errors import EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted
@@ -27,6 +27,10 @@ with framework("openai-agents", extra="openai-agents", tested="0.24"):
     from agents import FunctionTool, RunHooks
     from agents.items import ItemHelpers, ToolApprovalItem
     from agents.tool_context import ToolContext
+
+    expect(RunHooks.on_llm_start, "context", "agent", "system_prompt", "input_items")
+    expect(RunHooks.on_tool_end, "context", "agent", "tool", "result")
+    expect(ToolContext, "tool_call", "tool_call_id")
 
 CURRENT: ContextVar[Journal | None] = ContextVar("turnwise_agents_sdk_journal", default=None)
 """The journal of the run that this task works for. None within a tool: what an agent does there, as a tool of another

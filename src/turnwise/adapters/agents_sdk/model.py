@@ -25,6 +25,8 @@ with framework("openai-agents", extra="openai-agents", tested="0.24"):
 
     _ARGUMENTS = ("system_instructions", "input", "model_settings", "tools", "output_schema", "handoffs", "tracing")
     expect(Model.stream_response, *_ARGUMENTS)
+    expect(Model.get_response, *_ARGUMENTS)
+    expect(Model._cleanup_on_run_end, "owner")  # noqa: SLF001 - see below
 
 TAKEN: Mapping[str, str] = {
     "temperature": "temperature",

@@ -26,7 +26,7 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
 from turnwise.adapters.anthropic.messages import LIMIT, MessagesAPI, not_taken
-from turnwise.adapters.releases import framework
+from turnwise.adapters.releases import expect, framework
 from turnwise.errors import ConfigError, EngineError, InvalidInputError, shown
 from turnwise.memory.conversation.blocks import Document, Image
 from turnwise.memory.conversation.frozen_json import freeze
@@ -39,6 +39,11 @@ from turnwise.memory.providers.validation import ANTHROPIC
 with framework("anthropic", extra="anthropic", tested="2.12"):
     import anthropic
     from anthropic import APIConnectionError, APIStatusError, APITimeoutError, AsyncAnthropic, Timeout
+    from anthropic.resources.messages import AsyncMessages
+
+    expect(AsyncAnthropic, "api_key", "base_url", "default_headers", "default_query", "timeout", "max_retries")
+    expect(AsyncAnthropic, "http_client", "auth_token", "credentials")
+    expect(AsyncMessages.create, "model", "max_tokens", "messages", "stream", "extra_body")
 
 if TYPE_CHECKING:
     import httpx2

@@ -15,7 +15,7 @@ from turnwise.adapters.langgraph.graph_run import GraphRun, GraphSettings
 from turnwise.adapters.langgraph.interrupts import INTERRUPT
 from turnwise.adapters.langgraph.messages import Converter
 from turnwise.adapters.langgraph.tool_journal import install, tool_nodes
-from turnwise.adapters.releases import framework
+from turnwise.adapters.releases import expect, framework
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.model_params import PARAMS
@@ -26,6 +26,8 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
     from langgraph.graph import StateGraph
     from langgraph.graph.state import CompiledStateGraph
     from langgraph.pregel import Pregel
+
+    expect(StateGraph.compile, "checkpointer", "cache", "store", "interrupt_before", "interrupt_after", "debug", "name")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from turnwise.adapters.langgraph.interrupts import (
 )
 from turnwise.adapters.langgraph.messages import Converter, from_langchain, thawed, to_langchain, usage_of
 from turnwise.adapters.langgraph.tool_journal import RUN, Execute, tool_nodes
-from turnwise.adapters.releases import framework
+from turnwise.adapters.releases import expect, framework
 from turnwise.errors import ContextOverflowError, EngineError, LimitError, RequestRefusedError, TurnwiseError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted
@@ -46,7 +46,17 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
     from langchain_core.runnables.config import merge_configs
     from langgraph.checkpoint.memory import InMemorySaver
     from langgraph.errors import GraphBubbleUp, GraphRecursionError, is_invalid_resume
-    from langgraph.types import Command
+    from langgraph.prebuilt.tool_node import ToolCallRequest
+    from langgraph.pregel import Pregel
+    from langgraph.types import Command, Interrupt, StateSnapshot
+
+    expect(Pregel.astream, "input", "config", "context", "stream_mode", "subgraphs", "durability")
+    expect(Pregel.aget_state, "config")
+    expect(Pregel.copy, "update")
+    expect(StateSnapshot, "values", "next", "interrupts")
+    expect(Interrupt, "value", "id")
+    expect(ToolCallRequest, "tool_call", "state", "runtime")
+    ToolCallRequest.override  # noqa: B018 - looked up, since only an approval with other arguments uses it
 
 _log = logging.getLogger(__name__)
 

@@ -33,12 +33,12 @@ with framework("langgraph-checkpoint", extra="langgraph", tested="4.3"):
     )
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
+with framework("langgraph", extra="langgraph", tested="1.2"):
+    # LangGraph sets it for subgraphs of a graph that replays an earlier checkpoint.
+    from langgraph._internal._constants import CONFIG_KEY_REPLAY_STATE
+
 _CLAIM = "__turnwise_claim"
 """The key in a config's `configurable` that says what a run had read before it writes."""
-
-_REPLAY = "__pregel_replay_state"
-"""The key that LangGraph sets for subgraphs of a graph that replays an earlier checkpoint."""
-
 
 _FILLED_AT_ONCE = 20
 """The most checkpoints of a list whose values are read by one call."""
@@ -402,7 +402,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             versions=dict(checkpoint["channel_versions"]),
             new={name: _dumped(codec, values[name]) if name in values else None for name in new_versions},
             same={name: partial(_dumped, codec, value) for name, value in values.items() if name not in new_versions},
-            replays=config["configurable"].get(_REPLAY) is not None,
+            replays=config["configurable"].get(CONFIG_KEY_REPLAY_STATE) is not None,
         )
         return where, put, codec
 

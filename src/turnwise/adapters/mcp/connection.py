@@ -16,16 +16,24 @@ from typing import Any, Self, TypeVar
 
 from turnwise.actors.inference.redaction import LONG, redacted
 from turnwise.adapters.mcp.servers import McpHttp, McpServer, McpStdio
-from turnwise.adapters.releases import framework
+from turnwise.adapters.releases import expect, framework
 from turnwise.errors import ToolError, ToolServerError
 
 with framework("mcp", extra="mcp", tested="2.3"):
     import anyio
     import httpx2
     from mcp import Client, MCPError, StdioServerParameters, stdio_client, types
-    from mcp.client.session import IncomingMessage
+    from mcp.client.session import ClientSession, IncomingMessage
     from mcp.client.streamable_http import streamable_http_client
     from mcp.types.version import MODERN_PROTOCOL_VERSIONS
+
+    expect(Client, "cache", "message_handler")
+    expect(Client.list_tools, "cursor")
+    expect(Client.list_resources, "cursor")
+    expect(Client.listen, "tools_list_changed")
+    expect(ClientSession.validate_tool_result, "name", "result")
+    expect(stdio_client, "errlog")
+    expect(streamable_http_client, "http_client", "max_sse_event_size")
 
 CLOSE_S = 5.0
 """How long a server has to end, or to answer that it closed, in seconds."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, Field
 
-from turnwise.adapters.releases import framework
+from turnwise.adapters.releases import expect, framework
 from turnwise.errors import ConfigError, RunEndedError, SessionNotFoundError, TurnwiseError, WaitTimeoutError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import MemoryItem, Scope
@@ -19,6 +19,9 @@ with framework("mcp", extra="mcp", tested="2.3"):
     from mcp.server import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.types import ToolAnnotations
+
+    expect(MCPServer, "instructions", "log_level")
+    expect(MCPServer.add_tool, "annotations")
 
 if TYPE_CHECKING:
     from turnwise.actors.client.execution import AsyncExecutionHandle

@@ -149,11 +149,15 @@ class _Parted:
     held: dict[str, Any]
     variables: dict[str, str]
     """Its context variables, which hold nothing between runs."""
+    caches: tuple[str, ...]
+    """The names of its weak dictionaries, which hold nothing between runs either."""
 
 
 def _parted(agent: Agent[Any, Any]) -> _Parted:
     held = {name: value for name, value in vars(agent).items() if not isinstance(value, _OF_PROCESS)}
-    return _Parted(held, {name: value.name for name, value in vars(agent).items() if isinstance(value, ContextVar)})
+    variables = {name: value.name for name, value in vars(agent).items() if isinstance(value, ContextVar)}
+    caches = tuple(name for name, value in vars(agent).items() if isinstance(value, WeakValueDictionary))
+    return _Parted(held, variables, caches)
 
 
 _OF_PROCESS = (ContextVar, WeakValueDictionary)
@@ -163,7 +167,7 @@ def _rebuilt(given: dict[str, Any]) -> PydanticAIEngine:
     if isinstance(parted := given["agent"], _Parted):
         agent: Agent[Any, Any] = object.__new__(Agent)
         made = {name: ContextVar(variable, default=None) for name, variable in parted.variables.items()}
-        vars(agent).update({**parted.held, **made, "_selected_models": WeakValueDictionary()})
+        vars(agent).update({**parted.held, **made, **{name: WeakValueDictionary() for name in parted.caches}})
         given = {**given, "agent": agent}
     return PydanticAIEngine(**given)
 

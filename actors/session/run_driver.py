@@ -191,7 +191,8 @@ class RunDriver:
                     ending = await self._decided(run)
                 else:
                     ending = await self._attempt(run)
-                if ending and ending.state == "suspended" and not ending.calls and run.record.calls == calls:
+                asks = ending and (ending.calls or run.record.calls != calls or run.is_waiting)
+                if ending and ending.state == "suspended" and not asks:
                     why = "the engine suspended the run without a tool call or budget to decide about"
                     ending = Ending("failed", why)
                 if ending and ending.state == "suspended":

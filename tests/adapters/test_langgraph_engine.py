@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +37,7 @@ from turnwise.memory.conversation.events import Event, TextDelta, ToolEnded
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script
+from watched_store import WatchedStore
 
 
 class Stage:
@@ -639,20 +639,6 @@ def copied(saver: InMemorySaver) -> InMemorySaver:
     twin.writes.update({at: dict(held) for at, held in saver.writes.items()})
     twin.blobs.update(saver.blobs)
     return twin
-
-
-class WatchedStore(InMemoryStore):
-    """A store that is copied after each commit."""
-
-    def __init__(self, watch: Callable[[InMemoryStore], None]) -> None:
-        super().__init__()
-        self._watch = watch
-
-    async def commit(self, *args: Any, **named: Any) -> None:
-        await super().commit(*args, **named)
-        twin = InMemoryStore()
-        twin.__dict__.update(deepcopy({name: held for name, held in vars(self).items() if name != "_watch"}))
-        self._watch(twin)
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["no checkpointer", "checkpointer"])

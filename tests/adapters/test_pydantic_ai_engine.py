@@ -36,6 +36,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script
 from turnwise.testing.local_provider.anthropic_messages import sign
+from watched_store import WatchedStore
 
 DONE: list[str] = []
 """What the tools of a test did."""
@@ -328,6 +329,85 @@ async def test_after_a_kill_settled_calls_are_not_made_again(repeatable: bool) -
             assert "the process was lost" in slept[0] and slept[1] and sorted(DONE) == ["look it", "slow"]
         hold.set()  # the lost process can do no harm: the store refuses what it records
         await asyncio.sleep(0.05)
+
+
+async def test_a_result_is_recorded_while_another_tool_runs_also_if_it_comes_during_a_commit() -> None:
+    storing, returned, begun, hold = (asyncio.Event() for _ in range(4))
+
+    class SlowStore(InMemoryStore):
+        async def commit(self, session_id: str, epoch: int, commit: Any) -> None:
+            if any(event.kind == "tool_ended" for event in commit.events) and not storing.is_set():
+                storing.set()
+                await returned.wait()
+                for _ in range(100):  # until the agent has handed the result on
+                    await asyncio.sleep(0)
+            await super().commit(session_id, epoch, commit)
+
+    agent = agent_of([("look", {"at": "it"}), ("second", {}), ("slow", {})], "Done.")
+
+    @agent.tool_plain
+    async def second() -> str:
+        DONE.append("second")
+        await storing.wait()
+        returned.set()
+        return "second"
+
+    @agent.tool_plain
+    async def slow() -> str:
+        DONE.append("slow")
+        begun.set()
+        await hold.wait()
+        return "slept"
+
+    stage = Stage(PydanticAIEngine(agent), on_lost="resume")
+    stage.store = SlowStore()
+    async with stage:
+        await stage.restart()
+        await stage.core.start(["Go!"], run_id="r")
+        await begun.wait()
+        async with asyncio.timeout(10):
+            while [event.kind for event in (await stage.core.reads.events())[0]].count("tool_ended") < 2:
+                await asyncio.sleep(0.005)
+        await stage.restart()
+        outcome = await stage.outcome("r")
+        assert [is_error for _, is_error in results(outcome)] == [False, False, True], "only the one that ran is lost"
+        assert sorted(DONE) == ["look it", "second", "slow"]
+        hold.set()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_kill_at_any_commit_makes_no_call_twice_and_leaves_a_valid_turn() -> None:
+    """The store is copied at each commit, those of a decision too; a process that finds the copy goes on from there."""
+    steps = [("look", {"at": "sea"}), ("look", {"at": "sky"})], [("look", {"at": "map"}), ("pay", {"euros": 5})]
+    engine = PydanticAIEngine(agent_of(*steps, "Done."))
+    kills: list[tuple[InMemoryStore, list[str]]] = []
+    stage = Stage(engine, on_lost="resume")
+    stage.store = WatchedStore(lambda twin: kills.append((twin, list(DONE))))
+
+    async def to_the_end(stage: Stage) -> Any:
+        while (run := await stage.core.reads.run("r")).state not in ("completed", "failed"):
+            if run.state == "awaiting_approval":
+                for call in await stage.core.reads.pending("r"):
+                    await stage.core.decide("r", call.call_id, ApprovalDecision(verdict="approved"))
+            await asyncio.sleep(0.005)
+        return await stage.outcome("r")
+
+    async with stage:
+        await stage.restart()
+        await stage.core.start(["Go!"], run_id="r")
+        await to_the_end(stage)
+    assert sorted(DONE) == ["look map", "look sea", "look sky", "pay 5"] and len(kills) > 8
+    for store, before in kills[1:-1]:
+        DONE[:] = before
+        again = Stage(engine, on_lost="resume")
+        again.store = store
+        await again.restart()
+        outcome = await to_the_end(again)
+        assert outcome.run.state == "completed", outcome.run.why
+        assert outcome.turn.text == "Done. "
+        assert len(set(DONE)) == len(DONE), "no call is made twice"
+        assert kinds(outcome).count("tool_use") == kinds(outcome).count("tool_result") == 4
+        await again.core.engines.close(again.core.engines.remove_all())
 
 
 async def test_a_cancel_reaches_the_provider_and_keeps_what_was_said() -> None:

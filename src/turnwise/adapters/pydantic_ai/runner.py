@@ -14,7 +14,7 @@ from turnwise.actors.inference.engine import NewEvent, StepContext, Suspend
 from turnwise.actors.inference.openai.runner import TOO_LONG_MESSAGE
 from turnwise.actors.inference.tools.loop import LOST, MOST_SHRINKS
 from turnwise.adapters.pydantic_ai.messages import content_of, plain_blocks, result_of, to_pydantic_ai
-from turnwise.adapters.releases import framework
+from turnwise.adapters.releases import expect, framework
 from turnwise.errors import (
     ContextOverflowError,
     EngineError,
@@ -65,6 +65,13 @@ with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
     from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolApproved, ToolDefinition
     from pydantic_ai.toolsets import ExternalToolset
     from pydantic_ai.usage import UsageLimits
+
+    expect(AbstractAgent.iter, "message_history", "deps", "model", "model_settings", "usage_limits", "instructions")
+    expect(AbstractAgent.iter, "toolsets", "capabilities", "conversation_id", "output_type", "retries")
+    expect(AbstractCapability.after_model_request, "ctx", "request_context", "response")
+    expect(AbstractCapability.wrap_tool_execute, "ctx", "call", "tool_def", "args", "handler")
+    expect(AbstractCapability.after_output_process, "ctx", "output_context", "output")
+    expect(AbstractCapability.handle_deferred_tool_calls, "ctx", "requests")
 
 _REFUSALS = (400, 413, 415, 422)
 """The HTTP statuses of requests that the provider would refuse again."""
@@ -135,7 +142,10 @@ class AgentRunner:
 
 
 class Journal:
-    """What a run's next commits record. `flush` stores all that was added; what arrives at once shares a commit."""
+    """What a run's next commits record. `flush` stores all that was added until it returns.
+
+    What arrives at once shares a commit.
+    """
 
     def __init__(self, turn: Turn, context: StepContext) -> None:
         self.turn = turn
@@ -155,16 +165,15 @@ class Journal:
 
     async def flush(self) -> None:
         async with self._lock:
-            if not (self._blocks or self._events or self._states):
-                return
-            blocks, self._blocks = self._blocks, []
-            events, self._events = self._events, []
-            states, self._states = self._states, {}
-            try:
-                self.turn = await self._context.record(*blocks, events=events, calls=states)
-            except BaseException:
-                self._blocks = [*blocks, *self._blocks]  # perhaps not stored, so `emit_results` emits the results
-                raise
+            while self._blocks or self._events or self._states:
+                blocks, self._blocks = self._blocks, []
+                events, self._events = self._events, []
+                states, self._states = self._states, {}
+                try:
+                    self.turn = await self._context.record(*blocks, events=events, calls=states)
+                except BaseException:
+                    self._blocks = [*blocks, *self._blocks]  # perhaps not stored, so `emit_results` emits the results
+                    raise
 
     def emit_results(self) -> None:
         """Emit results that were not recorded, so that a run which stops here keeps them."""

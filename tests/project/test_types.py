@@ -1,5 +1,6 @@
 """Programs that use turnwise are typed: those in the documentation, and those that read events and blocks."""
 
+import json
 import re
 import subprocess
 import sys
@@ -131,6 +132,48 @@ def read(event: AnyEvent) -> None:
     print(SesionManager, InMemoryStor)
 """
 
+USES = {
+    "narrowed": NARROWED,
+    "imported": "".join(
+        f"import {name}\nimport {name} as _{last}\nfrom turnwise import {last}\nprint({last}, _{last}, {name})\n"
+        for name in public_modules()
+        for last in [name.partition(".")[2]]
+    )
+    + IMPORTED,
+    "wrong": WRONG,
+}
+
+
+def test_pyright_narrows_events_and_blocks_by_their_kind_and_finds_mistakes(tmp_path: Path) -> None:
+    """By basedpyright, which is pyright with a node of its own, and as strict as pyright can be."""
+    for name, text in USES.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}', encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "basedpyright",
+        "--outputjson",
+        "--pythonpath",
+        sys.executable,
+        "-p",
+        str(tmp_path),
+    ]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    found = json.loads(checked.stdout)
+    assert found["summary"]["filesAnalyzed"] == len(USES), checked.stdout
+    errors = {
+        (Path(each["file"]).stem, each["range"]["start"]["line"] + 1, each["rule"])
+        for each in found["generalDiagnostics"]
+        if not each["rule"].startswith("reportUnknown")  # these follow from the others
+    }
+    assert errors == {
+        ("wrong", 2, "reportAttributeAccessIssue"),
+        ("wrong", 3, "reportAttributeAccessIssue"),
+        ("wrong", 7, "reportAttributeAccessIssue"),
+        ("wrong", 8, "reportUnnecessaryComparison"),
+    }, checked.stdout
+
 
 def test_the_documentation_is_typed_and_mistakes_are_found(tmp_path: Path) -> None:
     """One process of mypy checks everything, with the project's settings and the cache of `make lint`."""
@@ -141,12 +184,7 @@ def test_the_documentation_is_typed_and_mistakes_are_found(tmp_path: Path) -> No
         if block.kind.startswith("python")
     }
     assert len(texts) > 20
-    imports = [
-        f"import {name}\nimport {name} as _{last}\nfrom turnwise import {last}\nprint({last}, _{last}, {name})\n"
-        for name in public_modules()
-        for last in [name.partition(".")[2]]
-    ]
-    texts |= {"narrowed": NARROWED, "imported": "".join(imports) + IMPORTED, "wrong": WRONG}
+    texts |= USES
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     checked = subprocess.run(

@@ -33,11 +33,11 @@ class Handles:
         self._sessions: OrderedDict[_Key, AsyncSession] = OrderedDict()
         self._runs: OrderedDict[_Key, AsyncExecutionHandle] = OrderedDict()
 
-    def hold_session(self, user_id: str | None, session: AsyncSession) -> None:
+    def cache_session(self, user_id: str | None, session: AsyncSession) -> None:
         """Hold a session for later requests of a user."""
         _put(self._sessions, (user_id, session.id), session)
 
-    def hold_run(self, user_id: str | None, execution: AsyncExecutionHandle) -> None:
+    def cache_run(self, user_id: str | None, execution: AsyncExecutionHandle) -> None:
         """Hold a run for later requests of a user, without its outcome."""
         _put(self._runs, (user_id, execution.run_id), copy.copy(execution))
 
@@ -60,7 +60,7 @@ class Handles:
             except SessionNotFoundError:
                 self.drop_session(user_id, session_id)
         session = await self._manager.get(session_id, user_id=user_id)
-        self.hold_session(user_id, session)
+        self.cache_session(user_id, session)
         return await verb(session)
 
     async def on_run(
@@ -78,7 +78,7 @@ class Handles:
             except (SessionNotFoundError, RunNotFoundError):
                 self._runs.pop((user_id, run_id), None)
         execution = await self._manager.execution(run_id, user_id=user_id)
-        self.hold_run(user_id, execution)
+        self.cache_run(user_id, execution)
         return await verb(execution)
 
 

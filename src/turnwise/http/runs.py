@@ -124,7 +124,7 @@ async def run_once(
 async def _started(
     caller: Asks, request: Request, execution: AsyncExecutionHandle, streams: bool, wait_s: float | None
 ) -> Response:
-    caller.service.handles.hold_run(caller.user_id, execution)
+    caller.service.handles.cache_run(caller.user_id, execution)
     location = path_of(request.scope.get("root_path", ""), "v1", "runs", execution.run_id)
     headers = {"Location": location, "X-Run-Id": execution.run_id}
     if streams:

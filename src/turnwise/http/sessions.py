@@ -94,7 +94,7 @@ async def open_session(body: OpenSession, caller: Asks, request: Request, respon
 
 
 def _opened(caller: Asks, session: AsyncSession, request: Request, response: Response) -> SessionOpened:
-    caller.service.handles.hold_session(caller.user_id, session)
+    caller.service.handles.cache_session(caller.user_id, session)
     response.headers["Location"] = path_of(request.scope.get("root_path", ""), "v1", "sessions", session.id)
     return SessionOpened.of(session)
 

@@ -102,7 +102,7 @@ async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: st
         raise InvalidInputError(f"{at}.role" if last else "messages", shown(getattr(last, "role", [])), why)
     its_id, prompts, options = message_id(last.id, f"{at}.id"), _prompts(last, at), _options(body)
     session = await caller.manager.open(body.thread_id, user_id=caller.user_id, engine=engine, if_exists="keep")
-    caller.service.handles.hold_session(caller.user_id, session)
+    caller.service.handles.cache_session(caller.user_id, session)
     execution = await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed is not None)
     return streamed(caller, execution, AgUiEncoder(body.thread_id, body.run_id, resumed))
 

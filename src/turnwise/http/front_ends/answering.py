@@ -230,7 +230,7 @@ def streamed(
     caller: Caller, execution: AsyncExecutionHandle, encoder: FrontEndEncoder, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return a run's answers as a stream. If the client leaves, the run goes on or not, as `X-On-Disconnect` says."""
-    caller.service.handles.hold_run(caller.user_id, execution)
+    caller.service.handles.cache_run(caller.user_id, execution)
     farewell = b"".join(frame.encode() for frame in encoder.failed(ConnectionError(STOPS)))
 
     def left() -> None:

@@ -146,7 +146,7 @@ async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_ke
         return await _continue(caller, body.id, last, at, resumed)
     new: dict[str, Any] = {"engine": body.engine, "agent": body.agent, "if_exists": "keep"}
     session = await caller.manager.open(body.id, user_id=caller.user_id, **new)
-    caller.service.handles.hold_session(caller.user_id, session)
+    caller.service.handles.cache_session(caller.user_id, session)
     is_again = body.trigger == "regenerate-message" or body.messageId == its_id
     edits = body.trigger == "submit-message"
     try:

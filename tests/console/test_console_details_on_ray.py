@@ -38,7 +38,7 @@ def test_what_the_model_was_sent_and_its_steps_stand_beside_what_was_said(
     console: Console, manager: SessionManager, open_page: Callable[..., Page]
 ) -> None:
     session = manager.open("details", user_id="ann")
-    session.memory.save("Ann lives in Lisbon.")
+    session.memory.save(f"Ann lives in Lisbon {HOSTILE}")
     session.run("where does Ann live?").wait()
     session.run(f"steps {HOSTILE}").wait()
     page = open_page(f"{console.url}/session?id=details&user=ann")
@@ -48,7 +48,7 @@ def test_what_the_model_was_sent_and_its_steps_stand_beside_what_was_said(
     expect(side).to_contain_text("Tokens sent")
     expect(side).to_contain_text("1 of 1 from LexicalMemory")
     side.get_by_role("button", name="Show what memory recalls").click()
-    expect(side).to_contain_text("Ann lives in Lisbon.")
+    expect(side).to_contain_text("Ann lives in Lisbon <img src=x onerror='window.owned=1'> \u27e8U+202E\u27e9")
     turns.nth(1).get_by_role("button", name="Inspect").click()
     expect(side).to_contain_text("3 blocks before the answer")
     side.get_by_role("button", name="Steps").click()

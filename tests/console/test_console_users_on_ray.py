@@ -50,8 +50,12 @@ def test_a_user_logs_in_and_sees_what_is_theirs(guarded: Console, open_page: Cal
     (cookie,) = (each for each in page.context.cookies() if each["name"] == "turnwise_token")
     assert cookie["httpOnly"] and cookie["sameSite"] == "Lax" and cookie["path"] == "/console"
     assert TOKENS["ann"] not in page.content() and "secret" not in page.url
+    other = page.context.new_page()
+    other.goto(f"{guarded.url}/sessions")
+    expect(other.locator("tbody tr")).to_have_count(1)
     page.get_by_role("button", name="Log out").click()
     expect(page).to_have_url(re.compile("/console/login"))
+    expect(other).to_have_url(re.compile("/console/login"))
     page.goto(f"{guarded.url}/sessions")
     expect(page).to_have_url(re.compile("/console/login"))
 

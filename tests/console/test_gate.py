@@ -23,7 +23,11 @@ TOKEN = 'a-secret;with "signs'.replace(" ", "-") + "-%3d"
 
 
 @asynccontextmanager
-async def guarded(prefix: str = "", *, has_auth: bool = True) -> AsyncIterator[httpx.AsyncClient]:
+async def guarded(
+    prefix: str = "", *, has_auth: bool = True, left: list[Identity] | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    left = [] if left is None else left
+
     async def pages(scope: Scope, receive: Receive, send: Send) -> None:
         viewer = Viewer.of(scope)
         who = f"{viewer.identity.user_id if viewer.identity else None} at {viewer.url('sessions', q='a b')}"
@@ -35,7 +39,7 @@ async def guarded(prefix: str = "", *, has_auth: bool = True) -> AsyncIterator[h
     manager = AsyncSessionManager("memory://gate", engine=EchoEngine(), read_only=True)
     service = Service(manager, HttpSettings(), BearerTokens({TOKEN: Identity("ann")}) if has_auth else None)
     app = FastAPI()
-    app.mount("/console", Gate(service, pages, ready, lambda _: None))
+    app.mount("/console", Gate(service, pages, ready, lambda _: None, left.append))
     outer = FastAPI()
     outer.mount(prefix or "/", app)
     transport = httpx.ASGITransport(outer)
@@ -45,7 +49,8 @@ async def guarded(prefix: str = "", *, has_auth: bool = True) -> AsyncIterator[h
 
 @pytest.mark.parametrize("prefix", ["", "/under/another"])
 async def test_a_login_leads_where_the_viewer_wanted_to_go(prefix: str) -> None:
-    async with guarded(prefix) as client:
+    left: list[Identity] = []
+    async with guarded(prefix, left=left) as client:
         asked = await client.get("/session?id=chat&user=bob")
         assert asked.status_code == 303
         login = asked.headers["location"]
@@ -61,7 +66,7 @@ async def test_a_login_leads_where_the_viewer_wanted_to_go(prefix: str) -> None:
         assert all(part in cookie for part in ("HttpOnly", "SameSite=lax", "Secure", f"Path={prefix}/console"))
         assert (await client.get("/sessions")).text == f"ann at {prefix}/console/sessions?q=a+b"
         assert (await client.post("/logout", headers={"Origin": "https://here"})).status_code == 303
-        assert COOKIE not in client.cookies
+        assert COOKIE not in client.cookies and left == [Identity("ann")]
         assert (await client.get("/sessions")).status_code == 303
 
 
@@ -97,7 +102,8 @@ async def test_without_authentication_everybody_is_let_in() -> None:
         assert refused.status_code == 403, "no page of this id exists"
 
 
-async def test_each_open_page_is_one_of_the_streams_that_a_user_may_have() -> None:
+@pytest.mark.parametrize("kind", ["websocket", "http"])
+async def test_each_open_page_is_one_of_the_streams_that_a_user_may_have(kind: str) -> None:
     gone = asyncio.Event()
 
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +114,7 @@ async def test_each_open_page_is_one_of_the_streams_that_a_user_may_have() -> No
 
     manager = AsyncSessionManager("memory://gate", engine=EchoEngine(), read_only=True)
     service = Service(manager, HttpSettings(max_streams_per_user=1), BearerTokens({TOKEN: Identity("ann")}))
-    gate = Gate(service, page, ready, lambda name: Viewer(service, Identity(name), "/console"))
+    gate = Gate(service, page, ready, lambda name: Viewer(service, Identity(name), "/console"), print)
 
     async def connect(page_of: str) -> list[str]:
         sent: list[str] = []
@@ -121,14 +127,15 @@ async def test_each_open_page_is_one_of_the_streams_that_a_user_may_have() -> No
 
         headers = [(b"authorization", b"Bearer " + TOKEN.encode()), (b"host", b"here")]
         query = f"client_id={page_of}".encode()
-        scope = {"type": "websocket", "path": "/_nicegui_ws/socket.io/", "query_string": query, "headers": headers}
-        await gate(scope, receive, send)
+        scope = {"type": kind, "path": "/_nicegui_ws/socket.io/", "query_string": query, "headers": headers}
+        await gate({**scope, "method": "GET"}, receive, send)
         return sent
 
     first = asyncio.create_task(connect("ann"))
     await asyncio.sleep(0)
-    assert await connect("bob") == ["websocket.close"], "it is a page of somebody else"
-    assert await connect("ann") == ["websocket.close"]
+    refusal = ["websocket.close"] if kind == "websocket" else ["http.response.start", "http.response.body"]
+    assert await connect("bob") == refusal, "it is a page of somebody else"
+    assert await connect("ann") == refusal
     gone.set()
     assert await first == []
     assert await connect("ann") == []

@@ -14,6 +14,7 @@ from turnwise.console import pages
 from turnwise.console.gate import Gate
 from turnwise.console.viewer import SCOPE_KEY, Viewer
 from turnwise.errors import TurnwiseError
+from turnwise.http.auth import Identity
 from turnwise.http.service import Service
 
 
@@ -31,7 +32,7 @@ def mount(app: FastAPI, service: Service, path: str = "/console") -> None:
     """
     shell = _shell()
     console = _Console(service, shell)
-    app.mount(path, Gate(service, shell, console.started, _owner), name="console")
+    app.mount(path, Gate(service, shell, console.started, _owner, _reload), name="console")
 
 
 class _Console:
@@ -40,18 +41,25 @@ class _Console:
     def __init__(self, service: Service, shell: FastAPI) -> None:
         self._service = service
         self._shell = shell
-        self._ready: asyncio.Event | None = None
+        self._ready: asyncio.Future[None] | None = None
 
     async def started(self) -> None:
+        """Wait until the pages can be served. If they could not be started, the next request tries it again."""
         if self._ready is None:
-            self._ready = asyncio.Event()
+            self._ready = asyncio.get_running_loop().create_future()
             self._service.spawn(self._live(self._ready), "the console")
-        await self._ready.wait()
+        await asyncio.shield(self._ready)
 
-    async def _live(self, ready: asyncio.Event) -> None:
-        async with self._shell.router.lifespan_context(self._shell):
-            ready.set()
-            await self._service.stopping.wait()
+    async def _live(self, ready: asyncio.Future[None]) -> None:
+        try:
+            async with self._shell.router.lifespan_context(self._shell):
+                ready.set_result(None)
+                await self._service.stopping.wait()
+        except Exception as error:
+            if not ready.done():
+                self._ready = None
+                ready.set_exception(error)
+            raise
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
@@ -84,3 +92,10 @@ def _shell() -> FastAPI:
 def _owner(page: str) -> Viewer | None:
     client: Any = Client.instances.get(page)
     return client.request.scope.get(SCOPE_KEY) if client else None
+
+
+def _reload(identity: Identity) -> None:
+    """Have the open pages of somebody loaded again: where the browser has no token any more, that is the login."""
+    for page in list(Client.instances):
+        if (viewer := _owner(page)) and viewer.identity == identity:
+            Client.instances[page].run_javascript("setTimeout(() => location.reload(), 200)")  # the cookie goes first

@@ -16,12 +16,12 @@ from turnwise.actors.cluster.wire import SessionInfo
 from turnwise.console.blocks import show_block
 from turnwise.console.calls import MAX_CHARS, Calls
 from turnwise.console.dialogs import confirmed, show_report
-from turnwise.console.frame import Frame, NotThereError
+from turnwise.console.frame import Frame, NotThereError, log_unexpected
 from turnwise.console.inspector import Inspector
 from turnwise.console.live import Live
 from turnwise.console.tags import badge, button, replace_text, tag
 from turnwise.console.text import moment, number
-from turnwise.errors import InvalidInputError, NoActiveRunError, NotFoundError, RunNotFoundError, TurnwiseError
+from turnwise.errors import InvalidInputError, NoActiveRunError, NotFoundError, RunNotFoundError
 from turnwise.memory.conversation.chat_messages import ChatMessage
 
 PAGE = 60
@@ -173,7 +173,8 @@ class _Conversation:
                     if getattr(event, "span", None) or event.terminal:
                         self._live.is_stored()
                     self._read_soon()
-        except TurnwiseError:
+        except Exception as error:  # noqa: BLE001 - logged, and tried again
+            log_unexpected(error)
             await asyncio.sleep(REFRESH_S)
             self._followed = None  # `refresh` says what is wrong, or begins again
         self._live.is_stored()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self
@@ -24,6 +25,8 @@ _THEME = "turnwise_theme"
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 """After how long what failed is tried again; twice as long each further time, up to the longest."""
+
+_log = logging.getLogger(__name__)
 
 
 class Frame:
@@ -82,7 +85,7 @@ class Frame:
     async def keep(self, work: Callable[[], Awaitable[float | None]]) -> None:
         """Repeat something after the seconds that it returns, or when `wake` is set; end when it returns None.
 
-        When the store fails, the page says so and tries again.
+        When it fails, as when the store is away, the page says so and tries again.
         """
         pause_s = FIRST_PAUSE_S
         while True:
@@ -93,7 +96,8 @@ class Frame:
                 pause_s = FIRST_PAUSE_S
             except NotThereError:
                 raise
-            except TurnwiseError as error:
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                log_unexpected(error)
                 again_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
                 self.show(f"{_why(error)} Trying again.")
             if again_s is None:
@@ -104,6 +108,12 @@ class Frame:
 
 class NotThereError(Exception):
     """What the page shows does not exist, or not any more."""
+
+
+def log_unexpected(error: Exception) -> None:
+    """Log an error with its traceback, unless it is one of turnwise's, which the page shows in full."""
+    if not isinstance(error, TurnwiseError):
+        _log.error("a page of the console failed, and tries again", exc_info=error)
 
 
 def _why(error: Exception) -> str:

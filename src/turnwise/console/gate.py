@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode
 
+from starlette.background import BackgroundTask
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
@@ -14,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise.console.login import LOGIN
 from turnwise.console.viewer import SCOPE_KEY, Viewer
+from turnwise.http.auth import Identity
+from turnwise.http.origins import is_same_site
 from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.service import Service
 
@@ -38,6 +42,9 @@ _HEADERS = {
 Owner = Callable[[str], "Viewer | None"]
 """Returns whose page it is that opens a websocket, by the page's id."""
 
+_SOCKETS = "/_nicegui_ws/"
+"""The path of websockets, and of the requests that stand for one."""
+
 
 class Gate:
     """An ASGI app around the pages: login and logout, whose request it is, that it comes from no other site.
@@ -51,13 +58,22 @@ class Gate:
         inner: the pages; each request has its `Viewer` in the scope.
         ready: called before each request of theirs.
         owner: whose a page is.
+        left: called when somebody has logged out.
     """
 
-    def __init__(self, service: Service, inner: ASGIApp, ready: Callable[[], Any], owner: Owner) -> None:
+    def __init__(
+        self,
+        service: Service,
+        inner: ASGIApp,
+        ready: Callable[[], Any],
+        owner: Owner,
+        left: Callable[[Identity], Any],
+    ) -> None:
         self._service = service
         self._inner = inner
         self._ready = ready
         self._owner = owner
+        self._left = left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -69,8 +85,10 @@ class Gate:
             return
         await self._ready()
         if scope["type"] == "http":
-            await self._inner(scope, receive, _with_headers(send))
-            return
+            send = _with_headers(send)
+            if not path.startswith(_SOCKETS):
+                await self._inner(scope, receive, send)
+                return
         identity = Viewer.of(scope).identity
         try:
             async with self._service.stream(identity.user_id if identity else None):
@@ -80,12 +98,13 @@ class Gate:
 
     async def _answer(self, scope: Scope, receive: Receive, root: str, path: str) -> Response | None:
         """Return what is answered instead of a page; None to let the request in."""
-        is_socket = scope["type"] == "websocket" or path.startswith("/_nicegui_ws/")
+        is_socket = scope["type"] == "websocket" or path.startswith(_SOCKETS)
         is_read = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
-        if (is_socket or not is_read) and not _is_same_site(Headers(scope=scope)):
+        if (is_socket or not is_read) and not is_same_site(Headers(scope=scope)):
             return PlainTextResponse("this request comes from a page of another site", 403)
         if scope["type"] == "http" and path in ("/login", "/logout"):
-            return await self._login(Request(scope, receive), root) if path == "/login" else _logout(root, is_read)
+            request = Request(scope, receive)
+            return await (self._login if path == "/login" else self._logout)(request, root)
         try:
             viewer = Viewer(self._service, await self._service.identify(_with_token(scope)), root)
         except Unauthorized:
@@ -127,25 +146,21 @@ class Gate:
         )
         return answer
 
-
-def _logout(root: str, is_read: bool) -> Response:
-    if is_read:
-        return PlainTextResponse("log out by the button", 405)
-    answer = RedirectResponse(f"{root}/login", 303)
-    answer.delete_cookie(COOKIE, path=root or "/", httponly=True, samesite="lax")
-    return answer
+    async def _logout(self, request: Request, root: str) -> Response:
+        if request.method != "POST":
+            return PlainTextResponse("log out by the button", 405)
+        answer = RedirectResponse(f"{root}/login", 303)
+        answer.delete_cookie(COOKIE, path=root or "/", httponly=True, samesite="lax")
+        with suppress(Unauthorized):
+            if identity := await self._service.identify(_with_token(request.scope)):
+                answer.background = BackgroundTask(self._left, identity)
+        return answer
 
 
 def _page(root: str, then: str, why: str, status: int = 200) -> Response:
     action = escape(f"{root}/login?{urlencode({'next': then})}", quote=True)
     headers = _HEADERS | {"Cache-Control": "no-store"}
     return HTMLResponse(LOGIN.replace("{action}", action).replace("{why}", escape(why)), status, headers)
-
-
-def _is_same_site(headers: Headers) -> bool:
-    """Return whether a request that changes something comes from the service's own pages, or from no page."""
-    origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host")
 
 
 def _bearing(scope: Scope, token: str) -> HTTPConnection:

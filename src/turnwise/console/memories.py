@@ -104,11 +104,13 @@ class _Memories:
         self._more.classes(remove="hidden") if cursor else self._more.classes(add="hidden")
 
     async def _next(self) -> None:
-        if self._session and self._cursor:
-            page = await self._session.memory.list(limit=PAGE, cursor=self._cursor)
-            with self._list:
-                self._show(list(page))
-            self._set_cursor(page.cursor)
+        session, cursor = self._session, self._cursor
+        if session and cursor:
+            page = await session.memory.list(limit=PAGE, cursor=cursor)
+            if session is self._session and cursor == self._cursor:  # else the page shows something else by now
+                with self._list:
+                    self._show(list(page))
+                self._set_cursor(page.cursor)
 
     def _show(self, items: Sequence[MemoryItem]) -> None:
         for item in items:

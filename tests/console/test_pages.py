@@ -1,0 +1,99 @@
+"""What pages do when something fails, or changes, while they wait; without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.console.app import _Console
+from turnwise.console.conversation import _Conversation
+from turnwise.console.frame import Frame
+from turnwise.console.memories import _Memories
+from turnwise.http import HttpSettings, Service
+
+
+async def test_pages_that_could_not_be_started_are_started_by_the_next_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tries: list[int] = []
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("no more files can be open")
+        yield
+
+    manager = AsyncSessionManager("memory://pages", engine=EchoEngine(), read_only=True)
+    service = Service(manager, HttpSettings(), None)
+    console = _Console(service, FastAPI(lifespan=lifespan))
+    for answer in await asyncio.gather(console.started(), console.started(), return_exceptions=True):
+        assert isinstance(answer, OSError)
+    await console.started()
+    assert len(tries) == 2 and "the console failed" in caplog.text
+    service.stop()
+    await service.drained()
+
+
+async def test_a_page_tries_again_whatever_has_failed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str | None] = []
+    frame: Any = object.__new__(Frame)
+    frame.wake, frame.show = asyncio.Event(), said.append
+    tries: list[int] = []
+
+    async def work() -> None:
+        frame.wake.set()
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("a mistake")
+
+    await frame.keep(work)
+    assert said == ["This did not work: the service's log has the cause. Trying again.", None]
+    assert "a mistake" in caplog.text
+
+    monkeypatch.setattr("turnwise.console.conversation.REFRESH_S", 0)
+    page: Any = object.__new__(_Conversation)
+    nothing = SimpleNamespace(clear=lambda: None, is_stored=lambda: None)
+    page._live, page._frame, page._session, page._followed = nothing, frame, SimpleNamespace(), "run"
+    frame.wake.clear()
+    await page._follow("run")  # its session has no such method
+    assert page._followed is None and frame.wake.is_set()
+
+
+async def test_a_further_page_of_memories_is_not_shown_under_another_user() -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    class Memory:
+        async def list(self, limit: int, cursor: str) -> Any:
+            asked.set()
+            await answered.wait()
+            return _Page(["Ann's"])
+
+    shown: list[Any] = []
+    page: Any = _Memories(SimpleNamespace(), {"user": "ann"})  # type: ignore[arg-type]
+    page._list, page._show, page._set_cursor = nullcontext(), shown.extend, lambda _: None
+    page._session, page._cursor = SimpleNamespace(memory=Memory()), "50"
+    for user in ("bob", "ann"):
+        asked.clear()
+        answered.clear()
+        further = asyncio.create_task(page._next())
+        await asked.wait()
+        if user == "bob":
+            page._session = SimpleNamespace(memory=Memory())
+        answered.set()
+        await further
+        assert shown == ([] if user == "bob" else ["Ann's"])
+
+
+class _Page(list[str]):
+    cursor = "100"

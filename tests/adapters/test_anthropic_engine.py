@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from anthropic_types import check_request
 from engine_calls import SESSION, Recorder, answer, failure, run, turn
 from quirks import JSON, QuirkServer
 from schedules import inline
@@ -53,8 +54,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def provider() -> Iterator[LocalProvider]:
+    """A stand-in; what the test has sent to it must be of the official client's types, which `extra_body` bypasses."""
     with LocalProvider(api_key=KEY) as provider:
         yield provider
+    for request in provider.requests:
+        check_request(request.body)
 
 
 def engine_of(provider: LocalProvider, model: str = "claude", **settings: Any) -> AnthropicEngine:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from pydantic import ValidationError
 
+from anthropic_types import check_types
 from turnwise.errors import InvalidRequestError, UnsupportedBlockError
 from turnwise.memory.conversation.blocks import (
     Block,
@@ -39,6 +41,13 @@ def use(call_id: str, name: str = "look") -> ToolUse:
 
 def result(call_id: str) -> ToolResult:
     return ToolResult(call_id=call_id, text="seen")
+
+
+def check_for_anthropic(blocks: list[Block], *, thinking: bool = False) -> None:
+    """Check what is sent by the rules of Anthropic's API and by the types of the official client."""
+    system, messages = anthropic.encode(blocks)
+    check_anthropic(messages, thinking=thinking)
+    check_types(system, messages)
 
 
 def user(*blocks: Block) -> Message:
@@ -210,7 +219,7 @@ def test_encoders_and_rules_agree_about_images_and_documents(block: Block, taker
     encoders: list[tuple[Rules, Any]] = [
         (CHAT, lambda blocks: check_chat(chat.encode(blocks))),
         (RESPONSES, lambda blocks: check_responses(responses.encode(blocks)[1])),
-        (ANTHROPIC, lambda blocks: check_anthropic(anthropic.encode(blocks)[1], thinking=False)),
+        (ANTHROPIC, check_for_anthropic),
     ]
     blocks = [HELLO, YES, HELLO, block]
     for rules, encode_and_check in encoders:
@@ -223,6 +232,15 @@ def test_encoders_and_rules_agree_about_images_and_documents(block: Block, taker
             with pytest.raises(UnsupportedBlockError) as by_encoder:
                 encode_and_check(blocks)
             assert by_encoder.value.args == by_rules.value.args
+
+
+def test_the_clients_types_take_what_our_encoder_makes_and_nothing_else() -> None:
+    blocks: list[Block] = [System(text="Be brief."), HELLO, HM, YES, use("a"), result("a"), HELLO]
+    system, messages = anthropic.encode([CacheCheckpoint(), *blocks, CacheCheckpoint()], cache="1h")
+    check_types(system, messages)
+    for content in ([{"type": "hologram"}], [{"type": "text", "text": "Hi", "tone": "soft"}], [{"type": "thinking"}]):
+        with pytest.raises((ValidationError, AssertionError)):
+            check_types(system, [*messages, {"role": "assistant", "content": content}])
 
 
 # Names and ids
@@ -354,8 +372,8 @@ def check_everywhere(history: list[Block]) -> None:
         check(messages_of(history), rules)
     check_chat(chat.encode(history))
     check_responses(responses.encode(history)[1])
-    check_anthropic(anthropic.encode(history)[1], thinking=False)
-    check_anthropic(anthropic.encode(history)[1], thinking=may_think(history))
+    check_for_anthropic(history)
+    check_for_anthropic(history, thinking=may_think(history))
 
 
 @given(RUNS)
@@ -392,7 +410,7 @@ def test_requests_that_pass_the_rules_are_valid_on_the_wire(messages: list[Messa
     encoders: list[tuple[Rules, Callable[[], None]]] = [
         (CHAT, lambda: check_chat(chat.encode(blocks))),
         (RESPONSES, lambda: check_responses(responses.encode(blocks)[1])),
-        (ANTHROPIC, lambda: check_anthropic(anthropic.encode(blocks)[1], thinking=False)),
+        (ANTHROPIC, lambda: check_for_anthropic(blocks)),
     ]
     for rules, encode_and_check in encoders:
         error = None

@@ -1,7 +1,7 @@
 """Measures what is in every request, for any prompt: a part of `recall.py`.
 
-Facts about who the user is and how they want to be answered share no word with most prompts: preferences, instructions
-and pinned items. Each request should have all of them, and no other items.
+Facts about who the user is and how they want to be answered share no word with most prompts: those of the types of a
+profile, and pinned items. Each request should have all of them, and no other items.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import fact_set
 from messages import WORDS, Half, half_of
 from turnwise.memory.conversation.blocks import AnyBlock, Recalled, Text
-from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.extraction.memory import PROFILE, ExtractiveMemory
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.quoting import quote
 from turnwise.memory.longterm.types import MemoryType
@@ -57,7 +57,7 @@ def standing_of(user: str, agent: str) -> set[str]:
         and each.get("agent") in (None, agent)
         and each.get("status") != "resolved"
         and not {"superseded_by", "expires_at"} & set(each)
-        and (each.get("pinned") or each["type"] in (MemoryType.PREFERENCES, MemoryType.INSTRUCTIONS))
+        and (each.get("pinned") or MemoryType(each["type"]) in PROFILE)
     }
 
 

@@ -64,8 +64,8 @@ class Weights:
     similar: float = 0.45
     """The least vector similarity at which an item is relevant regardless of its words."""
     tail: float = 0.7
-    """Facts that bear on the query less than this share of what the best fact does, by words alone and with vectors,
-    are left out: most are look-alikes.
+    """Facts whose words bear on the query less than this share of what those of the best fact do are left out: most are
+    look-alikes. A fact that only its vector finds is not left out.
     No turn is left out so (an item of type INTERACTION): each may tell another part of the answer."""
 
     def __post_init__(self) -> None:
@@ -205,26 +205,17 @@ def rank(
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     bears = scores > 0
     each = [bears] if groups is None else [bears & (groups == group) for group in np.unique(groups[bears])]
-    kept = [_without_look_alikes(some, facts, (scores, matched.scores), weights.tail) for some in each]
+    kept = [some & ~_look_alikes(some & facts, matched.scores, weights.tail) for some in each]
     order = np.concatenate([_best(scores, some, limit) for some in kept])
     if groups is not None:
         order = order[np.argsort(-scores[order], kind="stable")]
     return Ranked(order, scores[order] / (scores[order] + _HALF))
 
 
-def _without_look_alikes(
-    bears: NDArray[np.bool_], facts: NDArray[np.bool_], measures: Sequence[Numbers], tail: float
-) -> NDArray[np.bool_]:
-    """Return which of the items that bear on the query are no look-alikes of the best fact: see `Weights.tail`.
-
-    Args:
-        measures: of each item, how much it bears on the query, in several ways. A look-alike is below in each, since
-            vectors alone vary too much to leave an item out.
-    """
-    kept = ~facts
-    for scores in measures:
-        kept |= (scores > 0) & (scores >= tail * float(scores[bears & facts].max(initial=0.0)))
-    return bears & kept
+def _look_alikes(facts: NDArray[np.bool_], words: Numbers, tail: float) -> NDArray[np.bool_]:
+    """Return which of these facts share words with the query, but too few beside the best: see `Weights.tail`."""
+    found: NDArray[np.bool_] = facts & (words > 0) & (words < tail * float(words[facts].max(initial=0.0)))
+    return found
 
 
 def _best(scores: Numbers, which: NDArray[np.bool_], limit: int) -> Places:

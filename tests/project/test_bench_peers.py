@@ -1,4 +1,4 @@
-"""`make bench-peers` measures and shows what it says, for turnwise alone: its core, without Ray. No time is tested."""
+"""`make bench-peers` measures and shows what it says, for turnwise alone, mostly without Ray. No time is tested."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import json
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peers import growth, many, page, recall, resident, second, stopping
+from peers import __main__ as main, behind, growth, many, page, plots, recall, resident, second, stopping
 from peers.bench import Bench
-from peers.peer import History, Model
-from peers.worker import MEMORIES, carry_out
+from peers.peer import PROMPT, History, Model
+from peers.worker import MEMORIES, Worker, WorkerError, carry_out, descendants
 from schedules import inline
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
@@ -111,6 +112,14 @@ class Here:
         self.runner.close()
 
 
+HEAD: Mapping[str, Any] = {
+    "machine": "2 cores",
+    "versions": {},
+    "commands": ["make bench-peers"],
+    "seconds": {"growth": 100.0, "many": 80.0},
+}
+
+
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(growth, "QUICK_TURNS", 40)
@@ -119,24 +128,24 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def test_the_page_has_each_question_with_its_ratios_and_what_the_histories_hold(small: Bench) -> None:
-    results: dict[str, Any] = {"machine": "2 cores", "versions": {"turnwise, packed": {"turnwise": "1"}}}
+    results = HEAD | {"versions": {"turnwise, packed": {"turnwise": "1"}}}
     for question in (growth, many, second, stopping, resident):
         results[question.__name__.rpartition(".")[2]] = question.ask(small)
     text = page.text_of(json.loads(json.dumps(results)))
-    assert "Measured with: 2 cores.\n\nVersions: turnwise 1." in text
+    assert "Measured by `make bench-peers`, which took 3 minutes, with: 2 cores.\n\nVersions: turnwise 1." in text
     for rows in (3, 2, 1):
         times = rf"\| turnwise, packed \| 1 (\| [\d.,]+ ms ){{3}}\| \d+ % \| {20 if rows == 3 else rf'{rows}'} \|"
         assert re.search(times, text) or rows == 1, text
     assert "| turnwise, packed | `SessionBusyError` | user: first; assistant: one two three" in text
     assert "**What the history holds then**" in text and "| turnwise, packed | user: count; assistant: one" in text
-    assert text.count("\n## ") == 6
+    assert text.count("\n## ") == 7
 
 
 def test_the_page_has_how_much_each_long_term_memory_finds(small: Bench) -> None:
     """Words alone find none of what shares no word with a question."""
     found = recall.ask(small)
     assert all(shares == {"meaning": [0.0] * 10} for shares in found["shares"].values())
-    text = page.text_of({"machine": "2 cores", "versions": {}, "recall": json.loads(json.dumps(found))})
+    text = page.text_of(HEAD | {"recall": json.loads(json.dumps(found))})
     assert all(re.search(rf"\| {name} \| 0\.00 \| \d+\.\d ms \|", text) for name in MEMORIES), text
 
 
@@ -148,3 +157,81 @@ def test_a_share_is_how_much_of_the_evidence_was_found(small: Bench) -> None:
     assert recall.share(ids, ["1"]) == 1 and recall.share(ids, ["1", "2"]) == 0.5 and recall.share(ids, ["2"]) == 0
     assert recall.share([], []) == 1 and recall.share(ids, []) == 0
     worker.close()
+
+
+def test_the_page_says_where_turnwise_is_behind_by_its_own_numbers() -> None:
+    ours, other = {"turnwise, packed": [0.002, 0.002]}, {"Quick": [0.001, 0.001], "Alike": [0.0019, 0.0019]}
+    shares = {
+        "turnwise VectorMemory": {"meaning": [0.0, 0.5]},
+        "Near": {"meaning": [1.0, 1.0]},
+        "Far": {"meaning": [0.0]},
+    }
+    times = {"turnwise VectorMemory": [0.001], "Near": [0.002], "Far": [0.002]}
+    resident = {"turnwise, packed": {"before": 9e8, "after": 9e8 + 5e4, "count": 2}}
+    results = {
+        "many": {"taken": {"1": ours | other, "10": other | {"turnwise, packed": [0.0005]}}, "failed": {}},
+        "resident": resident | {"Quick": {"before": 8e7, "after": 8e7 + 4e3, "count": 2}},
+        "recall": {"shares": shares, "saved": times, "taken": times, "versions": {}},
+    }
+    assert behind.table(results)[1:] == [
+        ("a turn, of 1 at once", "turnwise, packed", "2 ms", "Quick 1 ms"),
+        ("memory with one conversation", "turnwise, packed", "900 MB", "Quick 80 MB"),
+        ("memory that a conversation adds", "turnwise, packed", "50 KB", "Quick 4 KB"),
+        ("recall at 10: no word shared", "turnwise VectorMemory", "0.25", "Near 1.00"),
+    ]
+
+
+def test_a_peer_that_the_time_limit_stopped_is_named(small: Bench) -> None:
+    result = growth.ask(small)
+    result["taken"]["the same again"] = result["taken"]["the same again"][:20]
+    *tables, (_, growths) = growth.show(result)
+    assert [caption for caption, _ in tables] == [
+        "Turns 1 to 20",
+        "Turns 1 to 20",
+        "Turns 21 to 40, before which the same again stopped after 15 s",
+    ]
+    assert growths[2][1] == "20 (stopped after 15 s)"
+
+
+def test_the_page_names_the_command_and_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "/somewhere/talks.json")
+    monkeypatch.setattr(sys, "argv", ["peers", "--questions", "recall"])
+    assert main.command() == 'DATA=talks.json make bench-peers ARGS="--questions recall"'
+    files = {"/proc/cpuinfo": "model name\t: A Processor 9\n", "/proc/meminfo": "MemTotal:       8000000 kB\n"}
+    monkeypatch.setattr(main, "text_of", files.__getitem__)
+    assert re.fullmatch(r"\d+ cores of A Processor 9, 8 GB of memory, Python [\d.]+, \w+", main.machine())
+    monkeypatch.setattr(main, "text_of", lambda path: "")
+    assert re.fullmatch(r"\d+ cores, Python [\d.]+, \w+", main.machine())
+
+
+@pytest.mark.timeout(120)
+def test_the_process_of_turnwise_answers_and_is_killed_with_its_ray(tmp_path: Path) -> None:
+    def start(name: str, folder: Path, model: Model, env: Mapping[str, str]) -> Worker:
+        return Worker(sys.executable, name, folder, model, env)
+
+    worker = Bench(start, ["turnwise, packed"], tmp_path, quick=True).one("turnwise, packed", "real", Model())
+    try:
+        assert worker.do("versions")["turnwise"]
+        taken = worker.do("growth.turns", count=2, chat="t")
+        assert len(taken) == 2
+        assert worker.do("crash.history") == [["user", PROMPT], ["assistant", PROMPT]] * 2
+        processes = descendants(worker.pid)
+    finally:
+        worker.kill()
+    assert len(processes) > 2, "Ray's are below it"
+    assert worker.process.returncode is not None
+
+
+def test_a_process_that_fails_tells_what_it_printed_last(tmp_path: Path) -> None:
+    worker = Worker(sys.executable, "nobody", tmp_path, Model(), {})
+    with pytest.raises(WorkerError, match=r"(?s)the process of nobody failed:.*KeyError: 'nobody'"):
+        worker.do("versions")
+    worker.close()
+
+
+def test_each_picture_is_drawn(small: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = {question.__name__.rpartition(".")[2]: question.ask(small) for question in (growth, many, stopping)}
+    drawn = plots.draw(json.loads(json.dumps(results)), tmp_path)
+    assert [*drawn] == ["growth", "many", "stopping"]
+    assert all((tmp_path / Path(path).name).read_text(encoding="utf-8").startswith("<?xml") for path in drawn.values())

@@ -4,5 +4,6 @@
 what is held equal: `growth.py`, `many.py`, `second.py`, `stopping.py`, `crash.py`, `resident.py`, `starting.py` and
 `recall.py`, which asks long-term memories.
 Its `ask` is carried out by the bench, and its coroutines by the peers' processes; its `show` makes tables.
-`worker.py` is a peer's process, `page.py` makes `docs/benchmarks.md`, and `plots.py` its pictures.
+`worker.py` is a peer's process, `page.py` makes `docs/benchmarks.md`, `behind.py` says where others are ahead, and
+`plots.py` draws.
 """

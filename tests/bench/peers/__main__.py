@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -51,7 +52,9 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
         ours = (dict(MAKERS) | dict(MEMORIES))[name][0] == "peers.of_turnwise"
         return Worker(options.turnwise if ours else sys.executable, name, folder, model, env)
 
-    results["machine"] = f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
+    results["machine"] = machine()
+    results["commands"] = [*results.get("commands", []), command()]
+    results.setdefault("seconds", {})
     failed, began = [], time.monotonic()
     peers = [name for name in options.peers if not quick or name != "turnwise, dedicated"]  # it starts many processes
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
@@ -65,12 +68,41 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
             except WorkerError:
                 traceback.print_exc()
                 failed.append(question)
-            print(f"{question}: {time.monotonic() - at:.0f} s", file=sys.stderr, flush=True)
+            results["seconds"][question] = time.monotonic() - at
+            print(f"{question}: {results['seconds'][question]:.0f} s", file=sys.stderr, flush=True)
             if not quick:
                 KEPT.parent.mkdir(exist_ok=True)
                 KEPT.write_text(json.dumps(results), encoding="utf-8")
     print(f"{time.monotonic() - began:.0f} s in all", file=sys.stderr)
     return failed
+
+
+def command() -> str:
+    """Return the command that this is, with the name of the data's file, and without its folder."""
+    data = Path(os.environ.get("DATA", "")).name
+    given = [
+        f"DATA={data}" if data else "",
+        "make bench-peers",
+        f'ARGS="{" ".join(sys.argv[1:])}"' if sys.argv[1:] else "",
+    ]
+    return " ".join(filter(None, given))
+
+
+def machine() -> str:
+    """Return what the machine is, as far as Linux says it."""
+    cores, model = f"{os.cpu_count()} cores", re.search(r"model name\s*: (.+)", text_of("/proc/cpuinfo"))
+    memory = re.search(r"MemTotal:\s*(\d+) kB", text_of("/proc/meminfo"))
+    told = [
+        f"{cores} of {model[1]}" if model else cores,
+        f"{int(memory[1]) / 1e6:.0f} GB of memory" if memory else "",
+        f"Python {platform.python_version()}",
+        platform.system(),
+    ]
+    return ", ".join(filter(None, told))
+
+
+def text_of(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8") if Path(path).exists() else ""
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 Equal: one conversation in one SQLite file on the same disk; a prompt and an answer of 180 characters each; a model
 that answers at once; the whole history is given to the model at each turn; a turn is timed from the call until its
 answer is there and stored. Peers take turns, 20 turns at a time, so that the machine's drift is in all of them. Who
-has taken more than the time limit stops there, and the tables say so.
+has taken more than the time limit stops there, and the tables say so. Each has had five turns of another conversation
+before. The first turn of this one still starts the process of a dedicated session, and that of a packed one's host if
+it is not the host of the other: that is turnwise's p99 of the first turns, and a column of the last table.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from peers.bench import Bench, Table, megabytes, stored_in, times_table
+from peers.bench import Bench, Table, megabytes, ms, stored_in, times_table
 from peers.peer import PROMPT, Model, Peer
 
 AT_ONCE = 20
@@ -56,15 +58,18 @@ def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     late = f" (stopped after {result['limit_s']} s)"
     for end in (window, turns // 2, turns):
         there = {name: values[end - window : end] for name, values in result["taken"].items() if len(values) >= end}
-        yield f"Turns {end - window + 1:,} to {end:,}", times_table(there)
+        gone = [name for name, values in result["taken"].items() if len(values) < end]
+        stopped = f", before which {' and '.join(gone)} stopped after {result['limit_s']} s" if gone else ""
+        yield f"Turns {end - window + 1:,} to {end:,}{stopped}", times_table(there)
     yield (
         f"Growth: the last {window} turns, to the first {window}",
         [
-            ("", "turns", "last to first", "stored", "a turn"),
+            ("", "turns", "the first turn", "last to first", "stored", "a turn"),
             *(
                 (
                     name,
                     f"{len(values):,}{late if len(values) < turns else ''}",
+                    ms(values[0]),
                     f"{middle(values[-window:]) / middle(values[:window]):.2g}",
                     megabytes(result["stored"][name][-1]),
                     f"{result['stored'][name][-1] / len(values):,.0f} bytes",

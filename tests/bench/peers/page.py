@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from peers import behind
 from peers.bench import Table
 
 QUESTIONS = ["growth", "many", "second", "stopping", "crash", "resident", "starting", "recall"]
@@ -14,13 +15,18 @@ QUESTIONS = ["growth", "many", "second", "stopping", "crash", "resident", "start
 HEAD = """# Benchmarks
 
 Made by `make bench-peers`, which writes this page: run it again. It installs the libraries below into an environment of
-its own, `.venv-peers`, and takes some 20 minutes; `QUICK=1 make bench-peers` shows in 4 that it works, and writes
-nothing. Each library works in a process of its own, at its defaults, with what it has for SQLite.
+its own, `.venv-peers`; `QUICK=1 make bench-peers` shows in 4 minutes that it works, and writes nothing. Each library
+works in a process of its own, with what it has for SQLite.
 
 In a table of times, **ratio** is the median, compared with that of the first row: above 1 is slower than it. p90 and
 p99 are percentiles, the spread is from p25 to p75 in percent of the median, and count says how many samples there are;
-if they are fewer than 100, p99 is the largest. The machine may have had other work, so take the ratios rather than the
-milliseconds."""
+if they are 100 or fewer, p99 is the largest. The machine may have had other work, so take the ratios rather than the
+milliseconds.
+
+All libraries are used at their defaults, but for these: nothing is reported to the makers of Ray, Chroma, mem0 and the
+OpenAI Agents SDK, whose tracing is off; Chroma compares vectors by cosine, as the others do; VectorMemory may take
+600 s to search (`query_s`), so that a slow machine finds as much as a fast one; mem0 keeps each text as it is
+(`infer=False`); and Google ADK streams (`StreamingMode.SSE`) where words are read."""
 
 NOT_EQUAL: Table = [
     ("", "turnwise", "LangGraph", "OpenAI Agents SDK", "Pydantic AI", "Google ADK"),
@@ -31,10 +37,17 @@ NOT_EQUAL: Table = [
     ("runs are", "in Ray's processes", *["in your process"] * 4),
 ]
 
-LESS = """Where the others are ahead: they need no Ray, so a program has its first answer earlier and fewer processes,
-and a stop has nothing to store. LangGraph has graphs of steps, the Agents SDK handoffs and guardrails, Google ADK
-agents of agents and their evaluation, Pydantic AI answers of checked types: nothing of that is measured here.
-mem0 has a model pick facts out of what was said, and its own search by words."""
+BEHIND = """By the numbers above, these are better than turnwise's by more than a tenth, the best first:"""
+
+LESS = """The reasons: turnwise's runs are in Ray's processes, which take time to start and memory to be there, so a
+program has its first answer later, and each dedicated session takes a process. A stop is a durable record, made in
+another process, where others cancel a task. VectorMemory saves a text in SQLite and its vector in Chroma, and leaves
+out what is far from a question: so it finds nothing where there is nothing to be found, and less than vectors alone do
+of what shares no word with the question.
+
+What is not measured here: LangGraph has graphs of steps, the Agents SDK handoffs and guardrails, Google ADK agents of
+agents and their evaluation, Pydantic AI answers of checked types. mem0 has a model pick facts out of what was said, and
+its own search by words."""
 
 
 def text_of(results: Mapping[str, Any], pictures: Mapping[str, str] | None = None) -> str:
@@ -44,12 +57,15 @@ def text_of(results: Mapping[str, Any], pictures: Mapping[str, str] | None = Non
         pictures: for each question that has one, the picture's path.
     """
     intro = "The same work is asked of all, but not all do the same for it:"
-    parts = [HEAD, *_parts(results, pictures or {}), "## What is not equal", intro, markdown(NOT_EQUAL), LESS]
+    parts = [HEAD, *_parts(results, pictures or {}), "## What is not equal", intro, markdown(NOT_EQUAL)]
+    parts += ["## Where turnwise is behind", BEHIND, markdown(behind.table(results)), LESS]
     return "\n\n".join(parts) + "\n"
 
 
 def _parts(results: Mapping[str, Any], pictures: Mapping[str, str]) -> Iterator[str]:
-    yield f"Measured with: {results['machine']}."
+    commands = ", then ".join(f"`{command}`" for command in results["commands"])
+    minutes = sum(results["seconds"].values()) / 60
+    yield f"Measured by {commands}, which took {minutes:.0f} minutes, with: {results['machine']}."
     told = [*results["versions"].values(), *results.get("recall", {}).get("versions", {}).values()]
     versions = {f"{package} {number}": None for each in told for package, number in each.items()}
     yield f"Versions: {', '.join(versions)}."

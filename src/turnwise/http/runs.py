@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -98,11 +99,12 @@ async def start_run(
     """The run is stored when this answers, and goes on if the client leaves, unless `X-On-Disconnect` is `cancel`."""
     options = {**body.options, "idempotency_key": idempotency_key}
     prompts = prompts_of(body.prompt)
-    try:
-        execution = await caller.on_session(session_id, lambda each: each.run(*prompts, **options))
-    except SessionBusyError as error:
-        return answer(problem_of(error) | {"if_busy": list(POLICIES)})
-    return await _started(caller, request, execution, streams, wait_s)
+    with caller.room(wanted=streams or wait_s is not None) as room:
+        try:
+            execution = await caller.on_session(session_id, lambda each: each.run(*prompts, **options))
+        except SessionBusyError as error:
+            return answer(problem_of(error) | {"if_busy": list(POLICIES)})
+        return await _started(caller, request, execution, streams, wait_s, room=room)
 
 
 @router.post(
@@ -117,22 +119,29 @@ async def run_once(
 ) -> Response:
     """The run can be waited for, followed and cancelled until a minute after its end."""
     options = {**body.options, "agent": body.agent, "metadata": body.metadata, "engine": body.engine}
-    execution = await caller.manager.run_once(*prompts_of(body.prompt), user_id=caller.user_id, **options)
-    return await _started(caller, request, execution, streams, wait_s)
+    with caller.room(wanted=streams or wait_s is not None) as room:
+        execution = await caller.manager.run_once(*prompts_of(body.prompt), user_id=caller.user_id, **options)
+        return await _started(caller, request, execution, streams, wait_s, room=room)
 
 
 async def _started(
-    caller: Asks, request: Request, execution: AsyncExecutionHandle, streams: bool, wait_s: float | None
+    caller: Asks,
+    request: Request,
+    execution: AsyncExecutionHandle,
+    streams: bool,
+    wait_s: float | None,
+    *,
+    room: ExitStack,
 ) -> Response:
     caller.service.handles.cache_run(caller.user_id, execution)
     location = path_of(request.scope.get("root_path", ""), "v1", "runs", execution.run_id)
     headers = {"Location": location, "X-Run-Id": execution.run_id}
     if streams:
         events = _events(execution, last_event_id(request))
-        return EventStream(caller, events, left=_left(caller, execution), headers=headers)
+        return EventStream(caller, events, left=_left(caller, execution), room=room, headers=headers)
     if wait_s is None:
         return _json(RunStarted.of(execution), 202, headers)
-    found = await _waited(caller, request, execution, wait_s)
+    found = await _waited(caller, request, execution, wait_s, room)
     return _json(found, 200, headers)
 
 
@@ -140,9 +149,12 @@ def _json(model: RunStarted, status: int, headers: dict[str, str]) -> Response:
     return Response(model.model_dump_json(), status, headers, "application/json")
 
 
-async def _waited(caller: Asks, request: Request, execution: AsyncExecutionHandle, wait_s: float) -> RunResult:
+async def _waited(
+    caller: Asks, request: Request, execution: AsyncExecutionHandle, wait_s: float, room: ExitStack | None = None
+) -> RunResult:
     work = _result(execution, min(wait_s, caller.service.settings.max_wait_s))
-    return await wait_for(request, caller, work, left=_left(caller, execution)) or await _result(execution, 0.0)
+    found = await wait_for(request, caller, work, left=_left(caller, execution), room=room)
+    return found or await _result(execution, 0.0)
 
 
 async def _result(execution: AsyncExecutionHandle, timeout_s: float) -> RunResult:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -59,6 +59,12 @@ class Service:
 
     @asynccontextmanager
     async def stream(self, user_id: str | None) -> AsyncIterator[None]:
+        """Count an open stream, as `room` does."""
+        with self.room(user_id):
+            yield
+
+    @contextmanager
+    def room(self, user_id: str | None) -> Iterator[None]:
         """Count an open stream of a user; of nobody, without authentication.
 
         Raises:
@@ -116,6 +122,22 @@ class Caller:
     def user_id(self) -> str | None:
         """The user, for the methods of the manager."""
         return self.identity.user_id if self.identity else None
+
+    def room(self, *, wanted: bool = True) -> ExitStack:
+        """Return room for a stream or a wait, counted until the end of a `with` block, or of the response that took it.
+
+        Reserve it before anything is started: then a request is refused, or its answer can be had.
+
+        Args:
+            wanted: whether the request will stream or wait; otherwise nothing is counted.
+
+        Raises:
+            TooManyStreams: the user has as many open as a user may, or the service as many as it may.
+        """
+        room = ExitStack()
+        if wanted:
+            room.enter_context(self.service.room(self.user_id))
+        return room
 
     async def on_session(self, session_id: str, verb: Callable[[AsyncSession], Awaitable[Result]]) -> Result:
         """Return what a method of a session of the user returns; without authentication, of anybody's.

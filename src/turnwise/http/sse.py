@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from turnwise.errors import InvalidInputError, TurnwiseError, shown
-from turnwise.http.problems import problem_of
+from turnwise.http.problems import TooManyStreams, problem_of
 from turnwise.http.service import Caller
 from turnwise.memory.conversation.events import AnyEvent
 
@@ -102,12 +102,16 @@ class EventStream(Response):
     the stream holds no more than one chunk for it, and nobody else waits.
 
     Args:
-        caller: whose stream it is; counted from its first byte to its last.
+        caller: whose stream it is; counted from now to its last byte.
         chunks: what is sent; closed at the end. It must survive being cancelled between two chunks.
         left: what to do when the client leaves, such as cancelling its run.
         retry_ms: when a client that lost its stream is to come back; None to say nothing, for clients that take this
             for an event.
         farewell: what is sent last if the server stops, for clients that cannot resume.
+        room: what `caller.room()` returned, which this takes; if omitted, there must be room now.
+
+    Raises:
+        TooManyStreams: there is no room.
     """
 
     def __init__(
@@ -118,10 +122,12 @@ class EventStream(Response):
         left: Callable[[], Any] | None = None,
         retry_ms: int | None = RETRY_MS,
         farewell: bytes = b"",
+        room: ExitStack | None = None,
         status_code: int = 200,
         headers: dict[str, str] | None = None,
     ) -> None:
         self._caller = caller
+        self._room = room.pop_all() if room else caller.room()
         self._chunks = chunks
         self._left = left
         self._retry_ms = retry_ms
@@ -137,7 +143,11 @@ class EventStream(Response):
             del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._caller.service.stream(self._caller.user_id), aclosing(self._chunks):
+        with self._room:
+            await self._stream(receive, send)
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        async with aclosing(self._chunks):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if self._retry_ms is not None:
                 await send(_body(f"retry: {self._retry_ms}\n\n".encode()))
@@ -205,14 +215,28 @@ class EventStream(Response):
 
 
 async def wait_for(
-    request: Request, caller: Caller, work: Coroutine[Any, Any, Result], *, left: Callable[[], Any] | None = None
+    request: Request,
+    caller: Caller,
+    work: Coroutine[Any, Any, Result],
+    *,
+    left: Callable[[], Any] | None = None,
+    room: ExitStack | None = None,
 ) -> Result | None:
     """Wait for something for a client; None if the server stops first. Counted as a stream of the caller.
 
     Args:
         left: what to do when the client leaves, such as cancelling its run.
+        room: what `caller.room()` returned; if omitted, there must be room now.
+
+    Raises:
+        TooManyStreams: there is no room.
     """
-    async with caller.service.stream(caller.user_id):
+    try:
+        room = room or caller.room()
+    except TooManyStreams:
+        work.close()
+        raise
+    with room:
         task = asyncio.ensure_future(work)
         gone: asyncio.Future[Any] = asyncio.ensure_future(_gone(request.receive))
         stop: asyncio.Future[Any] = asyncio.ensure_future(caller.service.stopping.wait())

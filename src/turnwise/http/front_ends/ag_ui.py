@@ -14,12 +14,12 @@ from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.adapters.front_ends.ag_ui import AgUiEncoder
 from turnwise.adapters.releases import framework
-from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, RunNotFoundError, shown
-from turnwise.http.front_ends.answering import Decision, active, ask, behind, check_room, decide, streamed
+from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, RunNotFoundError, SessionBusyError, shown
+from turnwise.http.front_ends.answering import Decision, active, ask, behind, decide, streamed
 from turnwise.http.front_ends.reading import file_of, in_order, message_id
 from turnwise.http.models import example
 from turnwise.http.paths import InPath
-from turnwise.http.problems import documented
+from turnwise.http.problems import answer, documented, problem_of
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sessions import CONFLICT, NOT_FOUND
 from turnwise.http.sse import MEDIA_TYPE
@@ -88,13 +88,26 @@ async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: st
     if engine is not None and engine not in caller.manager.engines:
         known = ", ".join(repr(name) for name in caller.manager.engines if name)
         raise InvalidInputError("engine", shown(engine), f"there is no such engine; there are {known}")
-    await check_room(caller)
+    had = [each.call_id for each in decisions_of(body) if each.approved is None]
+    with caller.room() as room:
+        try:
+            execution, known = await _execution(caller, body, engine, resumed is not None)
+        except SessionBusyError as error:
+            detail = f"thread {body.thread_id!r} is busy with run {error.run_id!r}: wait until it ends, or cancel it"
+            return answer(problem_of(error) | {"detail": detail})
+        encoder = AgUiEncoder(body.thread_id, body.run_id, resumed, behind=known, had=had)
+        return streamed(caller, execution, encoder, room)
+
+
+async def _execution(
+    caller: Caller, body: RunAgentInput, engine: str | None, resumed: bool
+) -> tuple[AsyncExecutionHandle, frozenset[str]]:
+    """Return the run that answers a request, and the calls that it has answers to."""
     if decisions := decisions_of(body):
         execution = await caller.on_session(body.thread_id, lambda each: deciding(each, decisions))
         resumes = [each.call_id for each in decisions if each.approved is not None]
         answered = resumes or [each.call_id for each in decisions]
-        known_calls = await behind(execution, answered)
-        return streamed(caller, execution, AgUiEncoder(body.thread_id, body.run_id, resumed, behind=known_calls))
+        return execution, await behind(execution, answered)
     at = f"messages.{len(body.messages) - 1}"
     last = body.messages[-1] if body.messages else None
     if not isinstance(last, UserMessage):
@@ -103,8 +116,8 @@ async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: st
     its_id, prompts, options = message_id(last.id, f"{at}.id"), _prompts(last, at), _options(body)
     session = await caller.manager.open(body.thread_id, user_id=caller.user_id, engine=engine, if_exists="keep")
     caller.service.handles.cache_session(caller.user_id, session)
-    execution = await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed is not None)
-    return streamed(caller, execution, AgUiEncoder(body.thread_id, body.run_id, resumed))
+    execution = await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed)
+    return execution, frozenset()
 
 
 async def deciding(session: AsyncSession, decisions: Sequence[Decision]) -> AsyncExecutionHandle:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Any
@@ -50,16 +50,6 @@ class Decision:
 def message_id_of(turn: Turn) -> str:
     """Return the id by which front ends know the prompt of a turn."""
     return turn.record.turn_id or f"turn-{turn.index}"
-
-
-async def check_room(caller: Caller) -> None:
-    """Refuse a request that would stream, before it starts anything.
-
-    Raises:
-        TooManyStreams: the user has as many open as a user may.
-    """
-    async with caller.service.stream(caller.user_id):
-        pass
 
 
 async def ask(
@@ -227,9 +217,13 @@ async def active(session: AsyncSession) -> AsyncExecutionHandle | None:
 
 
 def streamed(
-    caller: Caller, execution: AsyncExecutionHandle, encoder: FrontEndEncoder, headers: Mapping[str, str] | None = None
+    caller: Caller, execution: AsyncExecutionHandle, encoder: FrontEndEncoder, room: ExitStack | None = None
 ) -> Response:
-    """Return a run's answers as a stream. If the client leaves, the run goes on or not, as `X-On-Disconnect` says."""
+    """Return a run's answers as a stream. If the client leaves, the run goes on or not, as `X-On-Disconnect` says.
+
+    Args:
+        room: what `caller.room()` returned; if omitted, there must be room now.
+    """
     caller.service.handles.cache_run(caller.user_id, execution)
     farewell = b"".join(frame.encode() for frame in encoder.failed(ConnectionError(STOPS)))
 
@@ -242,5 +236,6 @@ def streamed(
         left=left if caller.on_disconnect == "cancel" and not execution.dropped else None,  # else it is another's run
         retry_ms=None,
         farewell=farewell,
-        headers={**encoder.headers, "X-Run-Id": execution.run_id, **(headers or {})},
+        room=room,
+        headers={**encoder.headers, "X-Run-Id": execution.run_id},
     )

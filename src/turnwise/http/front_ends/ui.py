@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal, cast, get_args
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession, RunOptions
 from turnwise.adapters.front_ends.vercel import VercelEncoder, file_part, output_of
-from turnwise.errors import InvalidInputError, SessionBusyError, shown
+from turnwise.errors import InvalidInputError, QueueFullError, SessionBusyError, shown
 from turnwise.http.front_ends.answering import (
     Decision,
     active,
     ask,
     behind,
-    check_room,
     decide,
     message_id_of,
     streamed,
@@ -141,21 +141,29 @@ async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_ke
     its_id = message_id(last.get("id"), f"{at}.id")
     resumed = request.headers.get("last-event-id")
     VercelEncoder(resumed)  # which checks it
-    await check_room(caller)
-    if role == "assistant":
-        return await _continue(caller, body.id, last, at, resumed)
-    new: dict[str, Any] = {"engine": body.engine, "agent": body.agent, "if_exists": "keep"}
-    session = await caller.manager.open(body.id, user_id=caller.user_id, **new)
-    caller.service.handles.cache_session(caller.user_id, session)
-    is_again = body.trigger == "regenerate-message" or body.messageId == its_id
-    edits = body.trigger == "submit-message"
-    try:
-        options = body.options() | RunOptions(idempotency_key=idempotency_key)
-        how = {"again": is_again, "edits": edits, "resumed": resumed is not None}
-        execution = await ask(session, its_id, prompts, options, **how)
-    except SessionBusyError as error:
-        return answer(problem_of(error) | {"if_busy": _POLICIES})
-    return streamed(caller, execution, VercelEncoder(resumed))
+    with caller.room() as room:
+        if role == "assistant":
+            execution, known = await _continue(caller, body.id, last, at)
+            return streamed(caller, execution, VercelEncoder(resumed, behind=known), room)
+        new: dict[str, Any] = {"engine": body.engine, "agent": body.agent, "if_exists": "keep"}
+        session = await caller.manager.open(body.id, user_id=caller.user_id, **new)
+        caller.service.handles.cache_session(caller.user_id, session)
+        is_again = body.trigger == "regenerate-message" or body.messageId == its_id
+        edits = body.trigger == "submit-message"
+        try:
+            options = body.options() | RunOptions(idempotency_key=idempotency_key)
+            how = {"again": is_again, "edits": edits, "resumed": resumed is not None}
+            execution = await ask(session, its_id, prompts, options, **how)
+        except SessionBusyError as error:
+            return answer(problem_of(error) | {"if_busy": helpful(error, is_again=is_again)})
+        return streamed(caller, execution, VercelEncoder(resumed), room)
+
+
+def helpful(error: SessionBusyError, *, is_again: bool) -> list[str]:
+    """Return the policies with which a message is taken that was refused."""
+    if is_again:
+        return []  # what would be replaced is not of the active run, or runs wait
+    return [each for each in _POLICIES if not (each == "enqueue" and isinstance(error, QueueFullError))]
 
 
 def _prompts(message: Mapping[str, Any], at: str) -> list[Block]:
@@ -182,8 +190,10 @@ def _parts(message: Mapping[str, Any], at: str) -> list[tuple[str, Mapping[str, 
     return [(f"{at}.parts[{n}]", object_of(part, f"{at}.parts[{n}]")) for n, part in enumerate(parts)]
 
 
-async def _continue(caller: Asks, chat_id: str, message: Mapping[str, Any], at: str, resumed: str | None) -> Response:
-    """Answer a request whose last message is the assistant's, with what its calls waited for."""
+async def _continue(
+    caller: Asks, chat_id: str, message: Mapping[str, Any], at: str
+) -> tuple[AsyncExecutionHandle, frozenset[str]]:
+    """Give a run what the assistant's message has for its calls; return it, and those of the calls that waited."""
     calls = [
         (place, part)
         for place, part in _parts(message, at)
@@ -197,8 +207,7 @@ async def _continue(caller: Asks, chat_id: str, message: Mapping[str, Any], at: 
         raise InvalidInputError(f"{at}.parts", shown(message.get("parts")), why)
     execution = await caller.on_session(chat_id, lambda each: each.execution(str(message["id"])))
     await decide(execution, decisions)
-    known = await behind(execution, [each.call_id for each in decisions])
-    return streamed(caller, execution, VercelEncoder(resumed, behind=known))
+    return execution, await behind(execution, [each.call_id for each in decisions])
 
 
 def _decision(part: Mapping[str, Any], at: str) -> Decision | None:

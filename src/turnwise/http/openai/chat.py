@@ -14,6 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -112,23 +113,30 @@ async def create(
     body.check()
     chat, model = read_messages(body.messages), chosen(caller, body.model)
     asked = _Asked(caller, body, chat, model, _options(body, chat, model))
-    try:
-        if x_session_id is None:
-            answering = await _stateless(asked)
-        else:
-            answering = await _durable(asked, x_session_id, idempotency_key)
-    except InvalidInputError as error:
-        raise body.refusal(error) from None
+    with caller.room() as room:
+        try:
+            if x_session_id is None:
+                answering = await _stateless(asked)
+            else:
+                answering = await _durable(asked, x_session_id, idempotency_key)
+        except InvalidInputError as error:
+            raise body.refusal(error) from None
+        return await _respond(request, asked, answering, room)
+
+
+async def _respond(request: Request, asked: _Asked, answering: _Answering, room: ExitStack) -> Response:
+    """Return the answer when it is whole, or stream it."""
+    caller, body = asked.caller, asked.body
     headers = {RUN_ID: answering.execution.run_id}
-    if x_session_id is not None:
+    if answering.is_stored:
         headers[SESSION_ID] = answering.execution.session_id
     left = _left(caller, answering)
     if body.stream:
         farewell = encode(json.dumps(body_of(503, _STOPS, code="server_stops")))
         chunks = _chunks(caller, body, answering)
-        return EventStream(caller, chunks, left=left, retry_ms=None, farewell=farewell, headers=headers)
+        return EventStream(caller, chunks, left=left, retry_ms=None, farewell=farewell, room=room, headers=headers)
     try:
-        await wait_for(request, caller, _settled(caller, answering), left=left)
+        await wait_for(request, caller, _settled(caller, answering), left=left, room=room)
     except OpenAIError as error:
         return _failed(error, answering, headers)
     if not answering.completion.is_done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -47,15 +48,14 @@ async def create(
 ) -> Response:
     """Start a response, and return it when it has ended, or at once if it is in the background; or stream it."""
     body.check()
-    if not body.background or body.stream:
-        await _check_room(caller)
-    found = await start(caller, body, read_input(body.input), idempotency_key)
-    if body.stream:
-        return _streamed(caller, found, -1)
-    if body.background:
-        return JSONResponse((await load(caller, found)).body())
-    left = _cancelling(caller, found) if caller.on_disconnect == "cancel" else None
-    answer = await wait_for(request, caller, _settled(caller, found), left=left)
+    with caller.room(wanted=bool(body.stream or not body.background)) as room:
+        found = await start(caller, body, read_input(body.input), idempotency_key)
+        if body.stream:
+            return _streamed(caller, found, -1, room)
+        if body.background:
+            return JSONResponse((await load(caller, found)).body())
+        left = _cancelling(caller, found) if caller.on_disconnect == "cancel" else None
+        answer = await wait_for(request, caller, _settled(caller, found), left=left, room=room)
     if answer is None:  # the server stops
         answer = await load(caller, found) if found.stored else found.answer()
     return JSONResponse(answer.body())
@@ -72,7 +72,6 @@ async def retrieve(
         raise invalid("include_obfuscation", "this service sends no obfuscation: leave it out")
     found = await _find(caller, response_id)
     if look.stream:
-        await _check_room(caller)
         return _streamed(caller, found, look.starting_after)
     answer = await load(caller, found)
     if answer.state.status is None:
@@ -163,16 +162,6 @@ async def _find(caller: Caller, id: str) -> Found:
     return found
 
 
-async def _check_room(caller: Caller) -> None:
-    """Refuse a request that would wait or stream, before it starts anything.
-
-    Raises:
-        TooManyStreams: the user has as many open as a user may.
-    """
-    async with caller.service.stream(caller.user_id):
-        pass
-
-
 async def _settled(caller: Caller, found: Found) -> Answer:
     """Return a response when it has ended, or as it is after the longest wait."""
     answer, execution = found.answer(), found.execution
@@ -214,9 +203,9 @@ async def _events(
         caller.service.spawn(cancelled, "the end of a response that is not stored")
 
 
-def _streamed(caller: Caller, found: Found, after: int) -> Response:
+def _streamed(caller: Caller, found: Found, after: int, room: ExitStack | None = None) -> Response:
     left = _cancelling(caller, found) if caller.on_disconnect == "cancel" else None
-    return EventStream(caller, _chunks(caller, found, after), left=left, retry_ms=None)
+    return EventStream(caller, _chunks(caller, found, after), left=left, retry_ms=None, room=room)
 
 
 def _cancelling(caller: Caller, found: Found) -> Callable[[], None]:

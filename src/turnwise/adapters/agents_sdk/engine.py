@@ -109,8 +109,9 @@ class AgentsSDKEngine:
     Args:
         agent: an agent; or a function that makes one, or `"package.module:name"` of either. An agent is pickled, and so
             is a function that is not importable. An agent whose model holds a client, or that has MCP servers, does not
-            pickle: pass a function. It is called once for each session in each process, off the event loop, and so
-            should share clients (`functools.cache`). MCP servers are connected at the session's first run there.
+            pickle: pass a function. It is called once for each session in each process, off the event loop. It
+            should share clients (`functools.cache`): the clients of the agents that it makes are never closed. MCP
+            servers are connected at the session's first run there.
         context: the run's context object of the SDK, or a function that makes it from the `SessionView`.
         max_turns: how often a run may ask the agent and those it hands off to, recorded answers included.
         run_config: settings of the SDK for each run; the session's id is its `group_id`, unless it has one.
@@ -327,7 +328,7 @@ class AgentRunner:
             if waiting:
                 await journal.suspend(waiting)
         made = ("tool_call_output_item", "handoff_output_item")
-        journal.settle([plain(item.raw_item) for item in result.new_items if item.type in made])
+        journal.record_outputs([plain(item.raw_item) for item in result.new_items if item.type in made])
         journal.count(usage_of(result.context_wrapper.usage))
         answer = await journal.finish(result.final_output)
         if output and output.retries is not None and (errors := output.errors(answer_text(answer))):

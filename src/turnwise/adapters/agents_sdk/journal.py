@@ -94,7 +94,7 @@ class Journal:
             Suspend, LimitError: a budget is used up.
         """
         try:
-            self.settle(items if isinstance(items, list) else ())
+            self.record_outputs(items if isinstance(items, list) else ())
             if self.last:
                 self._add(self.last, [self.context.end_call()])
                 self.last = []
@@ -168,16 +168,16 @@ class Journal:
 
     async def ended(self, call_id: str, output: Any) -> None:
         """Record a call's output, as the model gets it."""
-        if self._settle(call_id, output):
+        if self._record_output(call_id, output):
             await self.commit()
 
-    def settle(self, items: Iterable[Any]) -> None:
+    def record_outputs(self, items: Iterable[Any]) -> None:
         """Note the outputs that the runner has made without calling a tool, such as those of handoffs."""
         for item in items:
             if isinstance(item, Mapping) and str(item.get("type")).endswith("_output"):
-                self._settle(str(item.get("call_id")), item.get("output"))
+                self._record_output(str(item.get("call_id")), item.get("output"))
 
-    def _settle(self, call_id: str, output: Any) -> bool:
+    def _record_output(self, call_id: str, output: Any) -> bool:
         use = self._uses.get(call_id)
         if use is None or call_id in self._results:
             return False

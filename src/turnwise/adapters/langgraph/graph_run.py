@@ -130,7 +130,7 @@ class GraphRun:
         """The tasks in which tools are called."""
         self._commits: list[tuple[Sequence[Block], Sequence[NewEvent], Mapping[str, CallState | None]]] = []
         self._committing: asyncio.Task[None] | None = None
-        self._take(turn.output)
+        self._remember(turn.output)
 
     async def answer(self) -> Sequence[AnyBlock]:
         """Return the last of what the graph answered; see `InferenceRunner.run`."""
@@ -198,7 +198,7 @@ class GraphRun:
             results.append(ToolResult(call_id=use.call_id, text=text, is_error=True))
             events.append(_ended(use, results[-1], 0.0))
         if results:
-            self._take(results)
+            self._remember(results)
             self._turn = await self._context.record(
                 *results, events=events, calls={use.call_id: None for use in open_uses}
             )
@@ -369,7 +369,7 @@ class GraphRun:
             self._results[own] = result
             self._open.append(result)
 
-    def _take(self, blocks: Iterable[Block]) -> None:
+    def _remember(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             if isinstance(block, ToolUse):
                 self._uses[block.call_id] = block
@@ -442,7 +442,7 @@ class GraphRun:
         if self._executing:
             await asyncio.wait(self._executing)  # other calls of the answer: LangGraph would make them again
         uses = [use for added, _ in waiting for use in added]
-        self._take(uses)
+        self._remember(uses)
         states: dict[str, CallState | None] = {}
         events: list[NewEvent] = []
         for call_id, why in [each for _, reasons in waiting for each in reasons.items()]:
@@ -503,7 +503,7 @@ class GraphRun:
     async def _record_approved(self, uses: Sequence[ToolUse]) -> None:
         results = [ToolResult(call_id=use.call_id, text="approved") for use in uses]
         if results:
-            self._take(results)
+            self._remember(results)
             await self._commit(results, [_ended(use, each, 0.0) for use, each in zip(uses, results, strict=True)], {})
 
     def _breakpoint(self, nodes: Sequence[str]) -> tuple[list[ToolUse], dict[str, str | None]]:
@@ -536,7 +536,7 @@ class GraphRun:
             return _message(self._results[own], call)
         if state and state.started and own not in self._began and use.name not in self._settings.repeatable:
             lost = ToolResult(call_id=own, text=LOST, is_error=True)
-            await self._settle(use, lost, 0.0)
+            await self._record_result(use, lost, 0.0)
             return _message(lost, call)
         if state and state.verdict == "approved" and thawed(use.input) != call["args"]:
             request = request.override(tool_call={**call, "args": thawed(use.input)})
@@ -554,7 +554,7 @@ class GraphRun:
             self._executing.discard(task)
         if isinstance(made, ToolMessage):
             result = cast(ToolResult, from_langchain([made])[0]).model_copy(update={"call_id": own})
-            await self._settle(use, result, time.monotonic() - began)
+            await self._record_result(use, result, time.monotonic() - began)
         return made
 
     async def _find(self, request: Any) -> str | None:
@@ -571,7 +571,7 @@ class GraphRun:
                 return self._own_id(cast(str, message.id), call_id)
         return None
 
-    async def _settle(self, use: ToolUse, result: ToolResult, seconds: float) -> None:
+    async def _record_result(self, use: ToolUse, result: ToolResult, seconds: float) -> None:
         state = self._context.calls.get(use.call_id)
         self._results[use.call_id] = result
         kept = state if state and state.verdict else None

@@ -292,7 +292,8 @@ class GraphThreads:
 
         Raises:
             CheckpointFencedError: another run has written since; nothing was stored.
-            CheckpointNotFoundError: the space was deleted since it was read or written here; nothing was stored.
+            CheckpointNotFoundError: the space was deleted since it was read or written here; nothing was stored. That is
+                known of the spaces that this process used last, up to `_PLACES`; others begin anew.
         """
         where, name = at
 
@@ -342,12 +343,12 @@ class GraphThreads:
                     if remembered:
                         continue  # it may be outdated
                     if before and was_deleted:
-                        self._keep(where, _Memory(before))  # so that the next of these calls is refused as well
+                        self._cache(where, _Memory(before))  # so that the next of these calls is refused as well
                     raise
                 if await self._store.commit(where, commit):
                     memory = memory or _Memory(commit.after)
                     memory.space = commit.after
-                    self._keep(where, memory)
+                    self._cache(where, memory)
                     return memory
 
     async def _check_put(self, where: Place, space: Space | None, put: Put) -> None:
@@ -439,9 +440,9 @@ class GraphThreads:
             if channel in memory.known:
                 memory.known[channel].starts = [start for start, _ in spans_of(ref)]
         memory.remember(stored.row.id, stored.header["channel_versions"], stored.refs)
-        self._keep(stored.place, memory)
+        self._cache(stored.place, memory)
 
-    def _keep(self, where: Place, memory: _Memory) -> None:
+    def _cache(self, where: Place, memory: _Memory) -> None:
         self._memories[where] = memory
         self._memories.move_to_end(where)
         left = sum(memory.size for memory in self._memories.values())

@@ -196,7 +196,7 @@ class _Execution:
         begun: set[str],
     ) -> None:
         self.context = context
-        self.settled = {block.call_id: block for block in turn.output if isinstance(block, ToolResult)}
+        self.recorded = {block.call_id: block for block in turn.output if isinstance(block, ToolResult)}
         """The recorded results, by call id."""
         self.journal = Journal(turn, context)
         self._agent = agent
@@ -246,7 +246,7 @@ class _Execution:
             for name, tool in context.tools.items()
         ]
         arguments: dict[str, Any] = {
-            "message_history": to_pydantic_ai(self._unsettled_again()),
+            "message_history": to_pydantic_ai(self._blocks_to_replay()),
             "deps": deps(context.session) if callable(deps) else deps,
             "model": context.model or self._model,
             "model_settings": model_settings(context.params),
@@ -261,7 +261,7 @@ class _Execution:
             arguments["retries"] = {"output": self._output.retries or 0}
         return {name: value for name, value in arguments.items() if value is not None}
 
-    def _unsettled_again(self) -> Sequence[Block]:
+    def _blocks_to_replay(self) -> Sequence[Block]:
         """Return the turn without the results of its last answer, if a call of it has none yet.
 
         Then the agent goes through all of these calls, and gets the recorded results from the journal.
@@ -331,9 +331,9 @@ class _Execution:
         self.context.report(usage=usage, stop_reason=response.finish_reason, model=response.model_name)
 
     def _add_result(self, name: str, result: ToolResult) -> None:
-        if result.call_id in self.settled:
+        if result.call_id in self.recorded:
             return
-        self.settled[result.call_id] = result
+        self.recorded[result.call_id] = result
         state = self.context.calls.get(result.call_id)
         seconds = time.monotonic() - self._started.get(result.call_id, time.monotonic())
         ended = {
@@ -397,8 +397,8 @@ class _Execution:
             ToolFailed: the call had begun when its process was lost, and is not repeatable.
         """
         call_id = call.tool_call_id
-        if settled := self.settled.get(call_id):
-            return settled
+        if recorded := self.recorded.get(call_id):
+            return recorded
         state = self.context.calls.get(call_id) or CallState(name=call.tool_name)
         may_repeat = tool.name in self._settings.repeatable or (tool.metadata or {}).get(_REPEATABLE) is True
         if state.started and call_id not in self._begun and not may_repeat:
@@ -423,12 +423,12 @@ class _Execution:
         for wants, calls in wanted.items():
             for call in calls:
                 call_id, state = call.tool_call_id, self.context.calls.get(call.tool_call_id)
-                settled = self.settled.get(call_id)
-                if wants == "approval" and (settled or (state and state.verdict == "approved")):
+                recorded = self.recorded.get(call_id)
+                if wants == "approval" and (recorded or (state and state.verdict == "approved")):
                     results.approvals[call_id] = ToolApproved()  # `begin` returns a result that is there
-                elif settled:
-                    content = content_of(settled)
-                    results.calls[call_id] = ToolFailed(str(settled.text)) if settled.is_error else content
+                elif recorded:
+                    content = content_of(recorded)
+                    results.calls[call_id] = ToolFailed(str(recorded.text)) if recorded.is_error else content
                 else:
                     self._wait(call, wants, state, requests.metadata.get(call_id))
         if self.suspended:
@@ -486,12 +486,12 @@ class JournalCapability(AbstractCapability[Any]):
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any, handler: Any
     ) -> Any:
-        settled = await self._execution.begin(call, tool_def)
-        if settled is None:
+        recorded = await self._execution.begin(call, tool_def)
+        if recorded is None:
             return await handler(args)
-        if settled.is_error:
-            raise ToolFailed(settled.text)
-        return content_of(settled)
+        if recorded.is_error:
+            raise ToolFailed(recorded.text)
+        return content_of(recorded)
 
     async def after_output_process(self, ctx: RunContext[Any], *, output_context: Any, output: Any) -> Any:
         if errors := self._execution.errors(output):

@@ -23,7 +23,7 @@ class EventLog:
         """All events up to this number have been published."""
         self.start = last_seq + 1
         """All events from this number on are in memory."""
-        self._held: list[Event] = []
+        self._cached: list[Event] = []
         self._waiting: list[Callable[[int], Event | None]] = []
         self._quiet: list[Callable[[int], Event | None]] = []
         """Makes the live events that are published with the next event."""
@@ -47,14 +47,14 @@ class EventLog:
     def catch_up(self, events: Sequence[Event], upto: int) -> None:
         """Publish events that were found in the store, and number later ones above `upto`; live events still wait."""
         self._reserved = True
-        self._hold(events)
+        self._cache(events)
         self.last_seq = self.published = max(self.last_seq, upto)
         self._wake()
 
     def publish(self, events: Sequence[Event] = ()) -> None:
         """Publish the events that were stored with the reserved numbers, then the live events that waited."""
         self._reserved = False
-        self._hold(events)
+        self._cache(events)
         self.published = self.last_seq
         waiting, self._waiting = self._waiting, []
         for make in waiting:
@@ -81,7 +81,7 @@ class EventLog:
             return
         self._quiet.append(make)
         if not quietly and (events := self._made()):
-            self._hold(events)
+            self._cache(events)
             self.published = self.last_seq
             self._wake()
 
@@ -95,25 +95,25 @@ class EventLog:
                 events.append(event)
         return events
 
-    def _hold(self, events: Sequence[Event]) -> None:
-        self._held += [*self._numbered, *events]
+    def _cache(self, events: Sequence[Event]) -> None:
+        self._cached += [*self._numbered, *events]
         self._numbered = []
 
     def trim(self, before: int) -> None:
         """Drop the events with a number below `before` from memory."""
         if before > self.start:
-            del self._held[: self._index(before - 1)]
+            del self._cached[: self._index(before - 1)]
             self.start = before
 
-    def drop_held(self) -> None:
+    def drop_cached(self) -> None:
         """Drop all published events from memory; they are read from the store."""
-        self._held.clear()
+        self._cached.clear()
         self.start = self.published + 1
 
     def since(self, after: int, limit: int) -> list[Event]:
-        """Return up to `limit` held events with a number above `after`."""
+        """Return up to `limit` cached events with a number above `after`."""
         index = self._index(after)
-        return self._held[index : index + limit]
+        return self._cached[index : index + limit]
 
     async def news(self, timeout_s: float) -> None:
         """Wait until an event is published, or for `timeout_s` seconds."""
@@ -122,7 +122,7 @@ class EventLog:
         await asyncio.wait([self._news], timeout=timeout_s)
 
     def _index(self, after: int) -> int:
-        return bisect_right(self._held, after, key=lambda event: event.seq)
+        return bisect_right(self._cached, after, key=lambda event: event.seq)
 
     def _wake(self) -> None:
         if self._news is not None:

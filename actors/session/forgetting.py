@@ -212,7 +212,7 @@ class Forgetting:
         self._state.continue_from(head)
         self._state.drop_turns({turn.index for turn in gone})
         blocks.keep_only(spans)
-        self._journal.log.drop_held()
+        self._journal.log.drop_cached()
         return Forgotten(turns=len(gone), summaries=summaries)
 
     async def _clear_history(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord]) -> None:

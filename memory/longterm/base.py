@@ -228,6 +228,7 @@ class DegradedRecall(list[MemoryItem]):
         return DegradedRecall, (list(self), self.trouble)
 
 
+@runtime_checkable
 class LongTermMemory(Protocol):
     """Keeps items for users and agents, and finds them again.
 

@@ -10,8 +10,12 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.http.auth import Identity
 from turnwise.http.config import ServiceConfig, Source
+from turnwise.memories import StaticMemory
+from turnwise.strategies.keep_last import KeepLast
 
 engine = EchoEngine()
+memory = StaticMemory(["The office opens at nine."], name="own")
+strategy = KeepLast(turns=3)
 
 
 @tool

@@ -15,6 +15,7 @@ from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import ConfigError
 from turnwise.http import BearerTokens, Identity, create_app
+from turnwise.http.config import load
 
 pytestmark = pytest.mark.ray
 
@@ -58,3 +59,19 @@ async def test_a_run_is_started_followed_and_waited_for(ray_session: None, tmp_p
 def test_an_app_with_users_needs_a_manager_that_enforces_them() -> None:
     with pytest.raises(ConfigError, match="enforce_user=True"):
         create_app(AsyncSessionManager("memory://x", engine=EchoEngine()), auth=TOKENS)
+
+
+async def test_an_app_of_a_configuration_opens_and_closes_its_own_manager(ray_session: None, tmp_path: Path) -> None:
+    engines = {"main": {"object": "serve_objects:engine"}}
+    config, _ = load(store=f"sqlite:///{tmp_path}/chats.db", engines=engines, packed={"hosts": 1})
+    app = create_app(config)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
+        async with app.router.lifespan_context(app):
+            await client.post("/v1/sessions", json={"id": "chat"})
+            done = await client.post("/v1/sessions/chat/runs?wait_s=60", json={"prompt": "hello"})
+            assert done.json()["text"] == "hello"
+        late = await client.get("/v1/sessions/chat")
+        assert late.status_code >= 400 and "closed" in late.json()["detail"]
+    with pytest.raises(ConfigError, match="omit these"):
+        create_app(config, auth=TOKENS)

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import serve_objects
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.cli import app
 from turnwise.errors import ConfigError
-from turnwise.http.assembly import Assembly, assemble, overflow_of
+from turnwise.http.assembly import Assembly, _memory, _working_memory, assemble, overflow_of
 from turnwise.http.config import load
 from turnwise.http.server import listen, url_of
+from turnwise.memories import ExtractiveMemory, LexicalMemory, StaticMemory
+from turnwise.memory.working.formats import Markdown
 from turnwise.strategies.summarize import Summarize
 
 EXAMPLE = Path(__file__).parents[2] / "examples/serve.toml"
@@ -129,6 +132,44 @@ def test_objects_of_ones_own_are_imported(file: Path) -> None:
     found = made(file, f"{text}[overflow]\nstrategy = 'none'\n")
     assert type(found.engines["own"]).__name__ == "EchoEngine"
     assert found.manager.enforces_user
+
+
+def test_memories_notes_and_a_strategy_of_each_kind_are_made(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "handbook.md").write_text("The office opens at nine.", encoding="utf-8")
+    text = f"""{ENGINE}
+[engines.small]
+model = "s"
+base_url = "http://127.0.0.1:9/v1"
+[[memories]]
+kind = "lexical"
+store = "{tmp_path}/words.db"
+name = "words"
+max_tokens = 500
+[[memories]]
+kind = "extractive"
+store = "{tmp_path}/facts.db"
+engine = "small"
+[[memories]]
+kind = "static"
+file = "{tmp_path}/handbook.md"
+[[memories]]
+object = "serve_objects:memory"
+[working_memory]
+store = "sqlite:///{tmp_path}/notes.db"
+per = "user"
+template = "# Plan"
+[overflow]
+object = "serve_objects:strategy"
+"""
+    made(file, text)
+    config, source = load(file)
+    assert config.working_memory and config.working_memory.per == "user"
+    engines = assemble(config, source).engines
+    kinds = [type(_memory(table, n, engines, source)) for n, table in enumerate(config.memories)]
+    assert kinds == [LexicalMemory, ExtractiveMemory, StaticMemory, StaticMemory]
+    notes = _working_memory(config, source)
+    assert notes and notes._per == "user" and isinstance(notes._form, Markdown)
+    assert overflow_of(config, engines, source) is serve_objects.strategy
 
 
 def test_summaries_are_written_by_the_engine_that_is_named(file: Path) -> None:

@@ -9,8 +9,9 @@ from fastapi import FastAPI
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import OverloadedError, StoreError, TurnwiseError
-from turnwise.http import HttpSettings, create_app, problems
+from turnwise.http import HttpSettings, Service, create_app, problems
 from turnwise.http.openai.errors import answer_of
+from turnwise.http.problems import TooManyStreams
 
 
 @pytest.mark.parametrize("part", ["header", "body"])
@@ -88,3 +89,40 @@ def test_clients_of_openai_are_told_to_come_again_when_a_session_or_a_store_cann
 ) -> None:
     found = answer_of(error)
     assert found.status_code == status and int(found.headers["retry-after"]) > 0
+
+
+async def test_no_more_streams_are_open_than_may_be() -> None:
+    manager = AsyncSessionManager("memory://streams", engine=EchoEngine())
+    service = Service(manager, HttpSettings(max_streams=2, max_streams_per_user=1), None)
+
+    async def refused(user_id: str | None, which: str) -> None:
+        with pytest.raises(TooManyStreams, match=f"^{which} are open"):
+            async with service.stream(user_id):
+                pass
+
+    async with service.stream("ann"):
+        await refused("ann", "1 streams of this user")
+        async with service.stream("bob"):
+            await refused("carol", "2 streams")
+            await refused(None, "2 streams")
+        async with service.stream("carol"):
+            pass
+    async with service.stream(None), service.stream(None):  # nobody is asked who they are
+        await refused(None, "2 streams")
+
+
+async def test_a_service_that_stops_or_whose_store_is_away_asks_for_no_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def away(self: AsyncSessionManager, **_: object) -> int:
+        raise StoreError("store s: no answer")
+
+    app = create_app(AsyncSessionManager("memory://ready", engine=EchoEngine()))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        monkeypatch.setattr(AsyncSessionManager, "count", away)
+        found = await client.get("/health/ready")
+        assert found.status_code == 503 and found.json()["error"] == "store" and found.headers["retry-after"]
+        app.state.service.stop()
+        found = await client.get("/health/ready")
+        assert found.status_code == 503 and found.json()["detail"] == "the service stops"
+        assert (await client.get("/health")).is_success

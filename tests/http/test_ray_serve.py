@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import yaml  # type: ignore[import-untyped]
 
 from served import Follower, served, start
 from turnwise.errors import ConfigError
+from turnwise.http.config import load
 from turnwise.testing.local_provider.server import LocalProvider
 
 with warnings.catch_warnings():
@@ -23,7 +25,7 @@ with warnings.catch_warnings():
     from ray import serve
     from ray.serve import Application
 
-    from turnwise.http.serve import APP, Replica, deployment
+    from turnwise.http.serve import APP, Replica, _Replica, deployment, serve_on_ray
 
 pytestmark = pytest.mark.ray
 
@@ -113,3 +115,24 @@ def test_a_deployment_without_users_must_say_so(monkeypatch: pytest.MonkeyPatch,
     assert isinstance(deployment({"config": str(file), "anonymous": "true"}), Application)
     with pytest.raises(ConfigError, match="run `turnwise console` beside"):
         deployment({"config": str(file), "anonymous": "true", "console": "true"})
+
+
+def test_a_serve_that_runs_already_is_not_given_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnwise.http.serve.connect", lambda **_: None)
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(proxies={"node": "HEALTHY"}))
+    given = {"store": "memory://beside", "engines": {"own": {"object": "serve_objects:engine"}}, "port": 0}
+    with pytest.raises(ConfigError, match="Serve runs on this Ray, and keeps its address: use `serve deploy`"):
+        serve_on_ray(*load(**given), ready=lambda *_: None)
+
+
+async def test_a_replica_that_ends_ends_its_streams_before_its_manager() -> None:
+    done: list[str] = []
+
+    async def close() -> None:
+        done.append("manager")
+
+    made: Any = SimpleNamespace(
+        service=SimpleNamespace(stop=lambda: done.append("streams")), manager=SimpleNamespace(close=close)
+    )
+    await _Replica.__del__(SimpleNamespace(_made=made))  # type: ignore[arg-type]
+    assert done == ["streams", "manager"]

@@ -20,6 +20,8 @@ from turnwise.adapters.front_ends.vercel import VercelEncoder
 from turnwise.errors import ConfigError
 from turnwise.http import health, memories, problems, runs, sessions
 from turnwise.http.auth import Auth
+from turnwise.http.config import ServiceConfig, Source
+from turnwise.http.credentials import Credentials, asked_once
 from turnwise.http.front_ends import ui
 from turnwise.http.limits import SizeLimits
 from turnwise.http.openai import chat, conversations, errors, models, responses
@@ -47,25 +49,33 @@ class _App(FastAPI):
 
 
 def create_app(
-    manager: AsyncSessionManager, *, auth: Auth | None = None, settings: HttpSettings | None = None
+    manager: AsyncSessionManager | ServiceConfig, *, auth: Auth | None = None, settings: HttpSettings | None = None
 ) -> FastAPI:
     """Return the service as an ASGI app, which runs on its own or mounted under another app.
 
-    It uses the manager on the server's event loop and does not close it. `app.state.service` is its `Service`: whoever
+    It uses a manager on the server's event loop and does not close it. `app.state.service` is its `Service`: whoever
     runs the server calls `service.stop()` when the server is to stop, so that streams end and clients resume them.
 
     Args:
-        manager: what the service serves. With `auth` it must have been made with `enforce_user=True`.
+        manager: what the service serves. With `auth` it must have been made with `enforce_user=True`. Or the
+            configuration of a service, such as `load("serve.toml")` of `turnwise.http.config` returns first: then the
+            app's lifespan opens the manager and closes it, and `auth` and `settings` are the configuration's.
         auth: who makes a request: `BearerTokens`, or a function of your own. Without it, everybody who reaches the
             service may do everything, so listen on loopback only.
         settings: limits and defaults; if omitted, `HttpSettings()`, which reads the environment.
 
     Raises:
-        ConfigError: `auth` is given and the manager does not enforce users.
+        ConfigError: `auth` is given and the manager does not enforce users, or something of the configuration is wrong.
     """
+    if isinstance(manager, ServiceConfig):
+        if auth is not None or settings is not None:
+            raise ConfigError("manager", "ServiceConfig", "it says who makes a request, and has the limits: omit these")
+        return _configured(manager)
     if auth is not None and not manager.enforces_user:
         why = "with auth, each user must reach only what is theirs: make the manager with enforce_user=True"
         raise ConfigError("manager", "enforce_user=False", why)
+    if auth is not None:
+        auth = asked_once(auth)
     service = Service(manager, settings or HttpSettings(), auth)
 
     @asynccontextmanager
@@ -100,6 +110,8 @@ def create_app(
     app.add_middleware(SizeLimits, max_header_bytes=limits.max_header_bytes, max_body_bytes=limits.max_body_bytes)
     if auth is None:
         app.add_middleware(SameSite, origins=limits.cors_origins)
+    else:
+        app.add_middleware(Credentials, auth=auth)
     if limits.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -108,4 +120,19 @@ def create_app(
             allow_headers=["*"],  # clients of OpenAI send a dozen of their own
             expose_headers=[chat.SESSION_ID, chat.RUN_ID, *_EXPOSED, *VercelEncoder.headers],
         )
+    return app
+
+
+def _configured(config: ServiceConfig) -> FastAPI:
+    """Return the app of a configuration, with a manager of its own."""
+    made = import_module("turnwise.http.assembly").assemble(config, Source(None, "", {}))
+    app: FastAPI = made.app
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with made.manager, inner(app):
+            yield
+
+    app.router.lifespan_context = lifespan
     return app

@@ -165,6 +165,12 @@ def answer(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Re
     return Response(text, body["status"], {**retry, **(headers or {})}, MEDIA_TYPE)
 
 
+def who_is_it() -> Response:
+    """Return the answer to a request without valid credentials."""
+    body = problem(401, "Unauthorized", "send a valid token: 'Authorization: Bearer <token>'", error="unauthorized")
+    return answer(body, {"WWW-Authenticate": "Bearer"})
+
+
 def install(app: FastAPI) -> None:
     """Answer all errors of the app's native routes with problems."""
 
@@ -176,8 +182,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Unauthorized)
     async def unauthorized(request: Request, error: Unauthorized) -> Response:
-        body = problem(401, "Unauthorized", "send a valid token: 'Authorization: Bearer <token>'", error="unauthorized")
-        return answer(body, {"WWW-Authenticate": "Bearer"})
+        return who_is_it()
 
     @app.exception_handler(TooManyStreams)
     async def too_many(request: Request, error: TooManyStreams) -> Response:

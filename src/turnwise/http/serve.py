@@ -44,6 +44,7 @@ class _Replica:
 
     async def __del__(self) -> None:
         if made := getattr(self, "_made", None):
+            made.service.stop()
             await made.manager.close()
 
 
@@ -105,13 +106,17 @@ def serve_on_ray(config: ServiceConfig, source: Source, ready: Ready) -> None:
     `config.workers` is the least number of replicas. Serve stays if it has other applications.
 
     Raises:
-        TurnwiseError: it cannot start: the configuration is wrong, the port is taken, the store is away.
+        TurnwiseError: it cannot start: the configuration is wrong, the port is taken, the store is away, or Serve runs
+            there already, with an address of its own.
     """
     made = _checked(config, source)
     asyncio.run(check_store(config, source))
+    connect(logs=False)
+    if serve.status().proxies:
+        why = "Serve runs on this Ray, and keeps its address: use `serve deploy`, or end it with `serve shutdown`"
+        raise source.error(("port",), config.port, why)
     with listen(config, source) as bound:
         url, port = url_of(bound), bound.getsockname()[1]
-    connect(logs=False)
     wakes, woken = socket.socketpair()
     before = {each: signal.signal(each, lambda *_: wakes.send(b".")) for each in SIGNALS}
     try:

@@ -1,0 +1,111 @@
+"""Whose request it is: a function of one's own, and the tokens of a file or a variable; without Ray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.errors import ConfigError, OverloadedError
+from turnwise.http import BearerTokens, Identity, create_app
+
+TOKEN = "a-secret-that-nobody-may-see"
+
+
+def plain(connection: HTTPConnection) -> str | None:
+    return connection.headers.get("x-user")
+
+
+def identities(connection: HTTPConnection) -> Identity | None:
+    name = connection.headers.get("x-user")
+    return Identity(name) if name else None
+
+
+async def awaited(connection: HTTPConnection) -> Identity | str | None:
+    return identities(connection) or plain(connection)
+
+
+@pytest.mark.parametrize("auth", [plain, identities, awaited])
+async def test_a_function_says_who_makes_a_request(auth: Any) -> None:
+    asked: list[HTTPConnection] = []
+
+    def counted(connection: HTTPConnection) -> Identity | str | Awaitable[Identity | str | None] | None:
+        asked.append(connection)
+        return auth(connection)  # type: ignore[no-any-return]
+
+    manager = AsyncSessionManager("memory://auth", engine=EchoEngine(), enforce_user=True)
+    transport = httpx.ASGITransport(create_app(manager, auth=counted))
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        assert (await client.get("/openai/v1/models", headers={"X-User": "ann"})).is_success
+        assert len(asked) == 1
+        for path in ("/openai/v1/models", "/v1/sessions", "/v1/sessions/chat", "/v1/runs"):
+            refused = await client.get(path)
+            assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer", path
+            body = await client.post(path, content=b"{", headers={"Content-Type": "application/json"})
+            assert body.status_code == 401, f"{path} was parsed for nobody"
+        assert (await client.get("/health")).is_success
+
+
+class RefusedError(HTTPException):
+    """What a function of one's own raises."""
+
+
+@pytest.mark.parametrize("error", [RefusedError(403, "not from there"), OverloadedError("s", "mailbox", 100)])
+async def test_a_function_that_raises_gets_the_answer_of_its_error(error: Exception) -> None:
+    def raising(connection: HTTPConnection) -> str:
+        raise error
+
+    manager = AsyncSessionManager("memory://auth", engine=EchoEngine(), enforce_user=True)
+    transport = httpx.ASGITransport(create_app(manager, auth=raising))
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        for path in ("/openai/v1/models", "/v1/sessions"):
+            found = await client.get(path)
+            assert found.status_code == (403 if isinstance(error, RefusedError) else 429), path
+
+
+@pytest.mark.parametrize(
+    ("users", "why"),
+    [
+        ({}, "nobody could use the service"),
+        ({"short": "ann"}, "16 or more printable ASCII characters"),
+        ({TOKEN + "\n": "ann"}, "printable"),
+        ({TOKEN + "é": "ann"}, "ASCII"),
+        ({f"{TOKEN} and more": "ann"}, "no spaces"),
+        ({TOKEN: ""}, "its user has a name"),
+        ([TOKEN], "JSON object"),
+        (TOKEN, "JSON object"),
+        ({TOKEN: 5}, "JSON object"),
+        ({TOKEN: {"operator": True}}, "JSON object"),
+        ({TOKEN: {"user": "ann", "operator": "yes"}}, "JSON object"),
+        ({TOKEN: {"user": "ann", "admin": True}}, "JSON object"),
+    ],
+)
+def test_tokens_that_cannot_be_used_are_refused_and_not_quoted(
+    users: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokens.json").write_text(json.dumps(users), encoding="utf-8")
+    monkeypatch.setenv("TURNWISE_HTTP_TOKENS", json.dumps(users))
+    for read in (lambda: BearerTokens.from_file(tmp_path / "tokens.json"), BearerTokens.from_environment):
+        with pytest.raises(ConfigError, match=why) as caught:
+            read()
+        assert TOKEN not in str(caught.value)
+
+
+def test_tokens_that_are_no_json_or_not_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokens.json").write_text(f"{TOKEN}: ann", encoding="utf-8")
+    with pytest.raises(ConfigError, match="JSON object") as caught:
+        BearerTokens.from_file(tmp_path / "tokens.json")
+    assert TOKEN not in str(caught.value)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        BearerTokens.from_file(tmp_path / "nowhere.json")
+    monkeypatch.delenv("TURNWISE_HTTP_TOKENS", raising=False)
+    with pytest.raises(ConfigError, match="not set"):
+        BearerTokens.from_environment()

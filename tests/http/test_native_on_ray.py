@@ -11,8 +11,12 @@ import httpx
 import pytest
 
 from agent_tools import prompt
-from http_service import BOB, frames_of, in_process
+from http_service import ANN, BOB, TOKENS, frames_of, in_process, manager_of
 from test_agents_on_ray import obey
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.session.config import SessionConfig
+from turnwise.http import create_app
+from turnwise.strategies.summarize import Summarize
 from turnwise.testing import LocalProvider
 
 pytestmark = pytest.mark.ray
@@ -168,6 +172,11 @@ async def test_a_busy_session_names_its_run_and_what_can_be_done(ray_session: No
         queued = (await client.post(f"{path}/runs", json={"prompt": "hello", "if_busy": "enqueue"})).json()
         state = (await client.get(path)).json()
         assert [state["active_run_id"], state["queued_run_ids"]] == [first["id"], [queued["id"]]]
+        added = await client.post(f"/v1/runs/{first['id']}/events", json={"name": "ticket", "data": {"number": 1}})
+        assert added.status_code == 201
+        after = {"after": added.json()["seq"] - 1, "limit": 1}
+        (event,) = (await client.get(f"/v1/runs/{first['id']}/events", params=after)).json()["items"]
+        assert (event["name"], event["data"], event["run_id"]) == ("ticket", {"number": 1}, first["id"])
         waiting = (await client.get(f"/v1/runs/{first['id']}/wait?timeout_s=0")).json()
         assert waiting["state"] == "running" and waiting["text"] is None
         assert (await client.post(f"/v1/runs/{first['id']}/cancel", json={"reason": "stop"})).json() == {
@@ -181,6 +190,16 @@ async def test_a_busy_session_names_its_run_and_what_can_be_done(ray_session: No
         assert idle.status_code == 409 and idle.json()["error"] == "no_active_run"
         failed = await ran(client, path, "raise oh no")
         assert failed["state"] == "failed" and "oh no" in failed["error"]["why"]
+
+
+async def test_no_request_waits_longer_than_the_service_lets_it(ray_session: None, folder: Path) -> None:
+    async with in_process(folder, max_wait_s=0.05) as client:
+        path = await opened(client, "patient", engine="scripted")
+        waited = await client.post(f"{path}/runs?wait_s=600", json={"prompt": "slow 5000"})
+        run = f"/v1/runs/{waited.json()['id']}"
+        assert waited.status_code == 200 and waited.json()["state"] == "running"
+        assert (await client.get(f"{run}/wait?timeout_s=600")).json()["state"] == "running"
+        assert (await client.post(f"{run}/cancel", json={})).json() == {"cancelled": True}
 
 
 async def test_sessions_are_appended_to_forked_compacted_and_cleared(ray_session: None, folder: Path) -> None:
@@ -209,6 +228,30 @@ async def test_sessions_are_appended_to_forked_compacted_and_cleared(ray_session
         assert (await ran(client, path, "who"))["text"] == " ann"
         unknown = await client.post(f"{path}/engine", json={"engine": "none"})
         assert unknown.status_code == 422 and unknown.json()["error"] == "config"
+
+
+async def test_what_a_summary_replaced_is_shown(ray_session: None, tmp_path: Path) -> None:
+    with LocalProvider(reply=lambda _: "They counted.") as provider:
+        writer = OpenAIEngine("local", base_url=provider.base_url, api_key="none")
+        config = SessionConfig(max_context_tokens=2000)
+        async with manager_of(tmp_path, overflow=Summarize(writer, keep_turns=1), config=config) as manager:
+            transport = httpx.ASGITransport(create_app(manager, auth=TOKENS))
+            async with httpx.AsyncClient(transport=transport, base_url="http://service", headers=ANN) as client:
+                path = await opened(client, "long")
+                summaries: list[Any] = []
+                number = 0
+                while not summaries:
+                    await ran(client, path, f"number {number} {'word ' * 100}")
+                    blocks = (await client.get(f"{path}/turn?snapshot=true")).json()["blocks"]
+                    summaries = [block for block in blocks if block["kind"] == "summary"]
+                    number += 1
+                (summary,) = summaries
+                assert "They counted." in summary["text"]
+                expanded = (await client.post(f"{path}/expand", json={"summary": summary})).json()["blocks"]
+                assert [each["text"].split()[1] for each in expanded] == [str(n // 2) for n in range(len(expanded))]
+                assert expanded and not any(block in expanded for block in blocks)
+                forged = await client.post(f"{path}/expand", json={"summary": {**summary, "of": [["log", 0, 1]]}})
+                assert forged.status_code == 422 and forged.json()["error"] == "invalid_input"
 
 
 async def test_calls_are_approved_rejected_and_provided(ray_session: None, folder: Path, provider_url: str) -> None:
@@ -300,6 +343,11 @@ async def test_memories_are_saved_recalled_changed_and_forgotten(
             "facts",
             "semantic",
         ]
+        narrow: dict[str, dict[str, Any]] = {"Ann loves trains.": {"types": ["preferences"], "category": "semantic"}}
+        narrow |= {"goals": {"types": ["goals"]}, "episodes": {"category": "episodic"}, "earlier": {"as_of": 1.0}}
+        for text, options in narrow.items():
+            found = (await client.post(f"{path}/memory/recall", json={"query": "trains", **options})).json()["items"]
+            assert [each["text"] for each in found] == ([text] if "types" in options and "category" in options else [])
         apart = (await client.post(f"{path}/memory/recall-apart", json={"query": "trains"})).json()
         assert [each["id"] for each in apart["extracted"]] == [saved.json()["id"]] and apart["failed"] == {}
         place = f"{path}/memory/items/notes%2Fcaf%C3%A9%3A%20100%25"

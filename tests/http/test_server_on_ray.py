@@ -95,6 +95,19 @@ def test_no_secret_is_in_what_it_prints_or_logs(ray_address: str, tmp_path: Path
         assert secret not in said
 
 
+def test_workers_share_the_ray_that_their_parent_starts(tmp_path: Path) -> None:
+    with (
+        LocalProvider(reply=lambda _: "fine") as provider,
+        served(*options(tmp_path, provider), "--workers", "2") as service,
+    ):
+        assert len(service.workers) == 2
+        run = start(service.url, "chat", PROMPT)
+        for _ in range(10):  # each by a connection of its own, which either of them takes
+            assert httpx.get(f"{service.url}/v1/runs/{run}/wait", timeout=60).json()["text"] == "fine"
+        assert len(provider.requests) == 1
+        assert service.stop() == 0
+
+
 @pytest.mark.soak
 def test_sigkill_of_workers_in_the_middle_of_a_stream_costs_the_client_no_event(
     ray_address: str, tmp_path: Path

@@ -43,10 +43,12 @@ def manager_of(folder: Path, provider_url: str | None = None, **settings: Any) -
 
 
 @asynccontextmanager
-async def in_process(folder: Path, provider_url: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve the app without a server, as Ann's client. It does not stream."""
+async def in_process(
+    folder: Path, provider_url: str | None = None, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve the app without a server, as Ann's client. It does not stream. `settings` are those of `HttpSettings`."""
     async with manager_of(folder, provider_url) as manager:
-        app = create_app(manager, auth=TOKENS)
+        app = create_app(manager, auth=TOKENS, settings=HttpSettings(**settings))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://service", headers=ANN, timeout=60) as client:
             yield client

@@ -93,7 +93,7 @@ class AgUiEncoder(FrontEndEncoder):
                 wants = self._waits.pop(piece.id, ("approval",))[0]
                 if not (wants == "result" and piece.id in self._given):
                     yield _result(piece)
-            case "settled":
+            case "calls_ended":
                 self._message, self._streamed = None, []
             case "attached" if piece.block is not None:
                 yield {"type": "CUSTOM", "name": "attachment", "value": piece.block.model_dump(exclude_none=True)}

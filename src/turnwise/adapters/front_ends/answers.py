@@ -54,7 +54,7 @@ TextTrack = Literal["text", "thought"]
 Track = TextTrack | Literal["events"]
 
 Kind = Literal[
-    "begun", "opened", "said", "closed", "reset", "called", "asked", "approved", "denied", "result", "settled",
+    "begun", "opened", "said", "closed", "reset", "called", "asked", "approved", "denied", "result", "calls_ended",
     "attached", "custom", "step_started", "step_ended", "ended", "waits",
 ]  # fmt: skip
 
@@ -183,7 +183,7 @@ class Answers:
         """The names of the calls that were shown."""
         self._open: set[str] = set()
         """The calls without a result."""
-        self._unsettled: set[str] = set()
+        self._undecided: set[str] = set()
         """Those of which it is not known whether they are made or wait."""
         self._running: set[str] = set()
         self._asked: dict[str, Wants] = {}
@@ -195,7 +195,7 @@ class Answers:
     @property
     def waiting(self) -> Mapping[str, Wants]:
         """The calls that wait for somebody, if all others of the answer have been made; else empty."""
-        return self.asked if not (self._unsettled or self._running) else {}
+        return self.asked if not (self._undecided or self._running) else {}
 
     @property
     def asked(self) -> Mapping[str, Wants]:
@@ -245,7 +245,7 @@ class Answers:
                 yield from self._answered(blocks)
             case ToolStarted(call_id=call_id, name=name):
                 yield from self._show(call_id, name)
-                self._unsettled.discard(call_id)
+                self._undecided.discard(call_id)
                 if call_id not in self._own:
                     self._running.add(call_id)
             case ToolEnded(call_id=call_id, name=name, blocks=blocks):
@@ -255,7 +255,7 @@ class Answers:
                 if call_id not in self._calls:
                     self._extra.add(call_id)
                     yield from self._show(call_id, name, given)
-                for each in (self._unsettled, self._running):  # it may have begun, and ask whether to go on
+                for each in (self._undecided, self._running):  # it may have begun, and ask whether to go on
                     each.discard(call_id)
                 self._asked[call_id] = wants
                 yield self._piece("asked", call_id, why or "", wants=wants, input=given)
@@ -403,7 +403,7 @@ class Answers:
     def _answered(self, blocks: Sequence[Block]) -> Iterator[Piece]:
         yield from self._end_texts(blocks, is_whole=True)
         self._next()
-        self._open, self._unsettled, self._running, self._asked = set(), set(), set(), {}
+        self._open, self._undecided, self._running, self._asked = set(), set(), set(), {}
         yield from self._others(blocks)
 
     def _others(self, blocks: Sequence[Block]) -> Iterator[Piece]:
@@ -413,7 +413,7 @@ class Answers:
                     self._own.add(block.call_id)
                 case ToolUse():
                     self._open.add(block.call_id)
-                    self._unsettled.add(block.call_id)
+                    self._undecided.add(block.call_id)
                     self._calls[block.call_id] = block.name
                     yield self._piece("called", block.call_id, block.name, block=block, input=block.input)
                 case Image() | Document() | Citations():
@@ -435,15 +435,15 @@ class Answers:
         for block in blocks:
             if isinstance(block, ToolResult) and block.call_id in self._calls:
                 yield self._piece("result", block.call_id, block=block)
-                yield from self._settle(block.call_id)
+                yield from self._end_call(block.call_id)
 
-    def _settle(self, call_id: str) -> Iterator[Piece]:
+    def _end_call(self, call_id: str) -> Iterator[Piece]:
         was_open = bool(self._open)
-        for each in (self._open, self._unsettled, self._running):
+        for each in (self._open, self._undecided, self._running):
             each.discard(call_id)
         self._asked.pop(call_id, None)
         if was_open and not self._open:
-            yield self._piece("settled")
+            yield self._piece("calls_ended")
 
     def _decided(self, event: CallDecided) -> Iterator[Piece]:
         call_id = event.call_id
@@ -453,15 +453,15 @@ class Answers:
         if event.verdict == "rejected":
             result = next((block for block in event.blocks if isinstance(block, ToolResult)), None)
             yield self._piece("denied", call_id, result.plain if result else "", block=result)
-            yield from self._settle(call_id)
+            yield from self._end_call(call_id)
             return
         if event.verdict == "approved":
             edited = next((block for block in event.blocks if isinstance(block, ToolUse)), None)
             yield self._piece("approved", call_id, self._calls[call_id], block=edited)
             if call_id in self._extra:
-                yield from self._settle(call_id)
+                yield from self._end_call(call_id)
             else:
-                self._unsettled.add(call_id)
+                self._undecided.add(call_id)
         yield from self._results(event.blocks)
 
     def _ended(self, event: RunEnded, blocks: Sequence[Block]) -> Iterator[Piece]:

@@ -84,7 +84,7 @@ class VercelEncoder(FrontEndEncoder):
                 yield {"type": "tool-output-denied", "toolCallId": piece.id}
             case "result":
                 yield _result(piece)
-            case "settled":
+            case "calls_ended":
                 yield from self._step()
             case "attached" | "custom" | "step_started" | "step_ended":
                 for data in _data(piece):

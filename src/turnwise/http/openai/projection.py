@@ -134,7 +134,7 @@ class Projection:
         self._open: _Open | None = None
         self._uses: dict[str, tuple[ToolUse, tuple[str, int, int], int]] = {}
         """The calls of the last answer: each with its place, and its index in the output."""
-        self._unsettled: set[str] = set()
+        self._undecided: set[str] = set()
         """Those of which it is not known whether they are made or wait."""
         self._running: set[str] = set()
         self._asked: dict[str, str] = {}
@@ -182,15 +182,15 @@ class Projection:
                 self._spent += usage or Usage()
                 yield from self._answered(blocks)
             case ApprovalRequested(call_id=call_id, wants=wants) if call_id in self._uses and wants != "budget":
-                self._unsettled.discard(call_id)
+                self._undecided.discard(call_id)
                 self._asked[call_id] = wants
                 yield from self._ask(call_id, wants)
             case ToolStarted(call_id=call_id):
-                self._unsettled.discard(call_id)
+                self._undecided.discard(call_id)
                 self._running.add(call_id)
                 yield from self._call(call_id)
             case ToolEnded(call_id=call_id, blocks=blocks):
-                self._unsettled.discard(call_id)
+                self._undecided.discard(call_id)
                 self._running.discard(call_id)
                 yield from self._called(call_id, blocks)
             case CallDecided(call_id=call_id, verdict=verdict, blocks=blocks):
@@ -225,7 +225,7 @@ class Projection:
     @property
     def _is_boundary(self) -> bool:
         """Whether each call of the last answer is made or waits, and one waits, or has waited, for the client."""
-        return bool(self._asked) and not self._unsettled and not self._running
+        return bool(self._asked) and not self._undecided and not self._running
 
     def _pass(self, event: Event) -> Iterator[Sent]:
         """Begin the next part, if the last one has ended."""
@@ -338,7 +338,7 @@ class Projection:
             use.call_id: (use, (self.run_id, self._answer, number), self._indexes + number)
             for number, use in enumerate(uses)
         }
-        self._asked, self._brought, self._unsettled = {}, set(), set(self._uses)
+        self._asked, self._brought, self._undecided = {}, set(), set(self._uses)
         if self.at == self.part:
             self._indexes += len(uses)
             self.items += [{} for _ in uses]

@@ -351,7 +351,7 @@ def _answer_parts(
                 made[call_id] |= _state(call_id, calls.get(call_id, {}))
                 parts.append(made[call_id])
             case ToolResult(call_id=call_id) if call_id in made:
-                _settle(made[call_id], block)
+                _add_result(made[call_id], block)
             case Image() | Document() if part := file_part(block):
                 parts.append(part)
             case _:
@@ -371,7 +371,7 @@ def _state(call_id: str, state: Mapping[str, Any]) -> JsonObject:
     return {"state": "approval-requested", "approval": {"id": call_id}}
 
 
-def _settle(part: JsonObject, result: ToolResult) -> None:
+def _add_result(part: JsonObject, result: ToolResult) -> None:
     if part.get("approval", {}).get("approved") is False:
         part["state"] = "output-denied"
     elif result.is_error:

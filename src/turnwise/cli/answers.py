@@ -58,7 +58,7 @@ class Answers:
         """Print an error as one line."""
         self.note(f"error: {' '.join(str(error).split())}", WRONG)
 
-    def take(self, event: AnyEvent) -> None:  # noqa: PLR0912 - one for each kind
+    def show_event(self, event: AnyEvent) -> None:  # noqa: PLR0912 - one for each kind
         """Print what an event says."""
         match event:
             case events.RunQueued():

@@ -126,7 +126,7 @@ class Conversation:
         """Do what a line says; return the exit code if the conversation ends."""
         self._is_leaving = self._failed = False
         try:
-            if self._take(line):
+            if self._carry_out(line):
                 return 0
         except KeyboardInterrupt:
             if self._is_leaving:
@@ -142,7 +142,7 @@ class Conversation:
             return None
         return UNANSWERED if self._failed else INTERRUPTED if self._is_leaving else None
 
-    def _take(self, line: str) -> bool:
+    def _carry_out(self, line: str) -> bool:
         """Answer a prompt or carry a command out; return whether to leave."""
         if not line.strip():
             return False
@@ -244,7 +244,7 @@ class Conversation:
         try:
             for event in feed:
                 if not self._as_json:
-                    self._answers.take(event)
+                    self._answers.show_event(event)
                 waits = waits or isinstance(event, ApprovalRequested)
                 if waits and feed.is_drained():
                     waits = False

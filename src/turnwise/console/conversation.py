@@ -168,7 +168,7 @@ class _Conversation:
             execution = await self._session.execution(run_id)
             async for event in execution.events():
                 if event.live:
-                    self._live.take(event)
+                    self._live.show_event(event)
                 else:
                     if getattr(event, "span", None) or event.terminal:
                         self._live.is_stored()

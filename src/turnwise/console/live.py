@@ -28,7 +28,7 @@ class Live:
         self._timer: asyncio.TimerHandle | None = None
         self._is_void = False
 
-    def take(self, event: AnyEvent) -> None:
+    def show_event(self, event: AnyEvent) -> None:
         """Show what a live event adds."""
         match event:
             case ModelCallStarted():

@@ -57,7 +57,7 @@ async def test_a_page_tries_again_whatever_has_failed(
         if len(tries) == 1:
             raise ValueError("a mistake")
 
-    await frame.keep(work)
+    await frame.repeat(work)
     assert said == ["This did not work: the service's log has the cause. Trying again.", None]
     assert "a mistake" in caplog.text
 

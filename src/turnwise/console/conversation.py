@@ -73,7 +73,7 @@ async def conversation_page(id: str = "", user: str = "") -> None:
             raise NotThereError from error
 
     try:
-        await frame.keep(look)
+        await frame.repeat(look)
     except NotThereError:
         if page:
             page.is_gone()

@@ -62,10 +62,10 @@ class Frame:
                     tag("button", "button quiet", "Log out", type="submit")
         with tag("div", "content", id="content", tabindex="-1"):  # which is in a `main` of NiceGUI's
             frame = cls(client, viewer)
-            client.on_exception(frame.tell)
+            client.on_exception(frame.show_error)
             yield frame
 
-    def tell(self, error: Exception) -> None:
+    def show_error(self, error: Exception) -> None:
         """Show what went wrong with something that the viewer asked for."""
         with self.client.content:
             ui.notify(_why(error), type="negative", position="top", multi_line=True, close_button="Close", timeout=8000)
@@ -82,7 +82,7 @@ class Frame:
         await self.client.connected()
         return not self.client.is_deleted
 
-    async def keep(self, work: Callable[[], Awaitable[float | None]]) -> None:
+    async def repeat(self, work: Callable[[], Awaitable[float | None]]) -> None:
         """Repeat something after the seconds that it returns, or when `wake` is set; end when it returns None.
 
         When it fails, as when the store is away, the page says so and tries again.

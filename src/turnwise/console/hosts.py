@@ -34,7 +34,7 @@ async def hosts_page() -> None:
             _show(found)
         return _REFRESH_S
 
-    await frame.keep(refresh)
+    await frame.repeat(refresh)
 
 
 def _show(hosts: Sequence[HostInfo]) -> None:

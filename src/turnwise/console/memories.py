@@ -29,7 +29,7 @@ async def memories_page(user: str = "", agent: str = "", q: str = "") -> None:
         page = _Memories(frame, {"user": user, "agent": agent, "q": q})
         page.build()
     if await frame.arrived():
-        await frame.keep(page.refresh)
+        await frame.repeat(page.refresh)
 
 
 class _Memories:

@@ -43,7 +43,7 @@ async def sessions_page(q: str = "", user: str = "", agent: str = "", status: st
         found = _Sessions(frame, {"q": q, "user": user, "agent": agent, "status": status})
         found.build()
     if await frame.arrived():
-        await frame.keep(found.refresh)
+        await frame.repeat(found.refresh)
 
 
 class _Sessions:

@@ -38,7 +38,7 @@ async def usage_page(user: str = "", agent: str = "") -> None:
         page = _UsagePage(frame, {"user": user, "agent": agent})
         page.build()
     if await frame.arrived():
-        await frame.keep(page.refresh)
+        await frame.repeat(page.refresh)
 
 
 class _UsagePage:

@@ -218,7 +218,7 @@ class MessagesAnswer:
         yield {"type": "message_start", "message": begun}
         yield {"type": "ping"}
 
-    def take(self, token: Message) -> Iterator[Message]:
+    def token_events(self, token: Message) -> Iterator[Message]:
         """Yield the events of a token."""
         if thought := token.get("reasoning_content"):
             yield from self._grow("thinking", "thinking", "thinking_delta", thought)
@@ -251,7 +251,7 @@ class MessagesAnswer:
     def whole(self) -> Message:
         """Return the response without streaming."""
         content: list[Message] = []
-        events = [event for token in self.completion.tokens for event in self.take(token)]
+        events = [event for token in self.completion.tokens for event in self.token_events(token)]
         for event in [*events, *self._close()]:
             if event["type"] == "content_block_start":
                 content.append(dict(event["content_block"]))

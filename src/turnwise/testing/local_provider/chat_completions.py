@@ -107,7 +107,7 @@ class ChatAnswer:
         """Yield the events before the first token."""
         yield self._chunk({"role": "assistant", "content": ""})
 
-    def take(self, token: Message) -> Iterator[Message]:
+    def token_events(self, token: Message) -> Iterator[Message]:
         """Yield the events of a token."""
         yield self._chunk(token)
 

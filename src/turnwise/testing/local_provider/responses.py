@@ -123,7 +123,7 @@ class ResponsesAnswer:
         if self._body.get("reasoning") and not self.completion.thoughts:
             yield from self._start(("reasoning", None), _reasoning(f"rs_{self._name}_0"))
 
-    def take(self, token: Message) -> Iterator[Message]:
+    def token_events(self, token: Message) -> Iterator[Message]:
         """Yield the events of a token."""
         thought = token.get("reasoning_content", token.get("reasoning"))
         if thought is not None:
@@ -148,7 +148,7 @@ class ResponsesAnswer:
 
     def whole(self) -> Message:
         """Return the response without streaming."""
-        for _ in chain(self.opening(), *map(self.take, self.completion.tokens), self._stop(self._status)):
+        for _ in chain(self.opening(), *map(self.token_events, self.completion.tokens), self._stop(self._status)):
             pass
         return self._response(self._status)
 

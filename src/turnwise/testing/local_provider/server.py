@@ -185,16 +185,16 @@ class LocalProvider:
                     models = [{"id": "local", "object": "model", "created": 0, "owned_by": "turnwise"}]
                     await response.json(200, {"object": "list", "data": models})
                 case "POST", "/v1/embeddings":
-                    await self._take_fault(record)
+                    await self._fault_of(record)
                     await response.json(200, embeddings(record.body))
                 case "POST", "/v1/chat/completions":
-                    fault = await self._take_fault(record)
+                    fault = await self._fault_of(record)
                     return await self._answer(ChatRequest(record.body), fault, response)
                 case "POST", "/v1/responses":
-                    fault = await self._take_fault(record)
+                    fault = await self._fault_of(record)
                     return await self._answer(ResponsesRequest(record.body), fault, response)
                 case "POST", "/v1/messages":
-                    fault = await self._take_fault(record)
+                    fault = await self._fault_of(record)
                     return await self._answer(MessagesRequest(record.body, self._cached), fault, response)
                 case _, path:
                     raise RefusedError(404, f"Unknown request URL: {record.method} {path}", "unknown_url")
@@ -203,7 +203,7 @@ class LocalProvider:
             await response.json(error.status, body, self._retry_after(error.status))
         return True
 
-    async def _take_fault(self, record: RecordedRequest) -> str:
+    async def _fault_of(self, record: RecordedRequest) -> str:
         """Return the fault that the request selects, or nothing. Refusals and `hang` happen here."""
         model = record.body.get("model") if isinstance(record.body, dict) else None
         name = record.headers.get("x-fault") or str(model).rpartition("/")[2]
@@ -251,7 +251,7 @@ async def _stream(
         await response.event(event)
     for token in answer.completion.tokens:
         await asyncio.sleep(delay_s)
-        for event in answer.take(token):
+        for event in answer.token_events(token):
             await response.event(event)
     match fault:
         case "stall":

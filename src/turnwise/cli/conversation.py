@@ -126,7 +126,7 @@ class Conversation:
         """Do what a line says; return the exit code if the conversation ends."""
         self._is_leaving = self._failed = False
         try:
-            if self._carry_out(line):
+            if self._answer_line(line):
                 return 0
         except KeyboardInterrupt:
             if self._is_leaving:
@@ -142,7 +142,7 @@ class Conversation:
             return None
         return UNANSWERED if self._failed else INTERRUPTED if self._is_leaving else None
 
-    def _carry_out(self, line: str) -> bool:
+    def _answer_line(self, line: str) -> bool:
         """Answer a prompt or carry a command out; return whether to leave."""
         if not line.strip():
             return False

@@ -267,6 +267,49 @@ def test_a_stream_ends_where_calls_wait_and_the_next_one_goes_on_there(name: str
         assert said(name, [*frames, *next_frames[: cut + 1], *rest]) == said(name, [*frames, *next_frames])
 
 
+@pytest.mark.parametrize("verdict", ["rejected", "provided"])
+def test_an_agent_of_ag_ui_is_not_told_again_what_the_stream_of_an_earlier_request_told(verdict: str) -> None:
+    log = Log(random.Random(7))
+    log.answer(ASK, PAY, text="I ask you twice.")
+    for use in (ASK, PAY):
+        log.add(ApprovalRequested, call_id=use.call_id, name=use.name, input=use.input, wants="approval")
+    told = ToolResult(call_id="ask", text="told", is_error=verdict == "rejected")
+    log.add(CallDecided, call_id="ask", verdict=verdict, blocks=(told,))
+    first = AgUiEncoder("thread", behind=["ask"])
+    assert "TOOL_CALL_RESULT" in str(plain(encoded(first, log.events))) and dict(first.waiting) == {"pay": "approval"}
+    log.add(CallDecided, call_id="pay", verdict="approved")
+    log.add(RunResumed, why="all decisions have been made")
+    log.result(PAY, "paid")
+    log.answer(text="Thank you.", kind=RunCompleted, stop_reason="stop")
+    frames = encoded(AgUiEncoder("thread", behind=["pay"], had=["ask"]), log.events)
+    assert [each["toolCallId"] for each in plain(frames) if each["type"] == "TOOL_CALL_RESULT"] == ["pay"]
+    for cut, frame in enumerate(frames):
+        assert encoded(AgUiEncoder("thread", last_event_id=frame.id), log.events) == frames[cut + 1 :]
+    elsewhere = encoded(AgUiEncoder("thread", behind=["pay"]), log.events)
+    assert "'ask-result'" in str(plain(elsewhere)), "it was decided elsewhere: the client has not heard of it"
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_stream_that_began_behind_a_call_and_ended_at_another_is_resumed_behind_its_end(name: str) -> None:
+    log = Log(random.Random(7))
+    log.answer(ASK, PAY, text="I ask you twice.")
+    log.add(StepStarted, step="s1", name="search")
+    for use in (ASK, PAY):
+        log.add(ApprovalRequested, call_id=use.call_id, name=use.name, input=use.input, wants="result")
+    log.provided(ASK)
+    first = ENCODERS[name](behind=["ask"])
+    frames = encoded(first, log.events)
+    assert dict(first.waiting) == {"pay": "result"}
+    end = first.stop()
+    frames += end
+    log.provided(PAY)
+    log.answer(text="Thank you.", kind=RunCompleted, stop_reason="stop")
+    whole = [*frames, *encoded(ENCODERS[name](frames[-1].id), log.events)]
+    for cut, frame in enumerate(frames):
+        if frame in end:
+            assert encoded(ENCODERS[name](frame.id), log.events) == whole[cut + 1 :]
+
+
 def waits_of(name: str, log: Log) -> list[tuple[int, list[str]]]:
     """Return after how many events a run begins to wait for somebody, and the calls that do."""
     encoder, found = ENCODERS[name](), list[tuple[int, list[str]]]()

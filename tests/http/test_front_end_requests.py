@@ -17,13 +17,15 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import (
     IdempotencyConflictError,
     InvalidInputError,
+    QueueFullError,
     RunNotFoundError,
     SessionBusyError,
     TurnNotFoundError,
 )
 from turnwise.http.front_ends.ag_ui import deciding, decisions_of
 from turnwise.http.front_ends.answering import ask, part_of
-from turnwise.http.front_ends.ui import ui_messages
+from turnwise.http.front_ends.reading import in_order
+from turnwise.http.front_ends.ui import helpful, ui_messages
 from turnwise.http.openai.items import placed_output
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, ToolResult, ToolUse, User
@@ -122,6 +124,25 @@ async def test_a_repeated_edit_runs_once() -> None:
     assert not (await session.turn("m1~1")).removed
     assert (await edit(session, "three")).run_id != edited.run_id
     assert await session.cancel()
+
+
+def test_a_refused_message_is_told_only_the_policies_that_help() -> None:
+    busy, full = SessionBusyError("s", "r"), QueueFullError("s", "r", 1)
+    assert helpful(busy, is_again=False) == ["enqueue", "interrupt", "rollback", "latest"]
+    assert helpful(full, is_again=False) == ["interrupt", "rollback", "latest"]
+    assert helpful(busy, is_again=True) == [], "runs wait, or the active one is not of what would be replaced"
+
+
+async def test_a_message_of_several_texts_stays_one_when_another_prompt_is_merged_behind_it() -> None:
+    session = await chat()
+    picture = Image(url="https://x/a.png")
+    prompts = in_order([User(text="one"), picture, User(text="two")], "parts")
+    active = await session.run("word " * 2000, turn_id="m0")
+    await ask(session, "m1", prompts, {"if_busy": "enqueue"}, again=False, edits=True)
+    await session.run("three", if_busy="merge")
+    messages = shown(ui_messages(await session.turns(), await session.runs()))
+    assert messages[-2:] == [("m1", "one\ntwo|file"), ("m1.2", "three")]
+    assert await active.cancel()
 
 
 def shown(messages: Sequence[Any]) -> list[tuple[str, str]]:

@@ -154,7 +154,7 @@ async def test_the_server_has_the_history_and_messages_are_answered_again(
             await anext(run.aiter_bytes())
             busy = await client.post(CHAT, json={"id": "slow", "message": user("m2", "hello")})
             assert busy.status_code == 409 and busy.json()["run_id"] == run.headers["x-run-id"]
-            assert {"enqueue", "interrupt", "rollback"} <= set(busy.json()["if_busy"])
+            assert busy.json()["if_busy"] == ["enqueue", "interrupt", "rollback", "latest"]
             stopped = await client.post(f"{CHAT}/slow/stop", json={"reason": "enough"})
             assert stopped.json() == {"cancelled": True}
         assert (await client.get(f"{CHAT}/slow/stream")).status_code == 204
@@ -277,6 +277,7 @@ async def test_an_agent_of_ag_ui_with_tools_of_the_client_and_an_interrupt(
         assert interrupt["reason"] == "tool_call" and interrupt["id"].endswith("." + interrupt["toolCallId"])
         held = await client.post(f"{AG_UI}/agent", json=asked_of("trip", "r3", {**question, "id": "u2"}))
         assert held.status_code == 409 and held.json()["error"] == "session_busy"
+        assert "cancel it" in held.json()["detail"] and "if_busy" not in str(held.json()), "its body has no policy"
         edited = {"approved": True, "editedArgs": {"euros": 6}}
         entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": edited}
         third = await run("r3", question, called, shown, resume=[entry], tools=[tool])

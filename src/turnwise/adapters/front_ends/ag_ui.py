@@ -45,15 +45,24 @@ class AgUiEncoder(FrontEndEncoder):
         run_id: the id of the protocol's run, which the client has made; the run's own if omitted.
         last_event_id: the id of the last frame that the client has.
         behind: ids of calls. The stream begins where the first of them waited; what was before is left out.
+        had: ids of calls whose results the client has; they are not told again. It has those that it was asked for, if
+            their calls are in `behind`.
 
     Raises:
         InvalidInputError: `last_event_id` is of no frame.
     """
 
     def __init__(
-        self, thread_id: str, run_id: str | None = None, last_event_id: str | None = None, *, behind: Iterable[str] = ()
+        self,
+        thread_id: str,
+        run_id: str | None = None,
+        last_event_id: str | None = None,
+        *,
+        behind: Iterable[str] = (),
+        had: Iterable[str] = (),
     ) -> None:
         super().__init__(last_event_id, behind=behind)
+        self._had = frozenset(had)
         self._thread_id = thread_id
         self._run_id = run_id
         self._message: str | None = None
@@ -90,8 +99,8 @@ class AgUiEncoder(FrontEndEncoder):
             case "approved":
                 self._waits.pop(piece.id, None)
             case "denied" | "result":
-                wants = self._waits.pop(piece.id, ("approval",))[0]
-                if not (wants == "result" and piece.id in self._given):
+                self._waits.pop(piece.id, None)
+                if piece.id not in self._given:
                     yield _result(piece)
             case "calls_ended":
                 self._message, self._streamed = None, []

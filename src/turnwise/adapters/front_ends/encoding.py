@@ -16,6 +16,10 @@ from turnwise.memory.conversation.tool_calls import Wants
 Json = Mapping[str, Any]
 
 
+_STOP_FRAMES = 1 << 20
+"""More than the frames with which a stream stops."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One server-sent event: an object of the protocol, or a text, and the id with which a client resumes behind it."""
@@ -50,6 +54,9 @@ class FrontEndEncoder(ABC):
     headers: Mapping[str, str] = {}
     """The headers of a response with such a stream, beside `Content-Type: text/event-stream`."""
 
+    _had: frozenset[str] = frozenset()
+    """The calls whose results the client has."""
+
     def __init__(self, last_event_id: str | None = None, *, behind: Iterable[str] = ()) -> None:
         cursor = Cursor.parse(last_event_id) if last_event_id else Cursor()
         if cursor is None:
@@ -59,8 +66,8 @@ class FrontEndEncoder(ABC):
         self._behind = frozenset(behind)
         self._begins = () if self._behind else cursor.begins
         """Where the stream begins that this one goes on with: see `Cursor.begun`."""
-        self._given = self._behind
-        """The calls that the stream's request has answered."""
+        self._given = frozenset[str]()
+        """The calls that waited where the stream begins, and whose results the client has, or has given."""
         self._answers = Answers(Cursor(cursor.events, cursor.text, cursor.thought))
         self._is_stopped = False
 
@@ -97,14 +104,16 @@ class FrontEndEncoder(ABC):
 
     def _begin(self) -> list[Frame]:
         """Begin the stream behind calls that waited, at which another one ended."""
-        bits = {each: 1 << number for number, each in enumerate(self._answers.asked)}
+        asked = self._answers.asked
+        bits = {each: 1 << number for number, each in enumerate(asked)}
         if self._begins:
-            answered = self._begins[1]
-            self._given = frozenset(each for each, bit in bits.items() if answered & bit)
+            self._given = frozenset(each for each, bit in bits.items() if self._begins[1] & bit)
         else:
-            answered = sum(bit for each, bit in bits.items() if each in self._behind)
+            own = {each for each in self._behind if asked.get(each) == "result"}
+            self._given = frozenset(asked) & (self._had | own)
+        given = sum(bit for each, bit in bits.items() if each in self._given)
         ended = list(self._frames(self._answers.stopped()))  # of which a reader may lack the last ones
-        self._cursor.begun = self._answers.seq, answered
+        self._cursor.begun = self._answers.seq, given
         begun = list(self._frames(self._answers.begun_again()))
         found = begun if self._behind else ended + begun
         self._behind, self._begins = frozenset(), ()
@@ -126,7 +135,10 @@ class FrontEndEncoder(ABC):
     def _frames(self, piece: Piece) -> Iterator[Frame]:
         before = getattr(self._cursor, piece.track)
         rest = piece.after(before)
-        for number, data in enumerate(self._say(rest or piece)):
+        said = list(self._say(rest or piece))
+        # Counted from the end where a stream stops: what was open before depends on where the stream began.
+        first = _STOP_FRAMES - len(said) if piece.kind == "waits" else 0
+        for number, data in enumerate(said, first):
             place = (*piece.place, number)
             if rest is not None and place > before[: len(place)]:
                 setattr(self._cursor, piece.track, place if piece.track == "events" else (*place, piece.check))

@@ -79,11 +79,15 @@ def file_of(url: str, media_type: str | None, name: str | None, at: str) -> Imag
 
 
 def in_order(blocks: Sequence[Block], at: str) -> list[Block]:
-    """Return the blocks of one prompt, texts first: a picture belongs to the text before it.
+    """Return the blocks of one prompt: its texts as one, then its pictures and files, which belong to the text before.
+
+    So a message stays one, also in a turn with the prompts of several runs, where each text is a message.
 
     Raises:
         InvalidInputError: there is nothing in it.
     """
     if not any(not isinstance(block, User) or block.text.strip() for block in blocks):
         raise InvalidInputError(at, "[]", "the message says nothing: send a text or a file")
-    return sorted(blocks, key=lambda block: not isinstance(block, User))
+    texts = [block.text for block in blocks if isinstance(block, User)]
+    files = [block for block in blocks if not isinstance(block, User)]
+    return [*([User(text="\n".join(texts))] if texts else []), *files]

@@ -84,8 +84,8 @@ class Cursor:
     text: tuple[int, ...] = ()
     thought: tuple[int, ...] = ()
     begun: tuple[int, ...] = ()
-    """Where its stream began behind calls that waited: the number of the last event before, and which of the calls that
-    waited then its request answered, as bits in their order. Empty if it began with the run."""
+    """Where its stream began behind calls that waited: the number of the last event before, and as bits in their order,
+    of which of the calls that waited then the client has the results. Empty if it began with the run."""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:

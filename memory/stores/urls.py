@@ -72,6 +72,21 @@ def read_only(url: str) -> str:
     return f"{scheme}://{place}?{urlencode([*given, ('options', more)], quote_via=quote)}"
 
 
+def shown_url(url: str) -> str:
+    """Return the URL of an opened store, for messages: without its password, and without what `read_only` adds."""
+    place, _, options = url.partition("?")
+    given = parse_qsl(options)
+    if place.startswith("sqlite") and ("mode", "ro") in given:
+        kept = [each for each in given if each[0] not in ("mode", "uri", "immutable")]
+        scheme, _, file = place.partition("file:")
+        place = f"{scheme}{unquote(unquote(file))}"
+    else:
+        kept = [(name, value.removesuffix(READ_ONLY).strip()) for name, value in given if value != READ_ONLY]
+    if kept == given:
+        return redact(url)
+    return redact(f"{place}?{urlencode(kept, quote_via=quote)}" if kept else place)
+
+
 def open_store(url: str) -> SessionStore:
     """Return a store for the URL. Imports its driver, so call it off the event loop. It connects at first use.
 

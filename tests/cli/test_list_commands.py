@@ -102,16 +102,24 @@ def test_the_store_may_be_named_by_the_environment(store: str) -> None:
         (["export", "{store}", "mine"], "give --user ann"),
         (["ls", "{missing}"], "there is no file"),
         (["ls", "nonsense://x"], "its scheme is not known"),
+        (["ls", "postgresql://u:p@127.0.0.1:9/x"], "error: store postgresql://u:***@127.0.0.1:9/x: connection failed"),
+        (
+            ["ls", "postgresql://u@127.0.0.1:9/x?options=-c%20a%3Db"],
+            "127.0.0.1:9/x?options=-c%20a%3Db: connection failed",
+        ),
+        (["ls", "{broken}"], "/br ok.db: file is not a database"),
         (["ls", "memory://x"], "a store in memory ends with its process"),
         (["ls", "{store}", "--cursor", "x"], "pass the cursor of the page before"),
         (["runs", "{store}", "a\x1b[2Jb"], "session id 'a"),
     ],
 )
 def test_an_error_is_one_line(words: list[str], why: str, store: str, tmp_path: Path) -> None:
-    ran = turnwise(*(word.format(store=store, missing=f"sqlite:///{tmp_path}/none.db") for word in words))
+    (broken := tmp_path / "br ok.db").write_text("This is no database, as its first bytes say.")
+    urls = {"store": store, "missing": f"sqlite:///{tmp_path}/none.db", "broken": f"sqlite:///{broken}"}
+    ran = turnwise(*(word.format(**urls) for word in words))
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
     assert ran.stderr.startswith("error: ") and why in ran.stderr and "\x1b" not in ran.stderr
-    assert not list(tmp_path.iterdir()), "nothing that reads creates a file"
+    assert list(tmp_path.iterdir()) == [broken], "nothing that reads creates a file"
 
 
 def test_reading_leaves_the_store_as_it_is(store: str) -> None:

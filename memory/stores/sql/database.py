@@ -20,7 +20,7 @@ from turnwise.memory.stores.sharing import LABEL, RayId, Shared, rivals_among
 from turnwise.memory.stores.sql.remedies import is_undecodable, lacks_tables, remedy, without_text
 from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
-from turnwise.memory.stores.urls import READ_ONLY, SQL_SCHEMES, redact
+from turnwise.memory.stores.urls import READ_ONLY, SQL_SCHEMES, shown_url
 
 Result = TypeVar("Result")
 
@@ -77,7 +77,7 @@ class SQLDatabase(Shared):
     """
 
     def __init__(self, url: str, schema: Schema, *, lock_timeout_s: float, connections: int) -> None:
-        self._name = redact(url)
+        self._name = shown_url(url)
         self._schema = schema
         parsed = _parse_url(url, self._name)
         self._url = parsed

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
+import httpx2
+import openai
 import pytest
 
-from turnwise import EchoEngine, OpenAIEngine, Packed, Trim
+from turnwise import Dedicated, EchoEngine, OpenAIEngine, Packed, Trim
+from turnwise.adapters import AgentsSDKEngine, AnthropicEngine, LangGraphEngine, PydanticAIEngine
 from turnwise.conformance import check_engine, laws_of, placements, plugin, report, reports
 from turnwise.conformance.__main__ import main as command_line
 from turnwise.conformance.reports import Kind
@@ -275,18 +280,93 @@ async def test_the_echo_engine_keeps_the_laws_of_engines() -> None:
     await check_engine(slow_for_a_cancel)
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
-def test_the_openai_engine_keeps_the_laws_of_engines(api: Any) -> None:
+def openai_engine(url: str, api: Any = "chat") -> Any:
+    return OpenAIEngine("local", api=api, base_url=url, api_key="none", max_retries=0)
+
+
+def anthropic_engine(url: str) -> Any:
+    return AnthropicEngine("claude", base_url=url.removesuffix("/v1"), max_retries=0)
+
+
+def client_of(url: str) -> openai.AsyncOpenAI:
+    """Return a client that leaves no connection open, as nobody closes it."""
+    http = httpx2.AsyncClient(limits=httpx2.Limits(max_keepalive_connections=0))
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http)
+
+
+def agents_sdk_agent(url: str) -> Any:
+    from agents import Agent, OpenAIChatCompletionsModel, set_tracing_disabled
+
+    set_tracing_disabled(True)
+    return Agent(name="guide", model=OpenAIChatCompletionsModel("local", client_of(url)))
+
+
+def agents_sdk_engine(url: str) -> Any:
+    return AgentsSDKEngine(partial(agents_sdk_agent, url))
+
+
+def langgraph_graph(url: str) -> Any:
+    from langgraph_models import OpenAIChat, agent
+
+    return agent(OpenAIChat(base_url=url))
+
+
+def langgraph_engine(url: str) -> Any:
+    return LangGraphEngine(partial(langgraph_graph, url))
+
+
+def pydantic_ai_agent(url: str) -> Any:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    return Agent(OpenAIChatModel("local", provider=OpenAIProvider(openai_client=client_of(url))))
+
+
+def pydantic_ai_engine(url: str) -> Any:
+    return PydanticAIEngine(partial(pydantic_ai_agent, url), name="guide")
+
+
+@pytest.mark.parametrize(
+    ("engine", "skipped"),
+    [
+        (openai_engine, []),
+        (partial(openai_engine, api="responses"), []),
+        (anthropic_engine, []),
+        (agents_sdk_engine, []),
+        (langgraph_engine, ["what_it_refuses_is_not_stored"]),  # its model may take any picture or file
+        (pydantic_ai_engine, ["what_it_refuses_is_not_stored"]),
+    ],
+    ids=["openai-chat", "openai-responses", "anthropic", "agents-sdk", "langgraph", "pydantic-ai"],
+)
+def test_an_engine_of_ours_keeps_the_laws_of_engines(
+    engine: Callable[[str], Any], skipped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "none")
+
     def make(law: str) -> Any:
-        url = "http://127.0.0.1:9/v1" if law == "a_failure_ends_only_its_run" else provider.base_url
-        if law == "a_cancel_ends_the_run":
-            url = slow.base_url
-        return OpenAIEngine("local", api=api, base_url=url, api_key="none", max_retries=0)
+        if law == "a_failure_ends_only_its_run":
+            return engine("http://127.0.0.1:9/v1")
+        return engine((slow if law == "a_cancel_ends_the_run" else provider).base_url)
 
     with LocalProvider() as provider, LocalProvider(token_delay_s=0.3) as slow:
-        found = report("engine", make, subject=f"OpenAIEngine by {api}")
-    assert found.ok, str(found)
-    assert not [outcome for outcome in found.outcomes if outcome.verdict == "skipped"], str(found)
+        found = report("engine", make)
+    assert found.ok and len(found.outcomes) == len(laws_of("engine")), str(found)
+    assert [outcome.law for outcome in found.outcomes if outcome.verdict == "skipped"] == skipped, str(found)
+
+
+def test_the_guide_counts_the_laws_of_each_kind() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/conformance.md").read_text(encoding="utf-8")
+    counted = dict(re.findall(r"^\| `([a-z-]+)`.*? \| (\d+) \|", guide, re.MULTILINE))
+    assert counted == {kind: str(len(laws_of(kind))) for kind in get_args(Kind)}
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_placement_without_room_breaks_the_law_that_sessions_run_beside_one_another() -> None:
+    law = "sessions_run_beside_one_another"
+    found = report("placement", lambda law: Dedicated(max_live=1), [law])
+    assert found.count("failed") == 1 and "max_live" in found.outcomes[0].why, str(found)
 
 
 @pytest.mark.ray

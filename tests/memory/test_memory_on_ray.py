@@ -84,6 +84,8 @@ def test_flushed_exchanges_are_recalled_for_the_same_user_only(make_manager: Mak
     assert [block.kind for block in turn.blocks] == ["user", "text"]
     recalled = [event for event in run.events() if isinstance(event, MemoryRecalled)]
     assert recalled and recalled[0].sent["LexicalMemory"] >= 1
+    found = next(item for item in first.memory.recall("When does my parental leave begin?") if "2 March" in item.text)
+    assert found.memory == "LexicalMemory" and found.score and {"parental", "leave"} <= {*found.words}
     other = manager.open("other", user_id="sara").run("When does my parental leave begin?").wait(60)
     assert "2 March" not in other.text and "sixteen weeks" in other.text
 
@@ -96,7 +98,8 @@ def test_a_failing_memory_is_reported_and_stops_no_run(make_manager: MakeManager
     assert "Ghent" in run.wait(60).text
     (failed,) = (event for event in run.events() if isinstance(event, MemoryFailed))
     assert failed.memory == "BrokenMemory" and "the disk is full" in failed.why
-    assert [item.text for item in chat.memory.recall("Where is the office?")] == ["The office is in Ghent."]
+    (item,) = chat.memory.recall("Where is the office?")
+    assert (item.text, item.memory) == ("The office is in Ghent.", "StaticMemory")
     with pytest.raises(LongTermMemoryError, match="the disk is full"):
         chat.memory.delete("1")
 

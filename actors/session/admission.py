@@ -525,7 +525,7 @@ class RunAdmission:
     def _to_merge(self, request: _StartRequest, record: RunRecord) -> list[ActiveRun]:
         """Return the runs at the end of the queue that are to become one with this run.
 
-        Only the first of them may have a turn id, since it alone keeps its turn.
+        Only the first of them may have a turn id, or wait for silence, since it alone keeps its turn and its time.
         """
         if request.if_busy not in ("merge", "debounce") or request.turn_id is not None:
             return []
@@ -536,7 +536,7 @@ class RunAdmission:
         found: list[ActiveRun] = []
         for run in alike:
             found.insert(0, run)
-            if run.turn.turn_id is not None:
+            if run.turn.turn_id is not None or run.record.started_at:
                 break
         return found
 

@@ -44,7 +44,8 @@ from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.trim import Trim
-from turnwise.testing.audit import check_request
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.audit import audit, check_request
 from turnwise.testing.exhaust import Life, exhaust
 from turnwise.testing.faults import Faults
 from turnwise.testing.faulty_engine import FaultyEngine
@@ -450,6 +451,24 @@ async def test_a_debounced_run_begins_after_silence_with_all_prompts_that_came_m
     soon = await core.reads.wait("soon")
     assert soon and soon.run.started_at == (await core.reads.run("slow")).ended_at, "it was due during the other run"
     await check_session(store, SESSION)
+
+
+@pytest.mark.virtual_time
+async def test_a_debounced_run_behind_another_one_keeps_its_silence_when_a_run_is_merged() -> None:
+    core, store = await new_core()
+    began = asyncio.get_running_loop().time()
+    await core.start(["slow 20"], run_id="active")
+    await core.start(["first"], run_id="first", if_busy="enqueue")
+    await core.start(["quiet"], run_id="quiet", **QUIET)
+    told = Acknowledged()
+    told.stored(SESSION, ["quiet"], 0.0, run_id="quiet", silence_s=QUIET["debounce_s"])
+    await core.start(["more"], run_id="more", if_busy="merge")
+    assert core.reads.queued_run_ids == ["first", "quiet"]
+    outcome = await core.reads.wait("more")
+    assert outcome and outcome.turn and texts(outcome.turn.new_blocks) == ["quiet", "more"]
+    assert outcome.run.run_id == "quiet" and outcome.run.started_at == began + 2.0
+    await check_session(store, SESSION)
+    (await audit(store, [SESSION], told)).check()
 
 
 @pytest.mark.virtual_time

@@ -78,9 +78,9 @@ async def audit(
     last, and an outcome; the run that has the prompts of another one, or came in its place, exists; each turn continues
     the one before it, and with one more prompt would be accepted by every provider; the events tell each turn; no run
     is given blocks that were removed before it; each acknowledged prompt is stored once, in the order of
-    acknowledgement, unless its run was replaced while it waited; a prompt that was dropped is not stored; each
-    acknowledged run is stored with the acknowledged state and turn, or is merged into one that is; a follower of a run
-    saw each of its events once.
+    acknowledgement, unless its run was replaced while it waited; a prompt that was dropped is not stored; no run with a
+    debounced prompt begins before its seconds of silence have passed; each acknowledged run is stored with the
+    acknowledged state and turn, or is merged into one that is; a follower of a run saw each of its events once.
 
     Args:
         history: the event store, if events are stored apart from the conversations.

@@ -174,6 +174,35 @@ async def _runs(make: Opened) -> None:
     assert said[-2:] == ["Take your time.", "And me?"]
 
 
+async def _waits(make: Opened) -> None:
+    """A run with a call that waits for approval leaves the session, also if another call of the answer was made."""
+    made: list[str] = []
+
+    @function_tool
+    def look() -> str:
+        """Look."""
+        made.append("look")
+        return "a cat"
+
+    @function_tool(needs_approval=True)
+    def buy() -> str:
+        """Buy."""
+        made.append("buy")
+        return "bought"
+
+    calls = [function_call("buy", {}, call_id="c1"), function_call("look", {}, call_id="c2")]
+    agent, _ = agent_of(calls, "Bought.", tools=[look, buy])
+    first = await Runner.run(agent, "Buy it.", session=make())
+    assert first.interruptions and made == ["look"]
+    session = make()
+    assert (await session._read()).open is None, "another process may resume it at once"
+    state = first.to_state()
+    state.approve(first.interruptions[0])
+    assert (await Runner.run(agent, state, session=make())).final_output == "Bought." and made == ["look", "buy"]
+    kinds = [item.get("type") or item.get("role") for item in await make().get_items()]
+    assert kinds.count("function_call") == kinds.count("function_call_output") == 2
+
+
 class Wrapper:
     """As the SDK's context of a run: something that can be referred to weakly."""
 
@@ -232,7 +261,7 @@ async def _clears(make: Opened) -> None:
 async def test_the_contract_holds_in_races_and_runs_do_not_interleave(
     make_manager: MakeManager, tmp_path: Path
 ) -> None:
-    for check in (_contract, _races, _runs, _deaths, _clears):
+    for check in (_contract, _races, _runs, _waits, _deaths, _clears):
         async with opened(make_manager, tmp_path) as make:
             await check(make)
 

@@ -101,8 +101,9 @@ class TurnwiseSession:
 
     **One run at a time.** A `Runner.run` has the session from its first read until it has stored its answer, or its
     calls that wait for approval. Another run, or a change from elsewhere, is refused meanwhile (`reject`) or waits
-    (`enqueue`), in any process. A run that raised leaves the session when its task ends or begins another run; one
-    whose process was killed, `lease_s` after its last change; and any by `release`. Each change has the time of its
+    (`enqueue`), in any process. A run that raised, or whose answer is a tool's output (`tool_use_behavior`), leaves the
+    session when its task ends or begins another run, for other processes `lease_s` after its last change; one whose
+    process was killed, the same; and any by `release`. Each change has the time of its
     machine, so the clocks of machines must agree better than `lease_s`.
 
     The items are no messages of ours: runs, memories and `messages()` of the session do not see them. Let no manager
@@ -300,9 +301,16 @@ def _run_of(wrapper: Any) -> str | None:
 
 
 def _is_answered(items: Sequence[Any]) -> bool:
-    """Return whether a run ends with these items: with an answer, or with calls that wait for approval."""
+    """Return whether a run ends with these items: with an answer, or with a call that waits for approval.
+
+    The outputs of other calls of the same answer may be behind that call.
+    """
     if not items:
         return False
+    known = [(str(item.get("type")), str(item["call_id"])) for item in items if item.get("call_id")]
+    made = {call_id for kind, call_id in known if kind.endswith("_output")}
+    if any(kind.endswith("_call") and call_id not in made for kind, call_id in known):
+        return True
     kind, role = str(items[-1].get("type", "message")), items[-1].get("role")
     return role == "assistant" or (role is None and not kind.endswith("_output"))
 

@@ -630,6 +630,14 @@ async def test_summaries_leave_no_checkpoints_and_touch_none() -> None:
     assert not saver.storage
 
 
+async def test_the_checkpoints_of_a_session_are_found_by_its_id() -> None:
+    saver = InMemorySaver()
+    stage = Stage(LangGraphEngine(agent(ScriptedChat(reply=script("Hi."))), checkpointer=saver))
+    output(await stage.run())
+    found = {each.config["configurable"]["thread_id"] for each in saver.list(None, filter={"session_id": SESSION})}
+    assert found == set(saver.storage) and len(found) == 1
+
+
 def copied(saver: InMemorySaver) -> InMemorySaver:
     """Return a saver with the same checkpoints, which the process that goes on does not reach."""
     twin = InMemorySaver()

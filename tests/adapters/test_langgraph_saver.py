@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict, cast
 
 import pytest
 import sqlalchemy as sa
@@ -38,6 +38,7 @@ from turnwise.errors import (
     CorruptRecordError,
     InvalidIdError,
     StoreClosedError,
+    StoreError,
     StoreURLError,
     ThreadExistsError,
     ThreadNotFoundError,
@@ -546,6 +547,30 @@ def test_deleting_runs_leaves_the_others_and_what_nothing_refers_to_goes(saver: 
     assert latest(app, copied)[-2:] == ["on", "re on"]
     assert {each.config["configurable"]["thread_id"] for each in saver.list(None)} == {"copy"}
     saver.delete_for_runs(["r0", "r1"])
+
+
+@pytest.mark.parametrize("url", ["redis"], indirect=True)
+def test_pruning_and_deleting_runs_free_a_redis_that_is_full(saver: TurnwiseSaver) -> None:
+    app, store = chat(saver), cast(Any, saver._threads._store)
+    for number in range(3):
+        app.invoke(said(f"{number}"), {**T, "metadata": {"run_id": f"r{number}"}})
+
+    def limit(size: int) -> None:
+        saver._loop.wait(lambda: store._thread.run(lambda: store._client.config_set("maxmemory", size)))
+
+    before = len([*saver.list(T)])
+    limit(1)
+    try:
+        with pytest.raises(StoreError):
+            app.invoke(said("more"), T)
+        saver.delete_for_runs(["r2"])
+        assert 1 < len([*saver.list(T)]) < before
+        saver.prune(["t"])
+        assert len([*saver.list(T)]) == 1
+    finally:
+        limit(0)
+    assert latest(app) == ["0", "re 0", "1", "re 1"]
+    saver.delete_thread("t")
 
 
 def test_a_run_of_a_thread_that_is_deleted_meanwhile_does_not_bring_it_back(quick: TurnwiseSaver) -> None:

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -132,6 +133,17 @@ def test_a_release_without_a_method_is_one_error_with_both_versions(
     with pytest.raises(FrameworkError) as caught:
         _run_again(module)
     _check(caught.value, module, name)
+
+
+def test_the_extra_that_an_adapter_names_installs_its_framework() -> None:
+    extras = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for module, block in _guarded():
+        call = block.items[0].context_expr
+        assert isinstance(call, ast.Call)
+        package = ast.literal_eval(call.args[0])
+        extra = next(ast.literal_eval(each.value) for each in call.keywords if each.arg == "extra")
+        named = [re.split("[<>=]", each)[0] for each in extras["optional-dependencies"][extra]]
+        assert package in named, f"{module}: extra {extra!r} has no {package}"
 
 
 @pytest.mark.parametrize("module", sorted({module for module, _ in _guarded()}))

@@ -114,7 +114,15 @@ else
   local its_key, revision = fields(space)
   if its_key ~= key or revision ~= before then return 0 end
 end
-local next_ = 12
+local next_ = 13 + 2 * tonumber(ARGV[12])
+local count = tonumber(ARGV[next_])
+local gone = {}
+for place_ = next_ + 1, next_ + count do  -- first: a Redis that is full refuses a script that begins with what adds
+  local run = redis.call('HGET', at('runs-of', key), ARGV[place_])
+  if run then gone[run] = true end
+  drop(key, ARGV[place_])
+end
+for place_ = next_ + count + 1, #ARGV do redis.call('HDEL', at('elements', key), ARGV[place_]) end
 redis.call('HSET', at('thread', thread), ns, after)
 redis.call('SADD', base .. ':threads', thread)
 if ARGV[7] ~= '' then
@@ -129,19 +137,7 @@ if ARGV[10] ~= '' then
   redis.call('HSET', at('writes', key), ARGV[10], ARGV[11])
   redis.call('ZADD', at('numbers', key), 0, ARGV[10])
 end
-local count = tonumber(ARGV[next_])
-for place_ = next_ + 1, next_ + 2 * count, 2 do
-  redis.call('HSET', at('elements', key), ARGV[place_], ARGV[place_ + 1])
-end
-next_ = next_ + 1 + 2 * count
-count = tonumber(ARGV[next_])
-local gone = {}
-for place_ = next_ + 1, next_ + count do
-  local run = redis.call('HGET', at('runs-of', key), ARGV[place_])
-  if run then gone[run] = true end
-  drop(key, ARGV[place_])
-end
-for place_ = next_ + count + 1, #ARGV do redis.call('HDEL', at('elements', key), ARGV[place_]) end
+for place_ = 13, next_ - 1, 2 do redis.call('HSET', at('elements', key), ARGV[place_], ARGV[place_ + 1]) end
 if next(gone) then
   for _, run in ipairs(redis.call('HVALS', at('runs-of', key))) do gone[run] = nil end
   for run in pairs(gone) do redis.call('SREM', at('runs', run), place) end

@@ -18,7 +18,7 @@ from turnwise.adapters.releases import framework
 from turnwise.errors import TurnwiseError
 from turnwise.memory.stores.urls import redact
 
-with framework("langgraph-checkpoint-conformance", extra="test", tested="0.0.2"):
+with framework("langgraph-checkpoint-conformance", extra="dev", tested="0.0.2"):
     from langgraph.checkpoint.conformance import checkpointer_test, validate
     from langgraph.checkpoint.conformance.report import CapabilityReport, ProgressCallbacks
 

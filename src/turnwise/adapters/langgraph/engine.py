@@ -53,10 +53,12 @@ class LangGraphEngine:
     run of a lost process goes on at the graph's last checkpoint. Without a durable checkpointer, the graph begins again
     with what was recorded, and calls without a result get an error result.
 
-    **Threads.** Each turn has a thread of its own, whose checkpoints are deleted when the next turn begins; those of a
-    session's last turn stay. The thread's name is a digest of the session's user, id and key, and the turn's id, so
-    that sessions of one id, of several users or stores, may share a checkpointer. The graph finds `session_id`,
-    `user_id` and `run_id` in `config["configurable"]`.
+    **Threads.** Each turn has a thread of its own, whose checkpoints are deleted when the next turn begins. Those of a
+    session's last turn stay, also after the session was cleared or deleted, and so do those of turns that no turn
+    continues, such as discarded ones: their metadata have the `session_id`, by which they are found and deleted. The
+    thread's name is a digest of the session's user, id and key, and the turn's id, so that sessions of one id, of
+    several users or stores, may share a checkpointer. The graph finds `session_id`, `user_id` and `run_id` in
+    `config["configurable"]`.
 
     **Cancelling** a run cancels the graph's nodes, and closes the connections of models that are asked by `ainvoke` or
     `astream`. A node or a tool that is a plain function runs on a thread, which nothing can stop.

@@ -292,8 +292,8 @@ class GraphThreads:
 
         Raises:
             CheckpointFencedError: another run has written since; nothing was stored.
-            CheckpointNotFoundError: the space was deleted since it was read or written here; nothing was stored. That is
-                known of the spaces that this process used last, up to `_PLACES`; others begin anew.
+            CheckpointNotFoundError: the space was deleted since it was read or written here; nothing was stored. This
+                is known of the last `_PLACES` spaces that this process used; another one begins anew.
         """
         where, name = at
 

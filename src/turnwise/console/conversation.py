@@ -23,6 +23,7 @@ from turnwise.console.tags import badge, button, replace_text, tag
 from turnwise.console.text import moment, number
 from turnwise.errors import InvalidInputError, NoActiveRunError, NotFoundError, RunNotFoundError
 from turnwise.memory.conversation.chat_messages import ChatMessage
+from turnwise.memory.conversation.turns import OPEN_STATUSES
 
 PAGE = 60
 """How many messages are read at once."""
@@ -281,7 +282,7 @@ class _Conversation:
                 badge(last.turn_status, _KINDS.get(last.turn_status, ""))
             if run_id := last.run_id:
                 button("Inspect", lambda: self._inspector.open(index, run_id), "quiet")
-            if self._can_change and last.turn_status not in ("pending", "queued", "running"):
+            if self._can_change and last.turn_status not in OPEN_STATUSES:
                 button("Fork from here", lambda: self._fork(index), "quiet")
                 button("Retry", lambda: self._retry(index), "quiet")
                 button("Forget", lambda: self._forget(index), "quiet")

@@ -16,12 +16,11 @@ from turnwise.actors.session.run_events import about
 from turnwise.actors.session.spending import Spending
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor, UnknownOutcome
-from turnwise.actors.session.window_rebase import continued_under, rebased
 from turnwise.errors import EngineError, LimitError
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.events import CompactionFailed, WindowCompacted
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Spans, to_places
+from turnwise.memory.conversation.spans import Spans, begins_with, cut, join, size, to_places
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.turn_items import TurnBlocks
@@ -64,7 +63,7 @@ class PlanRunner:
     Each method adds the usage of its model calls to a `CompactionBill`; each use is charged exactly once.
 
     A plan is prepared for one window, without the session's lock, and is applied only to turns that continue that
-    window (see `rebased`). A compaction costs one commit, and one for each attempt that fails.
+    window (see `_rebased`). A compaction costs one commit, and one for each attempt that fails.
     """
 
     def __init__(self, state: SessionState, transactor: Transactor, spending: Spending) -> None:
@@ -141,9 +140,9 @@ class PlanRunner:
             span, session = self._journal.extend(len(new))
             was, becomes = prepared.window.spans, prepared.spans(span if new else None)
             head = self._state.head
-            head = head and (continued_under(head, was, becomes) if run else rebased(head, was, becomes))
+            head = head and (_continued_under(head, was, becomes) if run else _rebased(head, was, becomes))
             running = run or self._state.active
-            active = running and rebased(running.turn, was, becomes)
+            active = running and _rebased(running.turn, was, becomes)
             if run:
                 check_open(run)
                 active = active and replace(active, input=active.carried, carried=())
@@ -241,3 +240,32 @@ def check_open(run: ActiveRun) -> None:
     """Raise EngineError if the run's outcome is settled, so that nothing may change its turn."""
     if run.done.done() or run.closed:
         raise EngineError("the run has ended: nothing can be added to it")
+
+
+def _continued_under(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
+    """Apply a compaction of the running turn's window to its parent `turn`; return the parent with `carried` set.
+
+    The compaction, which was paid for, is then kept even if the running turn is discarded. `was` and `becomes` are the
+    running turn's window before and after it. Returns None if the compaction replaced blocks of the running turn or the
+    parent's output, or if the window does not begin with `turn.base`.
+    """
+    if not begins_with(was, turn.base):
+        return None
+    own = cut(was, size(turn.base))[1]
+    front, rest = cut(becomes, size(becomes) - size(own))
+    return _rebased(turn, turn.base, front) if rest == join(own) else None
+
+
+def _rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
+    """Return the turn with `carried` set so that the next turn continues `becomes` instead of the window `was`.
+
+    What the turn added after the window stays after it; the turn's output stays last. Returns None if the turn does not
+    continue the window, or if its output was compacted.
+    """
+    if not begins_with(turn.base, was):
+        return None
+    whole = join(becomes, cut(turn.base, size(was))[1])
+    if turn.carries_all:
+        return replace(turn, carried=whole) if whole else None
+    carried, output = cut(whole, size(whole) - size(turn.output))
+    return replace(turn, carried=carried) if carried and output == join(turn.output) else None

@@ -17,10 +17,10 @@ turns_of = read_turns
 
 
 async def check_session(
-    store: SessionStore, session_id: str, *, settled: bool = True, history: Any = None, compacts: bool = False
+    store: SessionStore, session_id: str, *, all_ended: bool = True, history: Any = None, compacts: bool = False
 ) -> list[Turn]:
     """Audit a session and return its turns; each could also be sent to the stand-in provider, by its own rules."""
-    (await audit(store, [session_id], history=history, settled=settled, compacts=compacts)).check()
+    (await audit(store, [session_id], history=history, all_ended=all_ended, compacts=compacts)).check()
     turns = await read_turns(store, session_id)
     for turn in turns:
         if turn.status not in ("pending", "queued"):

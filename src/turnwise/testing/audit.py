@@ -68,7 +68,7 @@ async def audit(
     acknowledged: Acknowledged | None = None,
     history: HistoryStore | None = None,
     *,
-    settled: bool = True,
+    all_ended: bool = True,
     discards: bool = False,
     compacts: bool = False,
 ) -> Audit:
@@ -84,7 +84,7 @@ async def audit(
 
     Args:
         history: the event store, if events are stored apart from the conversations.
-        settled: whether all runs must have ended.
+        all_ended: whether all runs must have ended.
         discards: whether prompts of cancelled runs may be missing: with `on_cancel="discard"` or `rollback`.
         compacts: whether sessions have an overflow strategy; then each turn continues the newest part of the last one.
     """
@@ -105,7 +105,7 @@ async def audit(
         told = notes.get(session_id, [])
         steps = list(_steps(session.turns))
         found = [
-            *_events_hold(session, settled=settled),
+            *_events_hold(session, all_ended=all_ended),
             *_successors_hold(session.runs),
             *_turns_hold(steps, compacts=compacts),
             *_removed_stay_away(session),
@@ -183,7 +183,7 @@ Finding = tuple[str, str]
 """A law, and how it is violated."""
 
 
-def _events_hold(session: StoredSession, *, settled: bool) -> Iterator[Finding]:
+def _events_hold(session: StoredSession, *, all_ended: bool) -> Iterator[Finding]:
     for event in session.doubles:
         yield "numbers only grow", f"two events have the number {event.seq}"
     active = None
@@ -201,7 +201,7 @@ def _events_hold(session: StoredSession, *, settled: bool) -> Iterator[Finding]:
     for run in session.runs:
         if run.is_open == (run.run_id in ended):
             yield "one terminal event, the last", f"run {run.run_id!r} is {run.state}, but its events say otherwise"
-        if settled and run.is_open:
+        if all_ended and run.is_open:
             yield "no run without outcome", f"run {run.run_id!r} is {run.state}"
 
 

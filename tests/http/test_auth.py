@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,11 @@ def test_tokens_that_cannot_be_used_are_refused_and_not_quoted(
 ) -> None:
     (tmp_path / "tokens.json").write_text(json.dumps(users), encoding="utf-8")
     monkeypatch.setenv("TURNWISE_HTTP_TOKENS", json.dumps(users))
-    for read in (lambda: BearerTokens.from_file(tmp_path / "tokens.json"), BearerTokens.from_environment):
+    reads: list[Callable[[], BearerTokens]] = [
+        lambda: BearerTokens.from_file(tmp_path / "tokens.json"),
+        BearerTokens.from_environment,
+    ]
+    for read in reads:
         with pytest.raises(ConfigError, match=why) as caught:
             read()
         assert TOKEN not in str(caught.value)

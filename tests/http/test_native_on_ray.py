@@ -238,6 +238,7 @@ async def test_what_a_summary_replaced_is_shown(ray_session: None, tmp_path: Pat
             transport = httpx.ASGITransport(create_app(manager, auth=TOKENS))
             async with httpx.AsyncClient(transport=transport, base_url="http://service", headers=ANN) as client:
                 path = await opened(client, "long")
+                blocks: list[Any] = []
                 summaries: list[Any] = []
                 number = 0
                 while not summaries:

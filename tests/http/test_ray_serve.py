@@ -120,7 +120,11 @@ def test_a_deployment_without_users_must_say_so(monkeypatch: pytest.MonkeyPatch,
 def test_a_serve_that_runs_already_is_not_given_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turnwise.http.serve.connect", lambda **_: None)
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(proxies={"node": "HEALTHY"}))
-    given = {"store": "memory://beside", "engines": {"own": {"object": "serve_objects:engine"}}, "port": 0}
+    given: dict[str, Any] = {
+        "store": "memory://beside",
+        "engines": {"own": {"object": "serve_objects:engine"}},
+        "port": 0,
+    }
     with pytest.raises(ConfigError, match="Serve runs on this Ray, and keeps its address: use `serve deploy`"):
         serve_on_ray(*load(**given), ready=lambda *_: None)
 

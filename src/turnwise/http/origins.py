@@ -38,10 +38,8 @@ class SameSite:
             await self._app(scope, receive, send)
             return
         why = "the request comes from a page of another site: name its origin in 'cors_origins', or use tokens"
-        if "/openai/v1/" in scope["path"]:
-            refusal = errors.answer(403, why, code="foreign_origin")
-        else:
-            refusal = answer(problem(403, "Foreign origin", why, error="foreign_origin"))
+        native = answer(problem(403, "Foreign origin", why, error="foreign_origin"))
+        refusal = errors.answer(403, why, code="foreign_origin") if "/openai/v1/" in scope["path"] else native
         await refusal(scope, receive, send)
 
     def _is_allowed(self, headers: Headers) -> bool:

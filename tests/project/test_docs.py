@@ -15,6 +15,7 @@ from playwright.sync_api import Route, expect, sync_playwright
 import docs_site
 from chromium import chromium
 from markdown_blocks import Block, blocks_of
+from names_in_tables import problems
 from served import run_all
 from snippets import (
     ROOT,
@@ -108,10 +109,49 @@ def test_a_console_block_shows_commands_that_exist(page: Path, block: Block, req
             check_command(command)
 
 
+OF_OTHERS = {"Runner.run", "agent.run", "canceled"}
+"""What the right column of `coming-from.md` says of another system."""
+
+
+def test_what_other_systems_are_mapped_to_exists_and_takes_these_arguments() -> None:
+    wrong = {}
+    for line in (DOCS / "coming-from.md").read_text(encoding="utf-8").splitlines():
+        ours = line.strip("|").split(" | ")[-1] if line.startswith("| ") else ""
+        shown = set(re.findall("`([^`]+)`", ours)) - OF_OTHERS
+        wrong |= {code: why for code in shown if (why := problems(code))}
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("manager.opens(id)", "there is no manager.opens"),
+        ("session.fork(after=1)", "session.fork does not take these arguments"),
+        ("session.run(prompt, if_bussy='enqueue')", "session.run does not take these arguments"),
+        ("turn.texts", "there is no turn.texts"),
+        ("overflow=Trimm()", "there is no Trimm"),
+        ("overfow=Trim()", "nothing is called overfow"),
+    ],
+)
+def test_a_name_or_an_argument_that_does_not_exist_is_found(code: str, why: str) -> None:
+    assert problems(code) == [why]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_the_tests_that_a_page_names_exist(page: Path) -> None:
     named = set(re.findall(r"`(?:tests/)?(?:\w+/)?(test_\w+\.py)`", page.read_text(encoding="utf-8")))
     assert not [name for name in sorted(named) if not list((ROOT / "tests").rglob(name))]
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "concepts").glob("*.md")), ids=lambda page: page.name)
+def test_each_concept_has_a_diagram(page: Path) -> None:
+    assert "mermaid" in {block.kind for block in blocks_of(page)}
+
+
+def test_each_example_is_listed() -> None:
+    there = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()}
+    page = (DOCS / "examples.md").read_text(encoding="utf-8")
+    assert not [name for name in sorted(there) if f"`{name}`" not in page]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=lambda page: page.name)

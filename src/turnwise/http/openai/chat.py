@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
@@ -40,7 +40,7 @@ from turnwise.http.openai.completions import Completion, failure
 from turnwise.http.openai.continuing import New, is_alone, news
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer_of, body_of, invalid
 from turnwise.http.openai.messages import Chat, read_messages
-from turnwise.http.openai.models import Chosen, chosen
+from turnwise.http.openai.models import Chosen, chosen, run_on
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 from turnwise.memory.conversation.blocks import AnyBlock
@@ -179,8 +179,7 @@ async def _stateless(asked: _Asked) -> _Answering:
 async def _durable(asked: _Asked, session_id: str, key: str | None) -> _Answering:
     """Start the run that answers a request within a session, continue the one that waits, or find it."""
     caller, body, engine, options = asked.caller, asked.body, asked.model.engine, asked.options
-    if_exists: Literal["update", "keep"] = "update" if engine else "keep"
-    session = await caller.manager.open(session_id, user_id=caller.user_id, engine=engine, if_exists=if_exists)
+    session = await caller.manager.open(session_id, user_id=caller.user_id, engine=engine, if_exists="keep")
     turn_id = key and f"chat {hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}"
     digest = hashlib.sha256(body.model_dump_json(exclude={"stream", "stream_options"}).encode()).hexdigest()
     if turn_id and (found := await _of_key(session, turn_id, digest)):
@@ -197,7 +196,10 @@ async def _durable(asked: _Asked, session_id: str, key: str | None) -> _Answerin
     if turn_id:
         options |= {"turn_id": turn_id, "labels": {_REQUEST: digest}}
     try:
-        execution = await session.run(*prompts, **options)
+        if engine is None:
+            execution = await session.run(*prompts, **options)
+        else:
+            execution = await run_on(caller, session, engine, prompts, options)
     except TurnIdTakenError:  # the same request has just come twice
         if turn_id and (found := await _of_key(session, turn_id, digest)):
             return _answer(body, *found)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
 
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.session import AsyncSession, RunOptions, check_start
 from turnwise.actors.inference.engine import Framed, RequestFrame
+from turnwise.errors import SessionBusyError, TurnwiseError
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute
 from turnwise.http.service import Asks, Caller
+from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.runs import RunRecord
 
 router = APIRouter(prefix="/openai/v1/models", tags=["OpenAI models"], route_class=OpenAIRoute)
@@ -71,6 +76,31 @@ def model_of(caller: Caller, run: RunRecord) -> str:
 def frame_of(engine: object) -> RequestFrame | None:
     """Return the fixed part of an engine's requests, if it says one."""
     return engine.frame() if isinstance(engine, Framed) else None
+
+
+async def run_on(
+    caller: Caller, session: AsyncSession, engine: str | None, blocks: Sequence[Block], options: RunOptions
+) -> AsyncExecutionHandle:
+    """Start a run of a session on this engine, which its later runs have too. If it is refused, nothing is changed.
+
+    Raises:
+        TurnwiseError: as `AsyncSession.run`.
+    """
+    if len(caller.manager.engines) == 1:
+        return await session.run(*blocks, **options)
+    info = await session.info()
+    if (had := info.session.engine) == engine:
+        return await session.run(*blocks, **options)
+    if started := await check_start(session, blocks, options):
+        return await session.execution(started)
+    if info.active_run_id is not None:
+        raise SessionBusyError(session.id, info.active_run_id)
+    await session.use(engine)
+    try:
+        return await session.run(*blocks, **options)
+    except TurnwiseError:  # somebody else came first
+        await session.use(had)
+        raise
 
 
 @router.get("")

@@ -19,6 +19,7 @@ from turnwise.errors import (
     InvalidPromptError,
     InvalidRequestError,
     TurnwiseError,
+    shown,
 )
 from turnwise.http.models import name_of
 from turnwise.http.problems import RETRY_AFTER_S, TooManyStreams, Unauthorized, status_of
@@ -116,7 +117,7 @@ class OpenAIRoute(APIRoute):
                 return answer(error.status, str(error), param=error.param, code=error.code, **error.more)
             except TurnwiseError as error:
                 if status_of(error) >= _SERVER:
-                    _log.error("%s %s: %s", request.method, request.url.path, error)
+                    _log.error("%s %s: %s", request.method, shown(request.url.path), error)
                 return answer_of(error)
             except RequestValidationError as error:
                 return _invalid(error)
@@ -126,6 +127,9 @@ class OpenAIRoute(APIRoute):
                 return answer(429, str(error), code="too_many_streams")
             except HTTPException as error:
                 return answer(error.status_code, str(error.detail))
+            except Exception as error:  # noqa: BLE001 - the answer has the form of this API, too
+                _log.error("%s %s failed", request.method, shown(request.url.path), exc_info=error)
+                return answer(_SERVER, "the service had an error: its log has the cause", code="internal")
 
         return handler
 

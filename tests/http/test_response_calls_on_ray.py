@@ -42,14 +42,14 @@ def function(name: str) -> dict[str, Any]:
 TOOLS = [function("weather"), function("trains")]
 
 ASKED, GO_ON = threading.Event(), threading.Event()
-"""Set when the model was given the output `held weather`, and when it may answer."""
+"""Set when the model was given an output `held ...`, and when it may answer."""
 
 
 def reply(messages: Sequence[dict[str, Any]]) -> Any:
     """Make the calls that the last prompt names; answer with the results."""
     last = messages[-1]
-    if last["role"] == "tool":
-        if last["content"] == "held weather":
+    if last["role"] == "tool" and not last["content"].startswith("call "):
+        if last["content"].startswith("held "):
             ASKED.set()
             GO_ON.wait(60)
         results = [message["content"] for message in messages if message["role"] == "tool"]
@@ -195,6 +195,33 @@ def test_responses_that_are_deleted_at_once_stay_deleted(service: Served) -> Non
     asyncio.run(delete())
 
 
+def test_outputs_with_other_settings_than_those_of_their_calls_are_refused_by_name(service: Served) -> None:
+    ann = client_of(service)
+    choice = {"type": "function", "name": "weather"}
+    own = {"tools": TOOLS, "tool_choice": choice, "instructions": "Be brief.", "user": "u", "include": []}
+    first = ann.responses.create(model="local", input="call weather", **own)
+    given = {"input": outputs(first), "previous_response_id": first.id}
+    other = {**TOOLS[0], "description": "Looks for something else."}
+    schema = {**TOOLS[0], "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}
+    for name, value in (
+        ("store", False),
+        ("include", ["reasoning.encrypted_content"]),
+        ("user", "v"),
+        ("tool_choice", "none"),
+        ("tool_choice", "required"),
+        ("tools", TOOLS[:1]),
+        ("tools", [other, TOOLS[1]]),
+        ("tools", [schema, TOOLS[1]]),
+        ("instructions", "brief."),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ann.responses.create(**given, **{name: value})
+        assert refused.value.param == name, (name, value)
+    same = ann.responses.create(**given, **own)
+    assert same.output_text == "Results: sun weather."
+    assert ann.responses.create(**given, **{**own, "tool_choice": "auto"}).id == same.id
+
+
 def test_a_streamed_call_is_continued_as_a_stream(service: Served) -> None:
     ann = client_of(service)
     with ann.responses.stream(model="local", input="call weather", tools=TOOLS[:1]) as stream:
@@ -225,6 +252,31 @@ def test_a_conversation_waits_for_outputs_and_goes_on_after_a_restart(store: str
         assert ann.responses.create(input="never mind", **asked).status == "completed"
         ann.responses.create(input="call weather", tools=TOOLS, **asked)
         assert ann.conversations.delete(conversation.id).deleted
+
+
+def test_outputs_that_are_sent_to_a_conversation_again_get_the_same_response(service: Served) -> None:
+    ann = client_of(service)
+    conversation = ann.conversations.create()
+    asked = {"model": "local", "conversation": conversation.id, "tools": TOOLS}
+    first = ann.responses.create(input="call weather", **asked)
+    given = [{**outputs(first)[0], "output": "call trains"}]
+    second = ann.responses.create(input=given, metadata={"n": "2"}, **asked)
+    assert [item.name for item in second.output if item.type == "function_call"] == ["trains"]
+    again = ann.responses.create(input=given, metadata={"n": "2"}, **asked)
+    assert again.to_dict() == second.to_dict()
+    GO_ON.clear()
+    ASKED.clear()
+    held = outputs(second, "held")
+    third = ann.responses.create(input=held, background=True, **asked)
+    assert ASKED.wait(60)
+    again = ann.responses.create(input=held, background=True, **asked)
+    GO_ON.set()
+    assert again.id == third.id and third.metadata == {}
+    again = ann.responses.create(input=held, **asked)
+    assert again.id == third.id and again.output_text == "Results: call trains, held trains."
+    assert "provided" in refusal(ann.responses.create, input=outputs(second, "rain"), **asked)
+    unknown = {"type": "function_call_output", "call_id": "other", "output": "sun"}
+    assert "No tool call found" in refusal(ann.responses.create, input=[unknown], **asked)
 
 
 def test_an_output_may_have_pictures_and_files(service: Served) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import base64
 import json
 import random
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -14,13 +15,23 @@ from typing import Any, get_type_hints
 import httpx
 import openai
 import pytest
-from openai.types.responses import Response, ResponseItem, ResponseStreamEvent, response_create_params
+from openai.types.responses import (
+    Response,
+    ResponseErrorEvent,
+    ResponseItem,
+    ResponseStreamEvent,
+    response_create_params,
+)
 from pydantic import BaseModel, TypeAdapter
 
 from threaded_service import Served, served
+from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.cluster.placement import Packed
 from turnwise.engines import OpenAIEngine
+from turnwise.errors import StoreError
 from turnwise.http import BearerTokens, HttpSettings, create_app
+from turnwise.http.openai.items import ENCRYPTED
+from turnwise.memory.conversation.events import AnyEvent
 from turnwise.testing import LocalProvider
 
 pytestmark = pytest.mark.ray
@@ -32,6 +43,10 @@ TOKENS = BearerTokens({"ann's-secret-token": "ann", "bob's-secret-token": "bob"}
 RESPONSE, EVENT, ITEM = TypeAdapter(Response), TypeAdapter(ResponseStreamEvent), TypeAdapter(ResponseItem)
 
 
+RELEASED = threading.Event()
+"""Set when the model may answer `hold`."""
+
+
 def reply(messages: Sequence[dict[str, Any]]) -> Any:
     """Answer as the last message asks: with calls, slowly, with thoughts, or with all messages that there are."""
     asked = [message for message in messages if message["role"] not in ("system", "developer")]
@@ -39,6 +54,8 @@ def reply(messages: Sequence[dict[str, Any]]) -> Any:
     text = last["content"] if isinstance(last["content"], str) else last["content"][-1].get("text", "")
     if last["role"] == "tool":
         return f"The tool says {text}."
+    if text == "hold":
+        RELEASED.wait(60)
     if text.startswith("think"):
         return {"reasoning_content": "First this, then that. ", "content": "So it is."}
     if text.startswith("json"):
@@ -311,6 +328,102 @@ def test_a_conversation_may_use_several_models_and_all_get_the_instructions(ann:
     with pytest.raises(openai.NotFoundError) as refused:
         ann.responses.create(model="unheard-of", input="hello")
     assert refused.value.code == "model_not_found"
+
+
+def test_a_request_that_is_refused_or_forked_leaves_the_engine_of_the_session(ann: Any, service: Served) -> None:
+    def engine_of(session_id: str) -> str | None:
+        async def look() -> str | None:
+            session = await service.manager.get(session_id, user_id="ann")
+            return (await session.info()).session.engine
+
+        engine: str | None = service.call(look())
+        return engine
+
+    conversation = ann.conversations.create()
+    asked, session_id = {"conversation": conversation.id}, conversation.id.removeprefix("conv_")
+    ann.responses.create(model="local", input="hello", **asked)
+    running = ann.responses.create(model="local", input="hold", background=True, **asked)
+    with pytest.raises(openai.BadRequestError) as locked:
+        ann.responses.create(model="strict", input="hello", **asked)
+    assert locked.value.code == "conversation_locked" and engine_of(session_id) == "local"
+    RELEASED.set()
+    with ann.responses.retrieve(running.id, stream=True) as stream:
+        assert [event.type for event in stream][-1] == "response.completed"
+    with pytest.raises(openai.BadRequestError):
+        ann.responses.create(model="strict", input="hello", temperature=-1, **asked)
+    assert engine_of(session_id) == "local"
+
+    first = ann.responses.create(model="local", input="one")
+    second = ann.responses.create(model="local", input="two", previous_response_id=first.id)
+    fork = ann.responses.create(model="strict", input="other", previous_response_id=first.id)
+    sessions = [service.call(service.manager.execution(each.id[5:29], user_id="ann")) for each in (second, fork)]
+    assert [engine_of(each.session_id) for each in sessions] == ["local", "strict"]
+
+    durable = {"extra_headers": {"X-Session-Id": "engines"}}
+    said = {"role": "user", "content": "hello"}
+    ann.chat.completions.create(model="local", messages=[said], **durable)
+    other = [{"role": "user", "content": "other"}, {"role": "assistant", "content": "x"}, said]
+    with pytest.raises(openai.UnprocessableEntityError):
+        ann.chat.completions.create(model="strict", messages=other, **durable)
+    assert engine_of("engines") == "local"
+
+
+def test_a_stream_whose_store_fails_ends_with_an_error_and_is_resumed(
+    ann: Any, service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ann.responses.create(model="local", input="hello")
+    whole = AsyncExecutionHandle.events
+
+    async def events(self: AsyncExecutionHandle) -> AsyncIterator[AnyEvent]:
+        async for event in whole(self):
+            yield event
+            if event.kind == "run_started":
+                raise StoreError("store s: no answer")
+
+    monkeypatch.setattr(AsyncExecutionHandle, "events", events)
+    with ann.responses.retrieve(made.id, stream=True) as stream:
+        *_, last = stream
+    assert isinstance(last, ResponseErrorEvent) and (last.type, last.code) == ("error", "store")
+    assert EVENT.validate_json(last.to_json(), strict=True) and "no answer" in last.message
+    monkeypatch.undo()
+    assert follow(service, made.id, last.sequence_number)[-1]["type"] == "response.completed"
+
+
+def test_a_fault_of_the_service_is_answered_in_openai_s_form(
+    ann: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError("a secret of the service")
+
+    monkeypatch.setattr("turnwise.http.openai.models.models_of", fails)
+    with pytest.raises(openai.InternalServerError) as failed:
+        ann.models.list()
+    assert (failed.value.code, failed.value.type) == ("internal", "server_error")
+    assert "secret" not in failed.value.message and "a secret of the service" in caplog.text
+
+
+def test_what_a_query_may_say_is_supported_or_refused_by_name(ann: Any) -> None:
+    made = ann.responses.create(model="local", input="think")
+    shown = [ann.responses.retrieve(made.id, include=include).output[0] for include in ([], [ENCRYPTED])]
+    assert [bool(item.encrypted_content) for item in shown] == [False, True]
+    conversation = ann.conversations.create(items=[{"role": "user", "content": "hello"}])
+    (item,) = ann.conversations.items.list(conversation.id)
+    added = {"conversation_id": conversation.id, "items": [{"role": "user", "content": "hello"}]}
+    for call, given in (
+        (ann.responses.retrieve, {"response_id": made.id}),
+        (ann.responses.input_items.list, {"response_id": made.id}),
+        (ann.conversations.items.list, {"conversation_id": conversation.id}),
+        (ann.conversations.items.retrieve, {"conversation_id": conversation.id, "item_id": item.id}),
+        (ann.conversations.items.create, added),
+    ):
+        assert call(**given, include=[ENCRYPTED])
+        with pytest.raises(openai.BadRequestError) as refused:
+            call(**given, include=["message.output_text.logprobs"])
+        assert refused.value.param == "include[0]", call
+        with pytest.raises(openai.BadRequestError) as refused:
+            call(**given, extra_query={"colour": "red"})
+        assert (refused.value.param, refused.value.code) == ("colour", "unknown_parameter"), call
+    assert len(list(ann.conversations.items.list(conversation.id))) == 2
 
 
 def test_a_repeated_request_is_answered_with_the_first_response(ann: Any) -> None:

@@ -27,11 +27,21 @@ class Answer:
         session_id: the session's public id.
         model: the name of its model.
         stored: whether it can be retrieved.
+        encrypted: whether reasoning is shown such that it can be sent back, also if the request did not ask for that.
     """
 
-    def __init__(self, session_id: str, run: RunRecord, part: int, *, model: str, stored: bool = True) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        run: RunRecord,
+        part: int,
+        *,
+        model: str,
+        stored: bool = True,
+        encrypted: bool = False,
+    ) -> None:
         self.id = response_id(run.run_id, part)
-        self.state = Projection(run.run_id, part, encrypted="openai.encrypted" in run.labels)
+        self.state = Projection(run.run_id, part, encrypted=encrypted or "openai.encrypted" in run.labels)
         self._session_id = session_id
         self._run = run
         self._model = model

@@ -16,7 +16,7 @@ from turnwise.http.openai.fields import Metadata
 from turnwise.http.openai.ids import conversation_id
 from turnwise.http.openai.inputs import read_items
 from turnwise.http.openai.items import ENCRYPTED, Item, Placed, placed_output, placed_prompt, prompt_items
-from turnwise.http.openai.pages import Asked, listed, no_such
+from turnwise.http.openai.pages import Asked, Including, listed, no_such
 from turnwise.http.openai.starting import DELETED, busy, conversation
 from turnwise.http.service import Asks
 from turnwise.memory.conversation.blocks import Block
@@ -33,7 +33,7 @@ MAX_ITEMS = 20
 TURNS = 20
 """How many turns are read at once for their items."""
 
-Include = Annotated[list[str] | None, Query(alias="include[]")]
+Include = Annotated[Including, Query()]
 
 
 class _Strict(BaseModel):
@@ -112,6 +112,7 @@ async def items(
     page: Asked,
 ) -> Response:
     """List the items of a conversation."""
+    page.check()
     session = await conversation(caller, id)
     found: list[Item] = []
     is_behind = page.after is None
@@ -130,8 +131,9 @@ async def items(
 
 
 @router.post("/{id}/items")
-async def add_items(id: str, body: AddItems, caller: Asks, include: Include = None) -> Response:
+async def add_items(id: str, body: AddItems, caller: Asks, query: Include) -> Response:
     """Add items to a conversation; the next response in it continues them."""
+    query.check()
     blocks = _blocks(body.items)
     session = await conversation(caller, id)
     if not blocks:
@@ -142,10 +144,11 @@ async def add_items(id: str, body: AddItems, caller: Asks, include: Include = No
 
 
 @router.get("/{id}/items/{item_id}")
-async def item(id: str, item_id: str, caller: Asks, include: Include = None) -> Response:
+async def item(id: str, item_id: str, caller: Asks, query: Include) -> Response:
     """Return an item of a conversation."""
+    query.check()
     session = await conversation(caller, id)
-    _, found = await _find(session, item_id, include)
+    _, found = await _find(session, item_id, query.include)
     return JSONResponse(found.item)
 
 

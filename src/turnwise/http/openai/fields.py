@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from turnwise.http.openai.errors import OpenAIError, invalid, unsupported
 from turnwise.http.openai.items import ENCRYPTED
-from turnwise.memory.conversation.model_params import ModelParams
+from turnwise.memory.conversation.model_params import ModelParams, check_params
 from turnwise.memory.conversation.runs import RunRecord
 
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
@@ -47,6 +47,17 @@ _INCLUDES = {
     "code_interpreter_call.outputs",
 }
 """What may be included. The service has none of the tools that some of these are about, so they add nothing."""
+
+
+def check_include(include: list[str] | None) -> None:
+    """Refuse what a request cannot include.
+
+    Raises:
+        OpenAIError: names it.
+    """
+    for at, name in enumerate(include or ()):
+        if name not in _INCLUDES:
+            raise unsupported(f"include[{at}]", f"{name!r:.99} is not supported")
 
 
 class _Strict(BaseModel):
@@ -140,9 +151,7 @@ class CreateResponse(_Strict):
         if self.truncation == "disabled":
             why = "the service keeps conversations within the model's window itself: leave it out, or send 'auto'"
             raise unsupported("truncation", why)
-        for at, name in enumerate(self.include or ()):
-            if name not in _INCLUDES:
-                raise unsupported(f"include[{at}]", f"{name!r:.99} is not supported")
+        check_include(self.include)
         if self.conversation is not None and self.previous_response_id is not None:
             why = "Mutually exclusive parameters: 'conversation' and 'previous_response_id'."
             raise invalid("conversation", why, "mutually_exclusive_parameters")
@@ -261,24 +270,35 @@ def metadata_of(labels: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def check_same(body: CreateResponse, run: RunRecord, model: str) -> None:
+def check_same(body: CreateResponse, run: RunRecord, model: str, tools: Mapping[str, Any]) -> None:
     """Refuse a request that continues a run and asks for something else than the run was started with.
+
+    Args:
+        tools: those of the request, as a run's record has them.
 
     Raises:
         OpenAIError: names the field.
     """
-    params = dict(body.params())
-    if params.get("tool_choice") in ("auto", "none"):
+    if body.user is not None and body.user != run.labels.get("openai.user"):
+        raise _differs("user")
+    params = dict(check_params("params", body.params()))
+    if params.get("tool_choice") == "auto":  # so the model is asked once it has the outputs of a call
         params.pop("tool_choice")
+    if body.tool_choice == "none":
+        params["tool_choice"] = "none"
     for name, value in params.items():
         if run.params.get(name) != value:
             raise _differs(name)
     if body.model not in (None, model, run.engine):
         raise _differs("model")
-    if body.instructions and not (run.instructions or "").endswith(body.instructions.strip()):
+    if body.instructions and not f"\n\n{run.instructions}".endswith(f"\n\n{body.instructions.strip()}"):
         raise _differs("instructions")
-    if body.tools and {tool.name for tool in body.functions()} != set(run.tools):
+    if body.tools and tools != run.tools:
         raise _differs("tools")
+    if body.store is False:
+        raise _differs("store")
+    if body.include is not None and body.encrypted != ("openai.encrypted" in run.labels):
+        raise _differs("include")
 
 
 def _differs(name: str) -> OpenAIError:

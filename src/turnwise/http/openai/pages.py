@@ -6,18 +6,34 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.http.openai.errors import OpenAIError, invalid
+from turnwise.http.openai.fields import check_include
 
 
-class Page(BaseModel):
+class Including(BaseModel):
+    """What an answer includes: a query that has no other fields is refused by their names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include: list[str] = Field(default=[], alias="include[]")
+
+    def check(self) -> None:
+        """Refuse what cannot be included.
+
+        Raises:
+            OpenAIError: names it.
+        """
+        check_include(self.include)
+
+
+class Page(Including):
     """Which items are listed, and in which order."""
 
     limit: int = Field(default=20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
     after: str | None = None
-    include: list[str] = Field(default=[], alias="include[]")
 
 
 Asked = Annotated[Page, Query()]

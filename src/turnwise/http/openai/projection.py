@@ -123,6 +123,8 @@ class Projection:
         """The ids of the calls whose results the client provides, if it ended with such."""
         self.requests: dict[str, str] = {}
         """The ids of the calls that the client approves or rejects, by the id of the request."""
+        self.parts: dict[str, int] = {}
+        """The part that ended with each call that the client provides or approves, by the id of the call or request."""
         self.said: Mapping[str, Any] = {}
         """What the request that continued the run said about this part."""
         self._encrypted = encrypted
@@ -382,6 +384,7 @@ class Projection:
 
     def _ask(self, call_id: str, wants: str) -> Iterator[Sent]:
         use, place, index = self._uses[call_id]
+        self.parts[output_item_id("mcpr", *place) if wants == "approval" else call_id] = self.at
         if self.at != self.part:
             return
         if wants == "approval":

@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import RunEndedError, SessionBusyError, TurnNotFoundError, TurnwiseError, WaitTimeoutError
@@ -21,7 +22,7 @@ from turnwise.http.openai.fields import CreateResponse
 from turnwise.http.openai.ids import is_hidden, response_id as id_of
 from turnwise.http.openai.inputs import read_input
 from turnwise.http.openai.items import ENCRYPTED, output_items, prompt_items
-from turnwise.http.openai.pages import Asked, page_of
+from turnwise.http.openai.pages import Asked, Including, page_of
 from turnwise.http.openai.starting import DELETED, Found, find, load, newest, start
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
@@ -32,10 +33,8 @@ LOOK_S = 1.0, 10.0
 """How soon a request that waits looks whether its run waits for a decision, the first time and at most."""
 
 
-class Look(BaseModel):
+class Look(Including):
     """How a response is retrieved."""
-
-    model_config = ConfigDict(extra="ignore")
 
     stream: bool = False
     starting_after: int = Field(default=-1, ge=-1)
@@ -70,7 +69,8 @@ async def retrieve(
     """Return a response as it is now, or stream its events behind a sequence number."""
     if look.include_obfuscation:
         raise invalid("include_obfuscation", "this service sends no obfuscation: leave it out")
-    found = await _find(caller, response_id)
+    look.check()
+    found = replace(await _find(caller, response_id), encrypted=ENCRYPTED in look.include)
     if look.stream:
         return _streamed(caller, found, look.starting_after)
     answer = await load(caller, found)
@@ -140,6 +140,7 @@ async def input_items(
     page: Asked,
 ) -> Response:
     """List the items that a response was given: prompts, or the outputs of the calls before it."""
+    page.check()
     found = await _find(caller, response_id)
     session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
     try:
@@ -226,5 +227,5 @@ async def _chunks(caller: Caller, found: Found, after: int) -> AsyncGenerator[by
             yield encode(json.dumps(data, ensure_ascii=False, separators=(",", ":")), event=kind)
     except TurnwiseError as error:  # the run goes on: the client can resume
         said = body_of(500, str(error), code=name_of(error))["error"]
-        data = {"type": "error", "sequence_number": last, **said}
+        data = {**said, "type": "error", "sequence_number": last}
         yield encode(json.dumps(data, ensure_ascii=False), event="error")

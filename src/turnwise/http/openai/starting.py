@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession, RunOptions
 from turnwise.actors.inference.tools.signature import check_safe
-from turnwise.actors.inference.tools.tool import Tool, external_tool
+from turnwise.actors.inference.tools.tool import Tool, external_tool, record_of_tools
 from turnwise.errors import (
     CallDecidedError,
     ConfigError,
@@ -26,7 +26,7 @@ from turnwise.http.openai.errors import OpenAIError, invalid, not_found
 from turnwise.http.openai.fields import CreateResponse, FunctionTool, check_same
 from turnwise.http.openai.ids import hidden_session, is_hidden, response_id, run_of, session_of
 from turnwise.http.openai.inputs import Given
-from turnwise.http.openai.models import REQUESTED, Chosen, chosen, frame_of, model_of
+from turnwise.http.openai.models import REQUESTED, Chosen, chosen, frame_of, model_of, run_on
 from turnwise.http.openai.projection import CONTINUES, Projection
 from turnwise.http.service import Caller
 from turnwise.memory.conversation.blocks import Block
@@ -48,6 +48,8 @@ class Found:
     part: int
     model: str
     stored: bool = True
+    encrypted: bool = False
+    """Whether reasoning is shown such that it can be sent back, though the request did not ask for that."""
 
     @property
     def id(self) -> str:
@@ -56,7 +58,8 @@ class Found:
 
     def answer(self) -> Answer:
         """Return the response before any event."""
-        return Answer(self.execution.session_id, self.run, self.part, model=self.model, stored=self.stored)
+        how: dict[str, Any] = {"model": self.model, "stored": self.stored, "encrypted": self.encrypted}
+        return Answer(self.execution.session_id, self.run, self.part, **how)
 
 
 async def find(caller: Caller, id: str) -> Found | None:
@@ -122,8 +125,9 @@ async def start(caller: Caller, body: CreateResponse, given: Given, key: str | N
     Raises:
         OpenAIError, TurnwiseError: nothing was started.
     """
-    choice = Chosen(None, None) if body.model is None else chosen(caller, body.model)
-    options = _options(caller, body, given, choice, key)
+    choice = None if body.model is None else chosen(caller, body.model)
+    engine = choice.engine if choice else None
+    options = _options(caller, body, given, choice or Chosen(None, None), key)
     if body.conversation_id is not None:
         return await _in_conversation(caller, body, given, options, choice)
     if body.previous_response_id is not None:
@@ -131,9 +135,9 @@ async def start(caller: Caller, body: CreateResponse, given: Given, key: str | N
     if given.is_answer:
         raise _unknown_output(given)
     if body.store is False:
-        return await _once(caller, given.blocks, options, choice)
+        return await _once(caller, given.blocks, options, engine)
     session_id = hidden_session(key and f"{caller.user_id}\n{key}")
-    session = await caller.manager.open(session_id, user_id=caller.user_id, engine=choice.engine, if_exists="keep")
+    session = await caller.manager.open(session_id, user_id=caller.user_id, engine=engine, if_exists="keep")
     return await _first(caller, session, given, options)
 
 
@@ -166,30 +170,34 @@ def _tool(function: FunctionTool, param: str) -> Tool:
         raise invalid(f"{param}.parameters" if is_tool_name(function.name) else f"{param}.name", str(error)) from None
 
 
-async def _once(caller: Caller, blocks: Sequence[Block], options: RunOptions, choice: Chosen) -> Found:
-    execution = await caller.manager.run_once(*blocks, user_id=caller.user_id, engine=choice.engine, **options)
+async def _once(caller: Caller, blocks: Sequence[Block], options: RunOptions, engine: str | None) -> Found:
+    execution = await caller.manager.run_once(*blocks, user_id=caller.user_id, engine=engine, **options)
     run = await execution.info()
     return Found(execution, run, 0, model_of(caller, run), stored=False)
 
 
-async def _run(caller: Caller, session: AsyncSession, given: Given, options: RunOptions) -> Found:
-    execution = await session.run(*given.blocks, **options)
+async def _run(
+    caller: Caller, session: AsyncSession, given: Given, options: RunOptions, choice: Chosen | None = None
+) -> Found:
+    """Start a run of a session.
+
+    Args:
+        choice: what the model that the request names stands for; None if the session's engine answers.
+    """
+    if choice is None:
+        execution = await session.run(*given.blocks, **options)
+    else:
+        execution = await run_on(caller, session, choice.engine, given.blocks, options)
     run = await execution.info()
     return Found(execution, run, 0, model_of(caller, run))
 
 
-async def _use(caller: Caller, session: AsyncSession, choice: Chosen, body: CreateResponse) -> None:
-    """Let a session use the engine of the model that a request names."""
-    if body.model is None or len(caller.manager.engines) == 1:
-        return
-    if (await session.info()).session.engine != choice.engine:
-        await session.use(choice.engine)
-
-
-async def _first(caller: Caller, session: AsyncSession, given: Given, options: RunOptions) -> Found:
+async def _first(
+    caller: Caller, session: AsyncSession, given: Given, options: RunOptions, choice: Chosen | None = None
+) -> Found:
     """Start the first run of a session that was made for it; delete the session if the run is refused."""
     try:
-        return await _run(caller, session, given, options)
+        return await _run(caller, session, given, options, choice)
     except SessionBusyError:
         raise
     except TurnwiseError:
@@ -199,27 +207,41 @@ async def _first(caller: Caller, session: AsyncSession, given: Given, options: R
 
 
 async def _in_conversation(
-    caller: Caller, body: CreateResponse, given: Given, options: RunOptions, choice: Chosen
+    caller: Caller, body: CreateResponse, given: Given, options: RunOptions, choice: Chosen | None
 ) -> Found:
     session = await conversation(caller, body.conversation_id or "")
     if given.is_answer:
         active = (await session.info()).active_run_id
-        if active is None:
+        latest = None if active else await session.latest()
+        if (run_id := active or (latest and latest.run_id)) is None:
             raise _unknown_output(given)
-        return await _continue(caller, await newest(caller, await session.execution(active)), body, given)
-    await _use(caller, session, choice, body)
+        return await _continue(
+            caller, await _asking(caller, await session.execution(run_id), given), body, given, options
+        )
     try:
-        return await _run(caller, session, given, options)
+        return await _run(caller, session, given, options, choice)
     except SessionBusyError as error:
         raise await busy(caller, session, error.run_id) from None
 
 
 async def newest(caller: Caller, execution: AsyncExecutionHandle) -> Found:
     """Return the last response of a run."""
+    found, state = await _whole(caller, execution)
+    return replace(found, part=state.newest)
+
+
+async def _asking(caller: Caller, execution: AsyncExecutionHandle, given: Given) -> Found:
+    """Return the response of a run that ended with the calls of these outputs, also if they were brought before."""
+    found, state = await _whole(caller, execution)
+    names = [*given.outputs, *(each.request_id for each in given.approvals)]
+    return replace(found, part=state.parts.get(names[0], state.newest))
+
+
+async def _whole(caller: Caller, execution: AsyncExecutionHandle) -> tuple[Found, Projection]:
+    """Return all of a run, as if it were the parts before a response."""
     run = await execution.info()
-    model = model_of(caller, run)
-    state = (await load(caller, Found(execution, run, _NONE, model))).state
-    return Found(execution, run, state.newest, model)
+    found = Found(execution, run, _NONE, model_of(caller, run))
+    return found, (await load(caller, found)).state
 
 
 _NONE = 1 << 20
@@ -235,13 +257,15 @@ async def busy(caller: Caller, session: AsyncSession, run_id: str) -> OpenAIErro
     return invalid("conversation", message, "conversation_locked", response_id=found.id)
 
 
-async def _after(caller: Caller, body: CreateResponse, given: Given, options: RunOptions, choice: Chosen) -> Found:
+async def _after(
+    caller: Caller, body: CreateResponse, given: Given, options: RunOptions, choice: Chosen | None
+) -> Found:
     previous = body.previous_response_id or ""
     found = await find(caller, previous)
     if found is None:
         raise _no_previous(previous)
     if given.is_answer:
-        return await _continue(caller, found, body, given)
+        return await _continue(caller, found, body, given, options)
     if any(state.get("wants") in ("result", "approval") for state in found.run.calls.values()):
         state = (await load(caller, found)).state
         if state.status is None:
@@ -256,17 +280,15 @@ async def _after(caller: Caller, body: CreateResponse, given: Given, options: Ru
     session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
     if body.store is False:
         turn = await session.turn(found.execution.turn_index)
-        return await _once(caller, [*turn.blocks, *given.blocks], options, choice)
+        return await _once(caller, [*turn.blocks, *given.blocks], options, choice and choice.engine)
     if is_hidden(session.id) and "openai.conversation" not in found.run.labels:
         # Whoever comes first continues the session: it has each turn id once. Others fork it.
-        await _use(caller, session, choice, body)
         try:
-            return await _run(caller, session, given, {**options, "turn_id": f"after {previous}"})
+            return await _run(caller, session, given, {**options, "turn_id": f"after {previous}"}, choice)
         except (SessionBusyError, TurnIdTakenError):
             pass
     fork = await _fork(caller, session, found, options)
-    await _use(caller, fork, choice, body)
-    return await _first(caller, fork, given, options)
+    return await _first(caller, fork, given, options, choice)
 
 
 async def _fork(caller: Caller, session: AsyncSession, found: Found, options: RunOptions) -> AsyncSession:
@@ -281,7 +303,7 @@ async def _fork(caller: Caller, session: AsyncSession, found: Found, options: Ru
         raise _no_previous(found.id) from None
 
 
-async def _continue(caller: Caller, found: Found, body: CreateResponse, given: Given) -> Found:
+async def _continue(caller: Caller, found: Found, body: CreateResponse, given: Given, options: RunOptions) -> Found:
     """Give a run the results and decisions that it waits for. May be repeated: a second time changes nothing."""
     state = (await load(caller, found)).state
     if state.status is None:
@@ -299,9 +321,10 @@ async def _continue(caller: Caller, found: Found, body: CreateResponse, given: G
     wanted = {*state.waiting, *state.requests.values()}
     if wanted - {*given.outputs, *decided}:
         raise _no_output_of(state, found.id, {*given.outputs, *decided})
-    check_same(body, found.run, found.model)
+    check_same(body, found.run, found.model, record_of_tools(options.get("tools") or []))
     execution = found.execution
-    if (body.metadata or body.background) and found.run.state == "awaiting_approval":
+    is_new = any(not found.run.calls.get(call_id, {}).get("verdict") for call_id in wanted)
+    if (body.metadata or body.background) and is_new:
         said = {"metadata": body.metadata or {}, "background": bool(body.background)}
         await execution.add_event(CONTINUES, said)
     try:

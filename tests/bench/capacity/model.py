@@ -8,16 +8,13 @@ who waits for one waits until another process has taken its place.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import simpy
 
 Steps = Generator[simpy.Event, Any, None]
-
-CONNECTIONS = 4
-"""How many connections to PostgreSQL a host has at most, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +29,38 @@ class Costs:
     """Of Ray's own processes."""
     serial: float
     """For how long a turn keeps its host from serving another."""
+    connections: int = 4
+    """How many turns of a host are in PostgreSQL at once."""
 
     @property
     def all(self) -> float:
         return self.caller + self.host + self.store + self.ray
 
     @classmethod
-    def of(cls, run: dict[str, Any]) -> Costs:
+    def of(cls, run: Mapping[str, Any], connections: int = 1) -> Costs:
         """Return the costs as measured at one host, which was busy all the time."""
         cpu = run["cpu_s"]
-        return cls(cpu["caller"], cpu["host"], cpu.get("store", 0.0), cpu["ray"], min(cpu["host"], 1 / run["rate"]))
+        serial = min(cpu["host"], 1 / run["rate"])
+        return cls(cpu["caller"], cpu["host"], cpu.get("store", 0.0), cpu["ray"], serial, connections)
+
+
+def costs_with(measured: Mapping[float, Costs], together: float) -> Costs:
+    """Return the costs of a turn, if so many go together: in one call to their host, and in one transaction.
+
+    Args:
+        measured: the costs with two other numbers of turns. The part that depends on it is what they share.
+    """
+    (few, of_few), (many, of_many) = sorted(measured.items())
+
+    def between(dear: float, cheap: float) -> float:
+        shared = (dear - cheap) / (1 / few - 1 / many)
+        return max(0.0, cheap + shared * (1 / together - 1 / many))
+
+    fields = {name: between(getattr(of_few, name), getattr(of_many, name)) for name in TIMES}
+    return replace(of_many, **fields)
+
+
+TIMES = ("caller", "host", "store", "ray", "serial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +76,9 @@ class Load:
     kill_every_s: float | None = None
     """How often a host is killed."""
     recovery_s: float = 0.0
-    """How long its sessions wait then."""
+    """How long its sessions wait then, if all cores are free."""
+    restart_cpu_s: float = 0.0
+    """How much of that is processor time, of the process that takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +97,7 @@ def simulate(costs: Costs, load: Load, seed: int = 0) -> Outcome:
     ray = simpy.Resource(env, 1)
     hosts = [simpy.PriorityResource(env, 1) for _ in range(load.hosts)]
     threads = [simpy.Resource(env, 1) for _ in range(load.hosts)]
-    connections = [simpy.Resource(env, CONNECTIONS) for _ in range(load.hosts)]
+    connections = [simpy.Resource(env, costs.connections) for _ in range(load.hosts)]
     taken: list[float] = []
     warm_s = load.seconds / 5
 
@@ -108,18 +129,19 @@ def simulate(costs: Costs, load: Load, seed: int = 0) -> Outcome:
         while True:
             began = env.now
             yield from turn(number % load.hosts)
-            if began > warm_s:
+            if env.now > warm_s:
                 taken.append(env.now - began)
 
     def fail() -> Steps:
         while load.kill_every_s:
-            yield env.timeout(chance.expovariate(1 / load.kill_every_s))
+            yield env.timeout(load.kill_every_s)
             env.process(away(chance.choice(hosts)))
 
     def away(host: Any) -> Steps:
         with host.request(priority=0) as place:
             yield place
-            yield env.timeout(load.recovery_s)
+            yield env.timeout(load.recovery_s - load.restart_cpu_s)
+            yield from work(load.restart_cpu_s)
 
     for number in range(load.callers):
         env.process(talk(number))

@@ -172,6 +172,10 @@ test-bench: $(TESTING) ## see that the bench prints all that it is to print
 bench: $(TESTING) ## measure what turns and sessions cost; parts of it: make bench ARGS="openings packed"
 	PYTHONPATH=tests/support $(BIN)/python tests/bench/bench.py $(ARGS)
 
+.PHONY: bench-adapters
+bench-adapters: $(TESTING) ## measure turns and cancels of other frameworks' agents in sessions; parts of it: make bench-adapters ARGS="cancel"
+	PYTHONPATH=tests/support $(BIN)/python tests/bench/adapters.py $(ARGS)
+
 # The libraries that turnwise is compared with, and what draws the pictures: an environment of its own.
 PEERS := .venv-peers
 

@@ -1,12 +1,13 @@
 """A turn of a framework's agent in a session, against the same agent alone plus a turn of ours; interleaved.
 
-    python tests/bench/adapters.py [agents-sdk ...] [--turns 60]
-    python tests/bench/adapters.py cancel
+    make bench-adapters
+    make bench-adapters ARGS="agents-sdk langgraph --turns 60"
+    make bench-adapters ARGS="cancel --cancels 15"
 
 Models answer at once, so that what remains is the work of the framework and of turnwise. Each conversation grows alike.
 All run in one process, with a SQLite file and without Ray, whose calls would only make the ratio smaller. Times are
 those of the processor, in all threads, so that other work on the machine counts less. `cancel` measures how long after
-a cancel was called a provider over HTTP sees its connection closed, by the clock.
+a cancel was called a provider over HTTP sees its connection closed, by the clock; of Anthropic's client too.
 """
 
 from __future__ import annotations
@@ -147,11 +148,11 @@ async def pydantic_ai(table: Table, turns: int) -> None:
     await compare(table, "pydantic-ai", PydanticAIEngine(agent), alone, turns)
 
 
-CANCELS, CANCEL_S = 15, 0.05
+CANCEL_S = 0.05
 
 
-async def cancel(table: Table, _turns: int) -> None:
-    """Measure, for each framework, the time from the call of a cancel to the end of the provider's connection."""
+async def cancel(table: Table, cancels: int) -> None:
+    """Measure, for each engine, the time from the call of a cancel to the end of the provider's connection."""
     from agents import Agent, OpenAIChatCompletionsModel
     from openai import AsyncOpenAI
     from pydantic_ai import Agent as PydanticAgent
@@ -159,7 +160,10 @@ async def cancel(table: Table, _turns: int) -> None:
     from pydantic_ai.providers.openai import OpenAIProvider
 
     from langgraph_models import OpenAIChat, agent
-    from turnwise.adapters import AgentsSDKEngine, LangGraphEngine, PydanticAIEngine
+    from turnwise.adapters import AgentsSDKEngine, AnthropicEngine, LangGraphEngine, PydanticAIEngine
+
+    def anthropic(url: str) -> Any:
+        return AnthropicEngine("claude", base_url=url.removesuffix("/v1"))
 
     def sdk(url: str) -> Any:
         client = AsyncOpenAI(base_url=url, api_key="none")
@@ -172,7 +176,8 @@ async def cancel(table: Table, _turns: int) -> None:
         model = OpenAIChatModel("local", provider=OpenAIProvider(base_url=url, api_key="none"))
         return PydanticAIEngine(lambda: PydanticAgent(model))
 
-    for name, make in {"agents-sdk": sdk, "langgraph": graph, "pydantic-ai": pydantic}.items():
+    engines = {"anthropic": anthropic, "agents-sdk": sdk, "langgraph": graph, "pydantic-ai": pydantic}
+    for name, make in engines.items():
         taken = Samples()
         with (
             LocalProvider(reply="word " * 2000, token_delay_s=0.02) as provider,
@@ -181,7 +186,7 @@ async def cancel(table: Table, _turns: int) -> None:
             store = open_store(f"sqlite:///{folder}/bench.db")
             core = SessionCore(name, store, make(provider.base_url), SessionConfig())
             await store.create(SessionRecord(session_id=name))
-            for number in range(CANCELS):
+            for number in range(cancels):
                 await core.start(["Tell me all."], run_id=f"run {number}")
                 record = await asyncio.to_thread(provider.wait_for_request, number + 1, 30)
                 while not await _streams(core, number):
@@ -193,7 +198,7 @@ async def cancel(table: Table, _turns: int) -> None:
                 taken.append(record.hung_up_at - began)
             await store.close()
         table.line(f"{name}: from cancel to the closed connection", taken)
-        table.judge(f"{name}: the slowest of {CANCELS}, of 50 ms", max(taken) / CANCEL_S, 1)
+        table.judge(f"{name}: the slowest of {cancels}, of 50 ms", max(taken) / CANCEL_S, 1)
 
 
 async def _streams(core: SessionCore, number: int) -> bool:
@@ -211,10 +216,11 @@ def main() -> None:
         "frameworks", nargs="*", metavar="framework", help=f"of {', '.join(FRAMEWORKS)}; by default all"
     )
     parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--cancels", type=int, default=15)
     asked = parser.parse_args()
     table = Table()
     for name in asked.frameworks or FRAMEWORKS:
-        asyncio.run(FRAMEWORKS[name](table, asked.turns))
+        asyncio.run(FRAMEWORKS[name](table, asked.cancels if name == "cancel" else asked.turns))
 
 
 if __name__ == "__main__":

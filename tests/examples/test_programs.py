@@ -36,6 +36,11 @@ EXPECTED = {
     "adapters_mcp.py": ["It comes tomorrow.", "model\norder\nmodel"],
     "approval_over_http.py": ["approved, for 700 euros", "call_decided", "completed: The hotel is paid."],
     "adapters_agents_sdk.py": ["waits for pay({'euros': 700})", "The hotel is paid."],
+    "adapters_agents_sdk_session.py": ["You said: Do whales", "refused: session 'sarah' is busy", "'assistant'"],
+    "adapters_langgraph_memory.py": ["sarah: I know: []", "sarah: I know: ['I eat no meat.']", "tom: I know: []"],
+    "adapters_mcp_server.py": ["'recall'", "'text': 'Hello!'", "Sarah eats no meat.", "'turns': 1"],
+    "adapters_message_lists.py": ["And tomorrow?", "'tool', 'assistant'", "tool_use', 'tool_result", "refused: "],
+    "adapters_pydantic_ai_history.py": ["'It is in Paris.'", "6 messages, and 4 in the branch"],
     "adapters_langgraph.py": ["waits for interrupt({'pay': 'the hotel', 'euros': 700})", "The hotel is paid."],
 }
 """What examples print, in order."""
@@ -141,6 +146,12 @@ INSTALLED = {"turnwise", "ray", "rich", "fastapi", "uvicorn", "httpx2", "mcp"}
 
 FRAMEWORKS = {"agents", "langchain_core", "langgraph", "openai", "pydantic_ai"}
 """What examples of adapters import, which say so."""
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("adapters_*.py")), ids=lambda file: file.name)
+def test_an_example_of_an_adapter_has_at_most_40_lines_and_is_run(file: Path) -> None:
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 40
+    assert file.name in EXPECTED
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.name)

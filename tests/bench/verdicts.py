@@ -32,7 +32,7 @@ def different(first: Sequence[Goal], second: Sequence[Goal]) -> list[str]:
     return [
         f"{name}: {verdict(of_first.get(name))}, then {verdict(of_second.get(name))}"
         for name in names
-        if (of_first.get(name) or {}).get("met") is not (of_second.get(name) or {}).get("met")
+        if name not in of_first or name not in of_second or of_first[name]["met"] != of_second[name]["met"]
     ]
 
 

@@ -110,7 +110,7 @@ OF_A_CANCEL = ["ms of the faster half, on average", "ms of the slowest 2"]
 def test_the_bench_prints_every_measurement_and_whether_each_goal_is_met(tmp_path: Path) -> None:
     here = os.environ | {"PYTHONPATH": str(BENCH.parents[1] / "support")}
     kept = tmp_path / "goals.json"
-    command = [sys.executable, BENCH, "--quick", "--json", kept]
+    command = [sys.executable, str(BENCH), "--quick", "--json", str(kept)]
     ran = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=580, check=False, env=here)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = ran.stdout.splitlines()

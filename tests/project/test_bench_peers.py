@@ -128,7 +128,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def test_the_page_has_each_question_with_its_ratios_and_what_the_histories_hold(small: Bench) -> None:
-    results = HEAD | {"versions": {"turnwise, packed": {"turnwise": "1"}}}
+    results = {**HEAD, "versions": {"turnwise, packed": {"turnwise": "1"}}}
     for question in (growth, many, second, stopping, resident):
         results[question.__name__.rpartition(".")[2]] = question.ask(small)
     text = page.text_of(json.loads(json.dumps(results)))
@@ -145,7 +145,7 @@ def test_the_page_has_how_much_each_long_term_memory_finds(small: Bench) -> None
     """Words alone find none of what shares no word with a question."""
     found = recall.ask(small)
     assert all(shares == {"meaning": [0.0] * 10} for shares in found["shares"].values())
-    text = page.text_of(HEAD | {"recall": json.loads(json.dumps(found))})
+    text = page.text_of({**HEAD, "recall": json.loads(json.dumps(found))})
     assert all(re.search(rf"\| {name} \| 0\.00 \| \d+\.\d ms \|", text) for name in MEMORIES), text
 
 
@@ -206,10 +206,7 @@ def test_the_page_names_the_command_and_the_machine(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.timeout(120)
 def test_the_process_of_turnwise_answers_and_is_killed_with_its_ray(tmp_path: Path) -> None:
-    def start(name: str, folder: Path, model: Model, env: Mapping[str, str]) -> Worker:
-        return Worker(sys.executable, name, folder, model, env)
-
-    worker = Bench(start, ["turnwise, packed"], tmp_path, quick=True).one("turnwise, packed", "real", Model())
+    worker = Worker(sys.executable, "turnwise, packed", tmp_path, Model(), {})
     try:
         assert worker.do("versions")["turnwise"]
         taken = worker.do("growth.turns", count=2, chat="t")

@@ -86,7 +86,7 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
         with counted_calls() as calls:
             await (kill_hosts(manager, kills) if kills else asyncio.sleep(seconds))
         done, lasted, at_last = sorted(taken), time.perf_counter() - began, site.count()
-        found = {
+        found: dict[str, Any] = {
             "hosts": hosts,
             "callers": callers,
             "rate": len(done) / lasted,
@@ -147,7 +147,7 @@ async def resident_bytes(url: str, count: int) -> float:
         for first, last in itertools.pairwise((0, count // 10, count + count // 10)):
             sessions = [await manager.open(f"session-{number}") for number in range(first, last)]
             await in_batches(one_turn, sessions)
-            sizes.append(pss_of((await sessions[0].info()).pid))
+            sizes.append(pss_of((await processes_of(manager))[0].pid))
         await retire(manager)
     return (sizes[1] - sizes[0]) / count
 

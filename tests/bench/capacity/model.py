@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -44,20 +44,21 @@ class Costs:
         return cls(cpu["caller"], cpu["host"], cpu.get("store", 0.0), cpu["ray"], serial, connections)
 
 
-def costs_with(measured: Mapping[float, Costs], together: float) -> Costs:
+def costs_with(measured: Mapping[Any, Costs], together: float) -> Costs:
     """Return the costs of a turn, if so many go together: in one call to their host, and in one transaction.
 
     Args:
-        measured: the costs with two other numbers of turns. The part that depends on it is what they share.
+        measured: the costs with two other numbers of turns, by these. The part that depends on it is what they share.
     """
     (few, of_few), (many, of_many) = sorted(measured.items())
 
     def between(dear: float, cheap: float) -> float:
         shared = (dear - cheap) / (1 / few - 1 / many)
-        return max(0.0, cheap + shared * (1 / together - 1 / many))
+        seconds: float = cheap + shared * (1 / together - 1 / many)
+        return max(0.0, seconds)
 
-    fields = {name: between(getattr(of_few, name), getattr(of_many, name)) for name in TIMES}
-    return replace(of_many, **fields)
+    caller, host, store, ray, serial = (between(getattr(of_few, name), getattr(of_many, name)) for name in TIMES)
+    return Costs(caller, host, store, ray, serial, of_many.connections)
 
 
 TIMES = ("caller", "host", "store", "ray", "serial")

@@ -119,7 +119,7 @@ def ones_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 def connections_of(runs: Sequence[Mapping[str, Any]]) -> int:
     """Return how many connections to PostgreSQL one more host adds: the callers have some, too."""
     those = [run for run in runs if "connections" in run and run["nodes"] == 1]
-    counts = {
+    counts: dict[int, int] = {
         run["hosts"]: max(each["connections"] for each in those if each["hosts"] == run["hosts"]) for run in those
     }
     most = max(counts)

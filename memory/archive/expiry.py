@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +78,11 @@ def damaged(page: Page[SessionRecord]) -> Swept:
 
 
 async def sweep(
-    store: SessionStore, now: float, archive: Path | None = None, history: HistoryStore | None = None
+    store: SessionStore,
+    now: float,
+    archive: Path | None = None,
+    history: HistoryStore | None = None,
+    count: Callable[[int], None] = lambda _: None,
 ) -> Swept:
     """Delete the sessions that have expired by `now`, in seconds since the epoch; return the outcome of each.
 
@@ -89,15 +93,17 @@ async def sweep(
         archive: a folder to which each session is exported first. The file is on disk before the session is deleted;
             its name has the session's id and its time of creation, in microseconds.
         history: the event store, if events are not in the session store.
+        count: is called after each session with how many there have been.
 
     Raises:
         StoreError: the store or the folder cannot be used. Sessions that were swept before stay swept.
     """
-    done, cursor = Swept(), None
+    done, cursor, number = Swept(), None, 0
     while True:
         page = await store.expired(now, cursor=cursor, limit=PAGE)
         for session in page:
             done += await sweep_session(store, session, archive, history)
+            count(number := number + 1)
         done += damaged(page)
         if (cursor := page.cursor) is None:
             return done

@@ -93,8 +93,10 @@ def rows(shown: str) -> list[dict[str, str]]:
     return [dict(zip(names, line, strict=True)) for line in lines]
 
 
-def on_terminal(*words: str, columns: int = 100, lines: int = 40, **env: str) -> pyte.Screen:
-    """Carry out a command in a terminal; return what its screen shows at the end."""
+def on_terminal(
+    *words: str, columns: int = 100, lines: int = 40, raw: bytearray | None = None, **env: str
+) -> pyte.Screen:
+    """Carry out a command in a terminal; return what its screen shows at the end. `raw` gets all that it was sent."""
     screen = pyte.Screen(columns, lines)
     stream = pyte.ByteStream(screen)
     master, slave = pty.openpty()
@@ -113,6 +115,8 @@ def on_terminal(*words: str, columns: int = 100, lines: int = 40, **env: str) ->
             if not shown:
                 break
             stream.feed(shown)
+            if raw is not None:
+                raw += shown
     child.wait(timeout=10)
     os.close(master)
     return screen

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import sqlite3
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from turnwise.cli import app
+from turnwise.actors.cluster import diagnosis, ray_address, ray_runtime
+from turnwise.actors.cluster.diagnosis import RayFacts
+from turnwise.cli import app, doctor
+from turnwise.cli.environment import Facts
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.sharing import RayId
 from turnwise.memory.stores.sql.schema import SCHEMA
 from turnwise.memory.stores.urls import open_store
 from turnwise.testing import LocalProvider
@@ -62,6 +69,7 @@ def test_what_is_well_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (found["ray"]["state"], found["workers"]["state"]) == ("warn", "unknown")
     assert "ray start --head" in found["ray"]["do"]
     assert "fastapi" in found["[http]"]["said"]
+    assert not {"[test]", "[dev]"} & set(found), "these are of turnwise's own developers"
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
@@ -115,6 +123,84 @@ def test_a_ray_that_is_not_there_is_said_at_once(command: str, tmp_path: Path, m
     ran = CliRunner().invoke(app, [command, store_at(tmp_path)])
     assert (ran.exit_code, ran.stdout) == (1, "")
     assert ran.stderr.startswith("error: RAY_ADDRESS='127.0.0.1:9': nobody answers there")
+
+
+GIGABYTE = 1 << 30
+
+WELL: dict[str, Any] = {
+    "python": platform.python_version(),
+    "turnwise": version("turnwise"),
+    "endpoint": "models.example",
+    "is_chosen": True,
+    "has_key": True,
+    "is_key_refused": False,
+    "problem": None,
+    "status": 200,
+    "vocabulary": "/there/o200k_base",
+    "embedding": "/there/onnx",
+    "free_bytes": {"/data": 5 * GIGABYTE},
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "state", "said"),
+    [
+        ({}, "endpoint", "ok", "models.example answers"),
+        ({"status": 404}, "endpoint", "warn", "404 to GET /models"),
+        ({"status": 503}, "endpoint", "warn", "status 503"),
+        ({"status": None, "problem": "refused"}, "endpoint", "fail", "does not answer: refused"),
+        ({"status": None, "problem": "refused", "is_chosen": False}, "endpoint", "warn", "does not answer"),
+        ({}, "key", "ok", "is set"),
+        ({"status": 401, "is_key_refused": True}, "key", "fail", "is refused"),
+        ({"status": 403, "is_key_refused": True, "has_key": False}, "key", "fail", "is missing, and is needed"),
+        ({"has_key": False}, "key", "warn", "is not set"),
+        ({}, "vocabulary", "ok", "/there/o200k_base"),
+        ({"vocabulary": None}, "vocabulary", "warn", "is not there"),
+        ({}, "embedding", "ok", "/there/onnx"),
+        ({"embedding": None}, "embedding", "warn", "is not there"),
+        ({"turnwise": None}, "versions", "fail", "turnwise is not installed"),
+        ({"turnwise": "0.0.1"}, "versions", "fail", "turnwise 0.0.1"),
+        ({"python": "2.7.18"}, "versions", "fail", "Python 2.7.18"),
+        ({}, "disk", "ok", "5.0 GB free in /data"),
+        ({"free_bytes": {"/data": GIGABYTE // 2}}, "disk", "warn", "0.5 GB free"),
+        ({"free_bytes": {"/data": 1}}, "disk", "fail", "0.0 GB free"),
+    ],
+)
+def test_what_a_process_finds_is_judged(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], check: str, state: str, said: str
+) -> None:
+    monkeypatch.setattr(doctor, "facts", lambda *_: Facts(**{**WELL, **facts}))
+    _, found = look()
+    assert (found[check]["state"], said in found[check]["said"]) == (state, True), found[check]
+    assert bool(found[check]["do"]) == (state != "ok")
+    assert facts or "versions" not in found, "equal versions are not worth a line"
+
+
+@pytest.mark.parametrize(
+    ("has_token", "address", "state"),
+    [(True, "10.0.0.1:6379", "ok"), (False, "10.0.0.1:6379", "warn"), (False, "", "ok")],
+)
+def test_who_may_use_a_ray_is_said(monkeypatch: pytest.MonkeyPatch, has_token: bool, address: str, state: str) -> None:
+    known = RayFacts(version="ray 2", address="here", nodes=1, resources={}, free={}, has_token=has_token)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray_address, "local_ray", lambda: None)
+    monkeypatch.setattr(ray_runtime, "connect", lambda **_: None)
+    monkeypatch.setattr(diagnosis, "ray_facts", lambda: known)
+    monkeypatch.setattr(diagnosis, "ask_workers", lambda *_: {"node": "died"})
+    _, found = look("--start-ray")
+    assert found["ray access"]["state"] == state
+    assert (found["workers"]["state"], found["workers"]["said"]) == ("fail", "a worker on node cannot look: died")
+
+
+def test_where_the_holder_of_a_file_cannot_be_asked_for_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = store_at(tmp_path)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert look(url)[1]["store owner"]["state"] == "unknown"
+    monkeypatch.setattr(doctor, "running_owner", lambda _: RayId("10.0.0.1:6379", "a session"))
+    found = look(url)[1]["store owner"]
+    assert found["state"] == "warn" and "the Ray at 10.0.0.1:6379, which had it open last" in found["said"]
 
 
 def test_people_get_a_line_for_each_check(tmp_path: Path) -> None:

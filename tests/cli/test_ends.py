@@ -96,10 +96,35 @@ def test_debug_shows_where_an_error_comes_from(store: str) -> None:
 def test_long_work_shows_a_bar_on_a_terminal_and_no_other(store: str, tmp_path: Path) -> None:
     file = str(tmp_path / "chat.jsonl")
     assert turnwise("export", store, "chat", file).output == ""
-    seen = text_of(on_terminal("import", f"sqlite:///{tmp_path}/new.db", file, "--as", "copy"))
+    raw = bytearray()
+    seen = text_of(on_terminal("import", f"sqlite:///{tmp_path}/new.db", file, "--as", "copy", raw=raw))
     assert seen == "copy", "the bar is gone at the end"
+    assert re.search(b"import.* 100%", raw) and b"progress.percentage" not in raw, raw
     assert not re.search("[\x1b\u202e]", turnwise("show", store, "bad").stdout)
     assert "\u241b" in turnwise("show", store, "bad").stdout and HOSTILE not in turnwise("show", store, "bad").stdout
+
+
+def test_a_sweep_counts_sessions_on_a_terminal(tmp_path: Path) -> None:
+    store, raw = f"sqlite:///{tmp_path}/store.db", bytearray()
+
+    async def make() -> None:
+        opened = open_store(store)
+        for n in range(3):
+            await opened.create(SessionRecord(session_id=f"old-{n}", updated_at=1.0, ttl_s=1.0))
+        await opened.close()
+
+    asyncio.run(make())
+    assert "deleted: 3" in text_of(on_terminal("sweep", store, raw=raw))
+    assert re.search(rb"sweep\x1b?\S* 3 ", raw), raw
+
+
+def test_each_command_prints_json_unless_it_has_another_output() -> None:
+    without = {"export", "console", "mcp"}
+    names = re.findall(r"^\u2502 ([a-z]+) ", turnwise("--help").stdout, re.MULTILINE)
+    memory = re.findall(r"^\u2502 ([a-z]+) ", turnwise("memory", "--help").stdout, re.MULTILINE)
+    commands = [[name] for name in names if name != "memory"] + [["memory", name] for name in memory]
+    lacks = [" ".join(words) for words in commands if "--json" not in turnwise(*words, "--help").stdout]
+    assert set(lacks) == without
 
 
 def test_all_commands_describe_themselves() -> None:

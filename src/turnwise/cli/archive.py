@@ -88,8 +88,8 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Delete expired sessions that have no active run. Exits with 1 if one of them cannot be deleted."""
-    with progress("sweep"):
-        done = run(_sweep(store, archive, history))
+    with progress("sweep") as count:
+        done = run(_sweep(store, archive, history, count))
     if as_json:
         print_json(asdict(done))
     else:
@@ -147,13 +147,13 @@ async def _import(url: str, lines: Iterable[str], session: str | None) -> str:
         return (await import_session(store, lines, session_id=session, now=await store.now())).session_id
 
 
-async def _sweep(url: str, archive: Path | None, history_url: str | None) -> Any:
+async def _sweep(url: str, archive: Path | None, history_url: str | None, count: Callable[[int], None]) -> Any:
     from turnwise.memory.archive.expiry import sweep as sweep_store
 
     file_of(url)
     async with AsyncExitStack() as stack:
         store, history = _open(stack, url, history_url)
-        return await sweep_store(store, await store.now(), archive, history)
+        return await sweep_store(store, await store.now(), archive, history, count)
 
 
 def _open(stack: AsyncExitStack, url: str, history_url: str | None) -> tuple[SessionStore, HistoryStore | None]:

@@ -17,7 +17,7 @@ from turnwise.actors.client.execution import ExecutionHandle
 from turnwise.actors.client.session import Session
 from turnwise.cli.answers import Answers
 from turnwise.cli.line_editor import LineEditor
-from turnwise.errors import CallDecidedError, CallNotFoundError, TurnwiseError
+from turnwise.errors import CallDecidedError, CallNotFoundError, SessionBusyError, TurnwiseError
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.conversation.events import AnyEvent, ApprovalRequested, RunEnded
 from turnwise.memory.conversation.prompts import Prompt
@@ -183,12 +183,12 @@ class Conversation:
             self._failed = True
             self._answers.error("there is nothing to ask again yet")
             return
-        asked = latest.asked
         if latest.status != "pending":
+            if active := self.session.info().active_run_id:
+                raise SessionBusyError(self.session.id, active)
+            self.session.append(*latest.asked)  # first: a session that refuses it loses nothing
             self.session.memory.forget(latest.index)
-            self._ask(*asked)
-        else:
-            self._ask()
+        self._ask()
 
     def _memory(self, words: str) -> None:
         memory = self.session.memory

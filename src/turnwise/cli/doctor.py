@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +23,7 @@ from turnwise.cli.common import FAILED, STORE, AsJson, still
 from turnwise.cli.environment import Facts, facts
 from turnwise.cli.output import console, one_line, print_json
 from turnwise.errors import SchemaVersionError, TurnwiseError
+from turnwise.memory.stores.sql.sqlite_owner import running_owner
 
 State = Literal["ok", "warn", "fail", "unknown"]
 
@@ -115,10 +117,10 @@ def _packages() -> Iterator[Finding]:
 
 
 def _extras() -> dict[str, list[str]]:
-    """Return the packages of each optional extra, but for those of turnwise's own developers."""
+    """Return the packages of each optional extra, but for those of turnwise's own developers and tests."""
     found: dict[str, list[str]] = {}
     for line in requires("turnwise") or ():
-        if (extra := re.search(r"extra == ['\"]([\w-]+)['\"]", line)) and extra[1] != "dev":
+        if (extra := re.search(r"extra == ['\"]([\w-]+)['\"]", line)) and extra[1] not in ("dev", "test"):
             name = re.match(r"[\w.-]+", line)
             if name and name[0] != "turnwise":
                 found.setdefault(extra[1], []).append(name[0])
@@ -238,11 +240,19 @@ def _schema(url: str) -> str:
 
 def _owner(file: Path, ray: str | None) -> Finding:
     """Say which Ray uses a SQLite file."""
-    holder = lock_holder(file)
-    if holder is None:
-        return Finding("store owner", "ok", "no Ray has the file open")
-    address, pid = holder
-    who = f"the Ray at {address or 'an unknown address'}, by process {pid}"
+    if sys.platform == "linux":
+        holder = lock_holder(file)
+        if holder is None:
+            return Finding("store owner", "ok", "no Ray has the file open")
+        address, by = holder[0], f", by process {holder[1]}"
+    else:
+        owner = running_owner(file)
+        if owner is None:
+            return Finding(
+                "store owner", "unknown", "no Ray that had the file open still runs; this system says no more"
+            )
+        address, by = owner.address, ", which had it open last"
+    who = f"the Ray at {address or 'an unknown address'}{by}"
     if ray is not None and ray == address:
         return Finding("store owner", "ok", f"{who}: the one that programs here join")
     from turnwise.actors.cluster.ray_address import naming
@@ -326,7 +336,7 @@ def _environment(found: Facts, where: str) -> Iterator[Finding]:
             do,
         )
     else:
-        yield Finding("endpoint", "ok", f"{where}: {found.endpoint} answers")
+        yield _answer(found, where)
     if found.vocabulary:
         yield Finding("vocabulary", "ok", f"{where}: {found.vocabulary}")
     else:
@@ -343,6 +353,18 @@ def _environment(found: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "disk", state, f"{where}: {free / _GIGABYTE:.1f} GB free in {folder}", "make room" * (state != "ok")
         )
+
+
+def _answer(found: Facts, where: str) -> Finding:
+    """Say what the endpoint answered. A refused key is told of by `_key`."""
+    status = found.status or 0
+    answers = f"{where}: {found.endpoint} answers"
+    if status == HTTPStatus.NOT_FOUND:
+        do = "does the URL end in /v1? Some servers have no list of models: then all is well"
+        return Finding("endpoint", "warn", f"{answers} 404 to GET /models", do)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return Finding("endpoint", "warn", f"{answers} with status {status}", "see the server's own log, or try later")
+    return Finding("endpoint", "ok", answers)
 
 
 def _key(found: Facts, where: str) -> Finding:

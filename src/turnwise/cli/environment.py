@@ -39,6 +39,8 @@ class Facts:
     is_key_refused: bool
     problem: str | None
     """Why the endpoint did not answer; None if it did."""
+    status: int | None
+    """The status of its answer to a request for its models; None if it did not answer."""
     vocabulary: str | None
     """The file of the vocabulary; None if it is not there."""
     embedding: str | None
@@ -64,6 +66,7 @@ def facts(base_url: str | None, folders: tuple[str, ...]) -> Facts:
         has_key=bool(key),
         is_key_refused=status in _REFUSED,
         problem=problem,
+        status=status,
         vocabulary=_vocabulary(),
         embedding=_embedding(),
         free_bytes={folder: shutil.disk_usage(folder).free for folder in folders if Path(folder).is_dir()},

@@ -134,14 +134,14 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    done: Any = TextColumn("{task.completed:,.0f}", markup=False)
-    columns = [BarColumn(), TaskProgressColumn(markup=False)] if total else [done]
+    done: Any = TextColumn("{task.fields[count]}", markup=False)  # nothing until something is counted
+    columns = [BarColumn(), TaskProgressColumn("{task.percentage:>3.0f}%", markup=False)] if total else [done]
     name = TextColumn("{task.description}", markup=False)
     with Progress(
         SpinnerColumn(), name, *columns, TimeElapsedColumn(), console=console(stderr=True), transient=True
     ) as bar:
-        task = bar.add_task(one_line(what), total=total)
-        yield lambda count: bar.update(task, completed=count)
+        task = bar.add_task(one_line(what), total=total, count="")
+        yield lambda count: bar.update(task, completed=count, count=f"{count:,}")
 
 
 def _as_json(value: Any) -> Any:

@@ -38,7 +38,7 @@ class Weights:
     """How many items of the same session before and after count."""
     speaker: float = 0.5
     """The gain of an item whose speaker the query names, as a share of its score."""
-    name: float = 10.0
+    name: float = 5.0
     """The nats that an item gains if the query has its name and the name is a rare word."""
     corrected: float = 0.9
     """The weight of a word that replaces a misspelt one."""

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ async def turns(site: Site, hosts: int, seconds: float, callers: int = CALLERS, 
         if kills:
             found |= {"kill_every_s": KILL_EVERY_S, "interrupted": len(errors), "turns": len(done)}
         else:
-            found["cpu_s"] = {name: (spent(of) - before[name]) / len(done) for name, of in counted.items()}
+            found["cpu_s"] = {name: sum(spent(of, before[name]).values()) / len(done) for name, of in counted.items()}
             found |= {
                 name: (at_last[name] - at_first[name]) / len(done)
                 for name in ("transactions", "bytes")
@@ -134,7 +134,7 @@ async def recovered(session: AsyncSession) -> dict[str, float]:
     began = time.perf_counter()
     await one_turn(session)
     lasted = time.perf_counter() - began
-    computed = spent([psutil.Process((await session.info()).pid)])
+    computed = sum(spent([psutil.Process((await session.info()).pid)]).values())
     return {"recovery_s": lasted, "restart_cpu_s": min(lasted, computed)}
 
 
@@ -171,12 +171,14 @@ def of_sqlite(url: str) -> Mapping[str, float]:
     return {"bytes": pages * size}
 
 
-def spent(processes: Sequence[psutil.Process]) -> float:
-    total = 0.0
+def spent(processes: Sequence[psutil.Process], since: Mapping[int, float] | None = None) -> dict[int, float]:
+    """Return the processor time of each process that is still there, by its id; beyond what is given."""
+    found = {}
     for process in processes:
-        times = process.cpu_times()
-        total += times.user + times.system
-    return total
+        with suppress(psutil.NoSuchProcess):  # such as one that PostgreSQL has for a while
+            times = process.cpu_times()
+            found[process.pid] = times.user + times.system - (since or {}).get(process.pid, 0.0)
+    return found
 
 
 def ray_processes() -> list[psutil.Process]:

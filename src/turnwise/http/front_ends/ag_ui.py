@@ -91,11 +91,11 @@ async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: st
     had = [each.call_id for each in decisions_of(body) if each.approved is None]
     with caller.room() as room:
         try:
-            execution, known = await _execution(caller, body, engine, resumed is not None)
+            execution, answered = await _execution(caller, body, engine, resumed is not None)
         except SessionBusyError as error:
             detail = f"thread {body.thread_id!r} is busy with run {error.run_id!r}: wait until it ends, or cancel it"
             return answer(problem_of(error) | {"detail": detail})
-        encoder = AgUiEncoder(body.thread_id, body.run_id, resumed, behind=known, had=had)
+        encoder = AgUiEncoder(body.thread_id, body.run_id, resumed, behind=answered, had=had)
         return streamed(caller, execution, encoder, room)
 
 

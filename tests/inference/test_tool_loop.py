@@ -26,6 +26,7 @@ from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.strategy import OverflowStrategy
+from watched_store import WatchedStore
 
 pytestmark = pytest.mark.virtual_time
 
@@ -554,3 +555,29 @@ async def test_decisions_of_the_wrong_kind_are_refused() -> None:
         await stage.core.decide("run", "a", ApprovalDecision(verdict="approved"))
     await stage.core.decide("run", "a", ApprovalDecision(verdict="provided", text="42"))
     assert results(await stage.outcome())[0].text == "42"
+
+
+async def test_a_run_that_was_killed_between_asking_for_an_approval_and_waiting_for_it_waits() -> None:
+    @tool(approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    engine = Scripted([[use("c1", "pay")], [Text(text="done")]], ToolRegistry(pay))
+    kills: list[InMemoryStore] = []
+    stage = Stage(engine, on_lost="resume")
+    stage.store = WatchedStore(kills.append)
+    stage.new_core()
+    await stage.start()
+    await stage.until(stage.awaits)
+    asked = [store for store in kills if "c1" in (run := await store.run("run")).calls and run.state == "running"]
+    assert len(asked) == 1, "the call was recorded, and the run does not wait yet"
+    again = Stage(engine, on_lost="resume")
+    again.store = asked[0]
+    core = again.new_core()
+    while (run := await core.reads.run("run")).state == "running":
+        await asyncio.sleep(0.01)
+    assert run.state == "awaiting_approval", run.why
+    await core.decide("run", "c1", ApprovalDecision(verdict="approved"))
+    outcome = await again.outcome()
+    assert outcome.run.state == "completed" and [result.text for result in results(outcome)] == ["paid"]

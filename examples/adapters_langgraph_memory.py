@@ -10,30 +10,27 @@ import uuid
 from pathlib import Path
 
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_store
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.runtime import Runtime
 
 from turnwise.adapters import TurnwiseStore
 from turnwise.testing.embedding import HashEmbedding
 
 
-def model(state: MessagesState, runtime: Runtime[str]) -> dict[str, list[AIMessage]]:
+def model(state: MessagesState, config: RunnableConfig) -> dict[str, list[AIMessage]]:
     """Note what the user says, and tell what is known that fits."""
-    store, notes, said = get_store(), ("notes", runtime.context), state["messages"][-1].text
+    store, notes, said = get_store(), ("notes", config["configurable"]["user"]), state["messages"][-1].text
     known = [item.value["text"] for item in store.search(notes, query=said, limit=1)]
     store.put(notes, str(uuid.uuid4()), {"text": said}, ttl=60 * 24 * 30)  # minutes: a month
     return {"messages": [AIMessage(f"I know: {known}")]}
 
 
 file = Path(tempfile.mkdtemp(), "notes.db")
-for user, said in [
-    ("sarah", "I eat no meat."),
-    ("sarah", "I live in Oslo."),
-    ("sarah", "What meat?"),
-    ("tom", "Meat?"),
-]:
+for user, said in [("sarah", "I eat no meat."), ("sarah", "What meat?"), ("tom", "What meat?")]:
     with TurnwiseStore(f"sqlite:///{file}", embedding=HashEmbedding(), fields=["text"]) as store:  # as after a restart
-        builder = StateGraph(MessagesState, context_schema=str).add_node("model", model).add_edge(START, "model")
-        answer = builder.compile(store=store).invoke({"messages": [HumanMessage(said)]}, context=user)
+        builder = StateGraph(MessagesState).add_node("model", model).add_edge(START, "model")
+        answer = builder.compile(store=store).invoke(
+            {"messages": [HumanMessage(said)]}, {"configurable": {"user": user}}
+        )
         print(f"{user}: {answer['messages'][-1].text}")

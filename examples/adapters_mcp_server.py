@@ -17,8 +17,9 @@ from turnwise.adapters import mcp_server
 
 async def main() -> None:
     memory = LexicalMemory(Path(tempfile.mkdtemp(), "memory.db"))
-    settings = {"engine": EchoEngine(), "memory": [memory], "placement": Packed(hosts=1), "enforce_user": True}
-    async with AsyncSessionManager("memory://chats", **settings) as manager:
+    async with AsyncSessionManager(
+        "memory://chats", engine=EchoEngine(), memory=[memory], placement=Packed(hosts=1), enforce_user=True
+    ) as manager:
         server = mcp_server(manager, user_id="sarah", memory=memory)  # server.run_stdio_async() would serve it
         async with Client(server) as client:
             print([tool.name for tool in (await client.list_tools()).tools])

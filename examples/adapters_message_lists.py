@@ -23,9 +23,10 @@ CHAT = [  # such as an application kept for OpenAI's Chat Completions
 def main() -> None:
     with SessionManager("memory://chats", engine=EchoEngine(), placement=Packed(hosts=1)) as manager:
         session = manager.import_messages("oslo", CHAT, user_id="sarah")
-        print(session.run("And tomorrow?").wait().text)
+        turn = session.run("And tomorrow?").wait()
+        print(turn.text)
         print([message["role"] for message in session.export_messages("openai_chat")])
-        print([part["type"] for message in session.latest().to("anthropic") for part in message["content"]])
+        print([part["type"] for message in turn.to("anthropic") for part in message["content"]])
         try:
             manager.import_messages("half", CHAT[:3])  # a call without its result: no provider would take it
         except InvalidInputError as error:

@@ -10,7 +10,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,11 @@ def _expected() -> Iterator[Any]:
     for module, block in _guarded():
         for node in ast.walk(block):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "expect":
-                names = [each.value for each in node.args[1:] if isinstance(each, ast.Constant)]
+                names = [
+                    each.value
+                    for each in node.args[1:]
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                ]
                 for name in names or ["input"]:
                     function = ast.unparse(node.args[0])
                     yield pytest.param(module, function, name, id=f"{module}-{function}-{name}")
@@ -153,7 +157,7 @@ def test_a_missing_framework_is_an_error_that_says_what_to_install(
     importlib.import_module(module)
 
     def version_of(package: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(package)
+        raise PackageNotFoundError(package)
 
     monkeypatch.setattr("turnwise.adapters.releases.version", version_of)
     with pytest.raises(ConfigError, match=r"pip install 'turnwise\["):

@@ -114,7 +114,7 @@ OF_OTHERS = {"Runner.run", "agent.run", "canceled"}
 
 
 def test_what_other_systems_are_mapped_to_exists_and_takes_these_arguments() -> None:
-    wrong = {}
+    wrong: dict[str, list[str]] = {}
     for line in (DOCS / "coming-from.md").read_text(encoding="utf-8").splitlines():
         ours = line.strip("|").split(" | ")[-1] if line.startswith("| ") else ""
         shown = set(re.findall("`([^`]+)`", ours)) - OF_OTHERS

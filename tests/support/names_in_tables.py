@@ -74,10 +74,11 @@ def problems(shown: str) -> list[str]:
             node
         ):
             found.append(f"there is no {ast.unparse(node)}")
-    first = tree.body[0] if len(tree.body) == 1 else None
-    if isinstance(first, ast.Assign):
-        first = first.targets[0]
-    word = first.value if isinstance(first, ast.Expr) else first
+    word: ast.AST | None = tree.body[0] if len(tree.body) == 1 else None
+    if isinstance(word, ast.Assign):
+        word = word.targets[0]
+    elif isinstance(word, ast.Expr):
+        word = word.value
     if isinstance(word, ast.Name) and word.id not in _words():
         found.append(f"nothing is called {word.id}")
     return list(dict.fromkeys(found))

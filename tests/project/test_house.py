@@ -161,8 +161,6 @@ def test_each_room_says_what_is_in_it_and_from_where_to_import(floor: str) -> No
     rooms = [path for path in files_of(floor) if path.name == "__init__.py"]
     assert rooms
     for path in rooms:
-        if "longterm" in path.parts:
-            continue
         doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         where = path.relative_to(ROOT)
         assert len(doc.split("\n")) >= 3, f"{where}: say in two or three lines what is in it"

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,6 +30,8 @@ STYLES: Mapping[State, str] = {"ok": "green", "warn": "yellow", "fail": "bold re
 
 LITTLE, TOO_LITTLE = 1 << 30, 100 << 20
 """With less free disk space than this, in bytes, there is a warning, or a failure."""
+
+_NOT_FOUND, _SERVER_ERROR = 404, 500  # statuses of HTTP
 
 _GIGABYTE = 1 << 30
 
@@ -359,10 +360,10 @@ def _answer(found: Facts, where: str) -> Finding:
     """Say what the endpoint answered. A refused key is told of by `_key`."""
     status = found.status or 0
     answers = f"{where}: {found.endpoint} answers"
-    if status == HTTPStatus.NOT_FOUND:
+    if status == _NOT_FOUND:
         do = "does the URL end in /v1? Some servers have no list of models: then all is well"
         return Finding("endpoint", "warn", f"{answers} 404 to GET /models", do)
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if status >= _SERVER_ERROR:
         return Finding("endpoint", "warn", f"{answers} with status {status}", "see the server's own log, or try later")
     return Finding("endpoint", "ok", answers)
 

@@ -178,7 +178,7 @@ def test_responses_that_are_deleted_at_once_stay_deleted(service: Served) -> Non
             base_url=f"{service.url}/openai/v1", api_key="ann's-secret-token", max_retries=0
         ) as ann:
             conversation = await ann.conversations.create(metadata={"topic": "rome"})
-            asked = {"model": "local", "conversation": conversation.id}
+            asked: dict[str, Any] = {"model": "local", "conversation": conversation.id}
             made = [await ann.responses.create(input=f"{number}", **asked) for number in range(4)]
             change = ann.conversations.update(conversation.id, metadata={"place": "ostia"})
             await asyncio.gather(change, *(ann.responses.delete(each.id) for each in made))

@@ -25,7 +25,6 @@ HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 CHAT = {"id": "chat", "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}]}
 
 AG_UI = {"threadId": "chat", "runId": "r1", "messages": [{"id": "m2", "role": "user", "content": "Hello"}]}
-AG_UI |= {"state": {}, "tools": [], "context": [], "forwardedProps": {}}
 
 REQUESTS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("/v1/sessions/chat/runs", {"prompt": "Hello"}, SSE),

@@ -211,9 +211,10 @@ async def _in_conversation(
 ) -> Found:
     session = await conversation(caller, body.conversation_id or "")
     if given.is_answer:
-        active = (await session.info()).active_run_id
-        latest = None if active else await session.latest()
-        if (run_id := active or (latest and latest.run_id)) is None:
+        run_id = (await session.info()).active_run_id
+        if run_id is None and (turn := await session.latest()):
+            run_id = turn.run_id
+        if run_id is None:
             raise _unknown_output(given)
         return await _continue(
             caller, await _asking(caller, await session.execution(run_id), given), body, given, options
@@ -280,7 +281,7 @@ async def _after(
     session = await caller.manager.get(found.execution.session_id, user_id=caller.user_id)
     if body.store is False:
         turn = await session.turn(found.execution.turn_index)
-        return await _once(caller, [*turn.blocks, *given.blocks], options, choice and choice.engine)
+        return await _once(caller, [*turn.blocks, *given.blocks], options, choice.engine if choice else None)
     if is_hidden(session.id) and "openai.conversation" not in found.run.labels:
         # Whoever comes first continues the session: it has each turn id once. Others fork it.
         try:

@@ -81,6 +81,7 @@ def test_without_a_ray_of_its_own_a_demo_starts_one_and_ctrl_c_stops_only_the_an
     environ = dict.fromkeys(("RAY_ADDRESS", "OPENAI_API_KEY", "OPENAI_BASE_URL", "TURNWISE_STORE"))
     with Terminal(*turnwise("chat", f"sqlite:///{tmp_path}/chats.db", "--demo"), env=environ) as terminal:
         terminal.wait_for("/help lists")
+        terminal.wait_for(is_at_prompt)  # else the terminal shows what is typed, and then the prompt does
         terminal.say(WORDS)
         terminal.wait_for("You said: word0 word1")
         terminal.press(CTRL_C)
@@ -119,6 +120,22 @@ def test_what_was_said_before_ctrl_c_is_kept(
         assert second.status == "completed" and "word59" in second.text
         assert session.info().session.title == WORDS[:80]
     assert "word5" not in str(provider.requests[-1].body["messages"][:-1]), "the stopped answer was sent again"
+
+
+def test_ctrl_c_twice_in_an_answer_stops_it_and_leaves(
+    chat: Callable[..., Terminal], provider: LocalProvider, store: str
+) -> None:
+    provider.token_delay_s = 0.3
+    terminal = chat()
+    terminal.say(WORDS)
+    terminal.wait_for("You said: word0")
+    terminal.press(CTRL_C)
+    terminal.wait_for(lambda text: "^C" in text or "stopped" in text)
+    terminal.press(CTRL_C)
+    assert terminal.wait() == 130 and "Traceback" not in terminal.text
+    with SessionManager(store, engine=EchoEngine(), read_only=True) as manager:
+        (turn,) = manager.get(session_of(terminal)).turns()
+        assert turn.status == "cancelled" and turn.text.startswith("You said: word0")
 
 
 def test_a_killed_chat_is_resumed_by_its_id_and_shows_the_whole_answer(
@@ -232,6 +249,10 @@ def test_a_chat_remembers_over_sessions(chat: Callable[..., Terminal], tmp_path:
         terminal.wait_for(partial(has_answered, n + 1))
         if "nothing of that" not in terminal.text.rpartition("> /memory")[2]:
             break
+    assert "live in Lisbon" in terminal.text.rpartition("> /memory")[2]
+    asked = terminal.text.count("> /memory")
+    terminal.say("/memory")  # all of it
+    terminal.wait_for(partial(has_answered, asked + 1))
     assert "live in Lisbon" in terminal.text.rpartition("> /memory")[2]
     other = chat(*memory)
     other.say("Where do I live? In Lisbon?")

@@ -32,6 +32,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_ADDRESS", "OPENAI_API_KEY", "OPENAI_BASE_URL", "TURNWISE_STORE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(ray_address, "local_ray", lambda: None)  # that of other tests
 
 
 def look(*words: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -183,7 +184,6 @@ def test_what_a_process_finds_is_judged(
 def test_who_may_use_a_ray_is_said(monkeypatch: pytest.MonkeyPatch, has_token: bool, address: str, state: str) -> None:
     known = RayFacts(version="ray 2", address="here", nodes=1, resources={}, free={}, has_token=has_token)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setattr(ray_address, "local_ray", lambda: None)
     monkeypatch.setattr(ray_runtime, "connect", lambda **_: None)
     monkeypatch.setattr(diagnosis, "ray_facts", lambda: known)
     monkeypatch.setattr(diagnosis, "ask_workers", lambda *_: {"node": "died"})

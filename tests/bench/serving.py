@@ -46,7 +46,8 @@ def manager_of(store: str, namespace: str, provider_url: str) -> AsyncSessionMan
 
 
 async def serve(app: Any, port_file: str) -> None:
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", access_log=False)
+    protocol = HttpSettings().protocol  # as `turnwise serve` has it
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", access_log=False, **protocol)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:

@@ -67,7 +67,7 @@ def engine_of(provider: LocalProvider, model: str = "claude", **settings: Any) -
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_is_streamed_returned_and_counted(provider: LocalProvider, stream: bool) -> None:
-    engine = engine_of(provider, stream=stream, system="Be brief.", temperature=0.5, max_output_tokens=50)
+    engine = engine_of(provider, stream=stream, system="Be brief.", max_output_tokens=50)
     blocks, context = answer(engine, System(text="Be long."), "Hello")
     assert blocks == [Text(text=HEARD)]
     assert context.text == HEARD and len(context.parts) == (len(HEARD.split()) if stream else 1)
@@ -79,7 +79,6 @@ def test_an_answer_is_streamed_returned_and_counted(provider: LocalProvider, str
         "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
         "max_tokens": 50,
         "stream": stream,
-        "temperature": 0.5,
     }
 
 
@@ -136,7 +135,6 @@ def test_parameters_of_a_run_are_sent_in_anthropics_terms_or_refused(provider: L
     engine = engine_of(provider, tools=[look])
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     params = {
-        "top_p": 0.5,
         "max_output_tokens": 9,
         "stop": "END",
         "reasoning_effort": "low",
@@ -157,7 +155,6 @@ def test_parameters_of_a_run_are_sent_in_anthropics_terms_or_refused(provider: L
     assert (
         body.items()
         >= {
-            "top_p": 0.5,
             "max_tokens": 9,
             "stop_sequences": ["END"],
             "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
@@ -171,6 +168,23 @@ def test_parameters_of_a_run_are_sent_in_anthropics_terms_or_refused(provider: L
     thinking = engine_of(provider, thinking=1024, tools=[look])
     refused = {"temperature": 0.5, "tool_choice": "required", "max_output_tokens": 1000}
     assert thinking.not_taken(None, refused).keys() == refused.keys()
+
+
+OLD = {"Anthropic-Version": "2023-06-01"}
+
+
+def test_sampling_is_for_the_version_of_the_api_that_takes_it(provider: LocalProvider) -> None:
+    """Later versions answer it with 400, and the official client asks for one of them."""
+    sampling = {"temperature": 0.5, "top_p": 0.5}
+    new, old = engine_of(provider), engine_of(provider, temperature=0.5, default_headers=OLD)
+    assert new.not_taken(None, sampling).keys() == sampling.keys()
+    assert "default_headers={'anthropic-version': '2023-06-01'}" in new.not_taken(None, sampling)["top_p"]
+    assert old.not_taken(None, sampling) == {} and "0 to 1" in old.not_taken(None, {"temperature": 1.5})["temperature"]
+    blocks, _ = answer(old)
+    assert blocks and provider.requests[-1].body["temperature"] == 0.5
+    with pytest.raises(EngineError, match="temperature: Extra inputs are not permitted"):
+        answer(engine_of(provider, extra={"temperature": 1.0}))
+    provider.requests.clear()  # whose types the client does not have
 
 
 class City(BaseModel):
@@ -290,7 +304,7 @@ def test_the_key_is_read_where_the_session_runs_and_never_pickled(
         ("thinking", 100),
         ("thinking", "much"),
         ("cache", "2h"),
-        ("temperature", 1.5),
+        ("temperature", 0.5),
         ("max_output_tokens", 1),
         ("extra", {"max_tokens": 5}),
         ("base_url", "ftp://example.org"),

@@ -12,9 +12,6 @@ _REQUEST: TypeAdapter[MessageCreateParams] = TypeAdapter(MessageCreateParams)
 _MESSAGES: TypeAdapter[list[MessageParam]] = TypeAdapter(list[MessageParam])
 _SYSTEM: TypeAdapter[str | list[TextBlockParam] | None] = TypeAdapter(str | list[TextBlockParam] | None)
 
-_OLD = {"temperature", "top_p"}
-"""What the API takes in its version 2023-06-01 alone: the client's types do not have it any more."""
-
 
 def check_types(system: str | list[dict[str, Any]] | None, messages: list[dict[str, Any]]) -> None:
     """Check a system prompt and messages; pydantic's error says what is wrong."""
@@ -24,7 +21,7 @@ def check_types(system: str | list[dict[str, Any]] | None, messages: list[dict[s
 
 def check_request(body: Mapping[str, Any]) -> None:
     """Check the body of a request; pydantic's error says what is wrong."""
-    _check(_REQUEST, {name: value for name, value in body.items() if name not in _OLD})
+    _check(_REQUEST, body)
 
 
 def _check(types: TypeAdapter[Any], given: Any) -> None:

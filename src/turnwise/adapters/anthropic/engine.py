@@ -128,7 +128,7 @@ class AnthropicEngine:
         check("cache", self.cache, self.cache in (None, "5m", "1h"), "must be '5m' or '1h'")
         check("api_key_variable", self.api_key_variable, bool(self.api_key_variable.strip()), "must not be blank")
         check_settings(self, _RESERVED)
-        wrong = not_taken("temperature", self.temperature, self.thinking) if self.temperature is not None else None
+        wrong = None if self.temperature is None else self._why_not("temperature", self.temperature)
         check("temperature", self.temperature, not wrong, wrong or "")
         budget = self.thinking if isinstance(self.thinking, int) else 0
         is_within = self.max_output_tokens is None or self.max_output_tokens > budget
@@ -192,7 +192,8 @@ class AnthropicEngine:
 
     def _why_not(self, name: str, value: Any) -> str | None:
         """Return why a parameter is not supported; None if it is."""
-        if why := not_taken(name, value, self.thinking):
+        headers = {name.lower(): value for name, value in (self.default_headers or {}).items()}
+        if why := not_taken(name, value, self.thinking, headers.get("anthropic-version")):
             return why
         if name == "parallel_tool_calls" and not self._tool_names:
             return "the engine has no tools"

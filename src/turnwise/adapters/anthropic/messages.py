@@ -44,13 +44,21 @@ _NOT_TAKEN = {
 _SERVICE_TIERS = {"auto": "auto", "default": "standard_only"}
 
 
-def not_taken(name: str, value: Any, thinking: object) -> str | None:
+WITH_SAMPLING = "2023-06-01"
+"""The last version of the API that takes `temperature`, `top_p`, `top_k`. The official client asks for a later one."""
+
+
+def not_taken(name: str, value: Any, thinking: object, version: str | None) -> str | None:
     """Return why the API does not support a parameter of a run with this value; None if it does.
 
     Args:
         thinking: the engine's `thinking`.
+        version: the version of the API that the engine's headers ask for; None for the official client's.
     """
     match name:
+        case "temperature" | "top_p" | "top_k" if version != WITH_SAMPLING:
+            why = f"Anthropic's API takes it up to version {WITH_SAMPLING} only: omit it, or pin that version with "
+            why += f"default_headers={{'anthropic-version': '{WITH_SAMPLING}'}}"
         case "temperature" if value > 1:
             why = "Anthropic takes 0 to 1"
         case "temperature" if thinking:

@@ -40,6 +40,10 @@ _FIELDS: Fields = {
 
 _LEAST_THINKING = 1024
 
+_SAMPLING = {"temperature", "top_p", "top_k"}
+_WITHOUT_SAMPLING = "2026-10-21"
+"""The version of the API since which it refuses these."""
+
 _CHOICES = ("auto", "any", "tool", "none")
 
 CacheEntries = MutableMapping[str, int]
@@ -56,10 +60,13 @@ class MessagesRequest:
 
     Args:
         cache: what earlier requests have cached; this one adds to it.
+        version: the version of the API, as in the header `anthropic-version`.
     """
 
-    def __init__(self, body: Any, cache: CacheEntries) -> None:
+    def __init__(self, body: Any, cache: CacheEntries, *, version: str) -> None:
         self.body = _checked(body)
+        if version >= _WITHOUT_SAMPLING and (given := _SAMPLING.intersection(self.body)):
+            raise RefusedError(400, f"{min(given)}: Extra inputs are not permitted")
         self.streamed = bool(self.body.get("stream"))
         self.limit: int | None = self.body["max_tokens"]
         """In tokens."""

@@ -194,8 +194,10 @@ class LocalProvider:
                     fault = await self._fault_of(record)
                     return await self._answer(ResponsesRequest(record.body), fault, response)
                 case "POST", "/v1/messages":
-                    fault = await self._fault_of(record)
-                    return await self._answer(MessagesRequest(record.body, self._cached), fault, response)
+                    fault, version = await self._fault_of(record), record.headers.get("anthropic-version", "")
+                    return await self._answer(
+                        MessagesRequest(record.body, self._cached, version=version), fault, response
+                    )
                 case _, path:
                     raise RefusedError(404, f"Unknown request URL: {record.method} {path}", "unknown_url")
         except RefusedError as error:

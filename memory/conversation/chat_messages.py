@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.blocks import AnyBlock, Role, System, Text, ToolResult, User
+from turnwise.memory.conversation.blocks import AnyBlock, Role, System, Text, ToolResult, Unknown, User
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, join, places
 from turnwise.memory.conversation.turns import TurnRecord, TurnStatus
@@ -54,7 +54,8 @@ def chat_messages_of(
 ) -> list[ChatMessage]:
     """Return the messages that a turn added: consecutive blocks of one role, with one prompt or one tool result.
 
-    Blocks that were removed are left out, and so are messages of which none is left. The others keep their numbers.
+    Blocks that were removed are left out, and so are messages of which none is left, or only blocks of unknown kinds:
+    adapters store in them what nobody said. The others keep their numbers.
     """
     answered_at = turn.created_at if run is None else run.ended_at or run.started_at or run.created_at
     where, gone = enumerate(places(join(turn.prompt, turn.output))), turn.removed_numbers
@@ -77,7 +78,7 @@ def chat_messages_of(
             places=join(place for place, _ in part),
         )
         for number, (at, part) in enumerate(parts)
-        if part
+        if not all(isinstance(block, Unknown) for _, block in part)
     ]
 
 

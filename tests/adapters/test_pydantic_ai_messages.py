@@ -208,6 +208,8 @@ def test_a_history_is_loaded_and_saved_exactly_and_two_writers_do_not_interleave
     assert len(loaded) == 6 and wire(loaded[:4]) == wire(result.all_messages())
     second.save(AGENT.run_sync("Now", message_history=loaded))
     assert [turn.status for turn in manager.open("h1").turns()] == ["completed"] * 3
+    said = [{block.kind for block in message.blocks} for message in manager.open("h1").messages()]
+    assert said and {"unknown"} not in said, "what only Pydantic AI reads is no message"
     manager.open("h1").import_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     with pytest.raises(SessionChangedError, match="'h1' is 3 and not 2"):
         second.save(result)

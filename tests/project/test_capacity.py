@@ -91,7 +91,7 @@ def test_the_page_compares_each_measurement_with_the_model(results: dict[str, An
     text = page.text_of(results, page.compared(results))
     assert text.count("| postgresql | 1 |") == 4 and "| processor time of the caller's process | 0.60 ms |" in text
     assert re.search(r"\| postgresql \| 1 \| 2 \| 64 \| none \| 682 \| [\d,]+ \| [+-]\d+% \| met \|", text)
-    assert re.search(r"\| postgresql \| 1 \| 2 \| 64 \| one each 6 s \| 300 \| [\d,]+ \| \+\d+% \| MISSED \|", text)
+    assert re.search(r"\| postgresql \| 1 \| 2 \| 64 \| one every 6 s \| 300 \| [\d,]+ \| \+\d+% \| MISSED \|", text)
     assert text.count("| the constants |") == 4
     assert "takes 25 KB of its host" in text and "3 turns were\ninterrupted, and 1,200 were not" in text
     assert (

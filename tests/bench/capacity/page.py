@@ -45,7 +45,9 @@ does one thing at a time; all need a core. The processor time of each is what wa
 costs less; with more hosts for the same callers, as many times fewer go together. Everything else on this page follows
 from that by a simulation of events (`tests/bench/capacity/model.py`, on [SimPy](https://simpy.readthedocs.io)), or by
 multiplication, where it says so. More hosts, more nodes and kills of hosts are predictions: each is met if it is
-within {off:.0%} of the turns a second that were measured. The model was made of the rows with one host."""
+within {off:.0%} of the turns a second that were measured. The model's numbers are from the rows with one host. How
+many turns go together with more hosts was chosen while looking at earlier rows of 2 and 4 hosts on one node, so the
+rows with kills and with more nodes are the stricter test."""
 
 LIMITS = {
     "caller": """**The process that calls**, at {rate} turns a second. It has one event loop, which starts and
@@ -242,7 +244,7 @@ def predicted(results: Mapping[str, Any], run: Mapping[str, Any]) -> Outcome:
 
 
 def every(seconds: float | None) -> str:
-    return f"one each {seconds:.0f} s" if seconds else "none"
+    return f"one every {seconds:.0f} s" if seconds else "none"
 
 
 def carried(costs: Costs, one: Mapping[str, Any], resident: float) -> Table:

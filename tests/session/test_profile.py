@@ -266,7 +266,7 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
         return VectorMemory(tmp_path / "said.db", embedding=None)
 
     memory, eve = make(), Scope(user_id="eve", agent="clerk")
-    said = [MemoryItem(id=name, text=f"user: The {name} is mine.", created_at=1e9) for name in ("boat", "car")]
+    said = [MemoryItem(id=name, text=f"user: The {name} is mine.", created_at=1e9) for name in ("boat", "kite")]
     skill = MemoryItem(id="skill", text="Fold paper.", type=_SKILL)
     await memory.remember(ADA, [*said, skill])
     await memory.remember(eve, said)
@@ -275,10 +275,10 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
     assert not await memory.pin(ADA, "none", True) and not await memory.pin(replace(ADA, agent="b"), "skill", True)
     core = await chat(memory)
     given = await request(core, "Suggest a snack")
-    assert "The boat is mine" in section(given) and "Fold paper" in section(given) and "car" not in section(given)
-    given = await request(core, "Whose are the boat and the car?")
+    assert "The boat is mine" in section(given) and "Fold paper" in section(given) and "kite" not in section(given)
+    given = await request(core, "Whose are the boat and the kite?")
     (recalled,) = [block.text for block in given if isinstance(block, Recalled)]
-    assert recalled.count("The boat") == recalled.count("The car") == 1 and "The boat" in section(given)
+    assert recalled.count("The boat") == recalled.count("The kite") == 1 and "The boat" in section(given)
     assert (await recall_event(core)).profile == {"memory 0": 2}
     assert (await memory.recall_with_profile(eve, "")).profile == []
     assert [item.id for item in (await memory.recall_with_profile(replace(ADA, agent="b"), "")).profile] == ["boat"]
@@ -286,10 +286,10 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
     later, host = make(), MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, later))
     answers = await asyncio.gather(
-        host.do_recall_with_profile(ADA, "car", limit=5), host.do_recall(ADA, "car"), host.do_recall(eve, "boat")
+        host.do_recall_with_profile(ADA, "kite", limit=5), host.do_recall(ADA, "kite"), host.do_recall(eve, "boat")
     )
     assert {item.id for item in answers[0].profile} == {"boat", "skill"}
-    assert [found[0].id for found in (answers[0].found, *answers[1:])] == ["car", "car", "boat"]
+    assert [found[0].id for found in (answers[0].found, *answers[1:])] == ["kite", "kite", "boat"]
     assert await memory.pin(ADA, "boat", False) and await host.do_pin(ADA, "skill", False)
     for each in (memory, later):
         assert (await each.recall_with_profile(ADA, "")).profile == []

@@ -325,7 +325,9 @@ async def test_a_client_that_leaves_keeps_or_cancels_its_run(
         provider.requests.clear()
         async with service.client() as client:
             left = await client.chat.completions.create(model="slow", messages=long, stream=True)
-            await anext(aiter(left))
+            async for chunk in left:
+                if chunk.choices[0].delta.content:  # before that the provider may not have been asked yet
+                    break
             await left.close()
 
             async def disconnected() -> bool:

@@ -11,7 +11,18 @@ ROOT = Path(__file__).parents[2]
 OLDEST = {"python_version": "3.11", "python_full_version": "3.11.0"}
 """The Python for which the floors are resolved."""
 
-APART = {"basedpyright", "build", "ipykernel", "mkdocstrings-python", "mypy", "nbclient", "playwright", "ruff", "simpy", "zensical"}
+APART = {
+    "basedpyright",
+    "build",
+    "ipykernel",
+    "mkdocstrings-python",
+    "mypy",
+    "nbclient",
+    "playwright",
+    "ruff",
+    "simpy",
+    "zensical",
+}
 """Tools of developers, of which the newest are used."""
 
 

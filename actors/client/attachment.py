@@ -23,11 +23,11 @@ class NoEngine:
 
 
 def live(session: AsyncSession) -> AsyncSession | None:
-    """Return the session for requests to its live process, whoever made that; None if it has none. Blocks.
+    """Return a session object that uses the engine of the session's running process; None if no process is running.
 
-    The process keeps its engine. This process must be connected to the Ray of the session.
+    Blocks. This process must be connected to the Ray of the session.
     """
-    client = session._client  # noqa: SLF001 - of the same room
+    client = session._client  # noqa: SLF001 - of the same package
     stored_id, own_ids = session._stored_id, session._own_ids  # noqa: SLF001
     elsewhere = ClusterClient(client.namespace, client.name)
     found = AsyncSession(elsewhere, stored_id, session.user_id, session.agent, own_ids=own_ids)

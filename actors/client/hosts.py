@@ -1,4 +1,4 @@
-"""`find_hosts`: the processes that host a store's sessions, and what they have to do."""
+"""`find_hosts`: the processes that host a store's sessions, and their current load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`SessionManager` and `AsyncSessionManager`: open, find, list and delete the sessions of one store."""
+"""`SessionManager` and `AsyncSessionManager`: open, find and list the sessions of one store.
+
+They also delete the sessions of a user, or expired ones. `Session.delete` deletes one session.
+"""
 
 from __future__ import annotations
 
@@ -350,7 +353,7 @@ class SessionManager(ManagerRequests):
 
         Args:
             archive: a folder to which each session is exported before it is deleted: one unencrypted file per session,
-                named by the session's id and creation time, for `import_session`.
+                named by the session's id and creation time. `turnwise import` reads it.
             memory: if true, this manager's memories also forget what they keep of each deleted session.
 
         Raises:
@@ -709,7 +712,7 @@ class AsyncSessionManager(ManagerRequests):
 
         Args:
             archive: a folder to which each session is exported before it is deleted: one unencrypted file per session,
-                named by the session's id and creation time, for `import_session`.
+                named by the session's id and creation time. `turnwise import` reads it.
             memory: if true, this manager's memories also forget what they keep of each deleted session.
 
         Raises:

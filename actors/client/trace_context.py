@@ -14,7 +14,7 @@ _RECEIVED: ContextVar[Mapping[str, str]] = ContextVar("turnwise_received_trace",
 
 @contextmanager
 def received(trace: Mapping[str, str]) -> Iterator[None]:
-    """Start the runs of the body in this trace context, which came with a request, unless there is a current span."""
+    """Within the `with` block, new runs use this received trace context, unless a span is active."""
     before = _RECEIVED.set(trace)
     try:
         yield

@@ -129,7 +129,7 @@ class PackedHost:
 
     @property
     def load(self) -> HostLoad:
-        """What the host has to do at this moment."""
+        """The host's current load: its sessions, calls and waits."""
         recent = [public_id(session_id) for session_id in islice(reversed(self._residents), RECENT)]
         waits = self._waits.taken
         return HostLoad(sessions=len(self._residents), recent=tuple(recent), calls=self._calls - waits, waits=waits)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SessionActor:
-    """`SessionHost` on Ray. Undecorated: `ClusterClient` makes it an actor."""
+    """`SessionHost` on Ray. Undecorated: `DedicatedLookup` makes it an actor."""
 
     def __init__(self, session_id: str, namespace: str, making: ActorSpec, max_waits: int) -> None:
         collect_rarely()

@@ -1,4 +1,7 @@
-"""`MemoryAccess`: a session's memories, as its tools and programs use them."""
+"""`MemoryAccess`: the protocol by which a session's tools and programs use its memories.
+
+`SessionMemoryAccess` implements it. `pin` and `recall_apart`, which only programs may use, are methods of that class.
+"""
 
 from __future__ import annotations
 

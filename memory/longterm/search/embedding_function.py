@@ -1,4 +1,4 @@
-"""`portable`: embedding functions that do not pickle travel as their class and config, as Chroma stores them."""
+"""Makes embedding functions picklable: `portable` replaces one by its class and config."""
 
 from __future__ import annotations
 

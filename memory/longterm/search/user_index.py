@@ -62,9 +62,10 @@ class Match:
 
 
 class UserIndex:
-    """One user's items as of a revision: those of a session together, in their order. Changes only in its vectors.
+    """One user's items as of a revision. Immutable except for its vectors.
 
-    Made empty; `grown` makes the next.
+    The constructor makes an empty index; `grown` returns a new one with rows added. Items of a session stand together,
+    in their order.
     """
 
     def __init__(self) -> None:

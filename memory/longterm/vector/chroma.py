@@ -1,4 +1,4 @@
-"""Where vectors are kept: by Chroma in a folder of this machine, on a server, or in memory; or in PostgreSQL."""
+"""Storage settings of a `VectorIndex`: a folder, a Chroma server, memory, or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChromaPlace(Protocol):
         """Let go of a client that `connect` returned."""
 
     def blank(self) -> None:
-        """Blank what Chroma has filled with whatever its memory held. Only while no client writes."""
+        """Zero the unused space in Chroma's index files. Call it only while no client writes."""
 
     def overwrite(self, keys: Collection[str]) -> int:
         """Overwrite what deletions have left, as far as that can be done from here, also while a client writes.

@@ -1,8 +1,9 @@
-"""What Chroma leaves of deleted vectors in the files of a folder, and how that is overwritten. Run as a program, too.
+"""Erases deleted vectors from Chroma's files in a folder. Also run as a program.
 
-Chroma (1.5) has a record's vector in three places: in `embeddings_queue` of `chroma.sqlite3`, until it has written the
-index; in the index in memory; and in the index's files, which it writes after so many changes. It overwrites nothing in
-SQLite, marks vectors in the index as deleted, and fills the room for vectors to come with what was in its memory.
+Chroma (1.5) stores a vector in three places: in `embeddings_queue` of `chroma.sqlite3`, until it has written the index;
+in the index in memory; and in the index's files, which it writes after `SYNC_CHANGES` changes. It overwrites nothing in
+SQLite, and only marks vectors in the index as deleted. It preallocates space for new vectors without zeroing it, so
+that space may contain old memory.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def rewrite(folder: Path) -> None:
 
 
 def blank_rooms(folder: Path) -> None:
-    """Blank the room for vectors to come, where it is not blank."""
+    """Zero the unused space in the index's files."""
     for header in folder.glob("*/header.bin"):
         version, _, _, count, size = struct.unpack_from("<i4Q", header.read_bytes())
         for name, start in (("data_level0.bin", count * size), ("length.bin", count * 4)) if version == 1 else ():

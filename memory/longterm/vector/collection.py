@@ -1,4 +1,4 @@
-"""`VectorCollection`: vectors under keys, in one collection of Chroma for each embedding function."""
+"""`VectorCollection`: stores vectors in Chroma, in this process or within `ChromaProcess`."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ class Health:
 
 
 class VectorCollection:
-    """Vectors under keys, in one collection of Chroma for each embedding function.
+    """Stores vectors in Chroma, in one collection for each embedding function.
 
-    Whose a vector is, is for the owner of the keys to know, who asks by key; Chroma has it as `user` too, hashed, and
-    has no text. A key's vector never changes. The collection is opened at first use, so a server may come up later;
-    after a failure it is opened anew. May be used by several threads. Each verb may be repeated.
+    It runs in this process or within `ChromaProcess`. Access control is the caller's: `get` and `delete` work by key
+    only. Chroma stores a hash of the user id and no text. A key's vector never changes. The collection is opened at
+    first use, so a server may start later; after a failure it is opened again. Thread-safe. Each method may be
+    repeated.
 
     Args:
         place: where Chroma keeps its data.

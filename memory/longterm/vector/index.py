@@ -1,4 +1,4 @@
-"""`VectorIndex`: vectors in Chroma, made by any of its embedding functions, stored by key and without texts."""
+"""`VectorIndex`: embeds texts and stores their vectors by key, without the texts."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class EmbeddingFunction(Protocol):
 
 
 class VectorIndex:
-    """Vectors under keys, in one collection of Chroma for each embedding function.
+    """Embeds texts and stores their vectors, in one collection for each embedding function.
 
-    Whose a vector is, is for the owner of the keys to know, who asks by key; Chroma has it as `user` too, hashed, and
-    has no text. A key's vector never changes. The collection is opened at first use, so a server may come up later;
-    after a failure it is opened anew. May be used by several threads: each verb blocks its own. Vectors in a folder are
-    the business of another process, see `ChromaProcess`. Pickles as its settings.
+    Sends each operation to a `VectorCollection`, to Chroma's own process (see `ChromaProcess`) or to `SQLVectors`.
+    Access control is the caller's: `get` and `delete` work by key only. Chroma stores a hash of the user id and no
+    text. A key's vector never changes. The collection is opened at first use, so a server may start later; after a
+    failure it is opened again. Thread-safe; each method blocks. Pickles as its settings.
 
     Args:
         place: where Chroma keeps its data, or a PostgreSQL.
-        embedding: what makes vectors of texts; Chroma's default if left out.
-        name: what the names of its collections begin with; of each memory's own where several share a server.
+        embedding: the embedding function; Chroma's default if left out.
+        name: the prefix of its collections' names. Memories that share a server need different ones.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The rows of `SQLItems`, within a transaction."""
+"""The SQL statements of `SQLItems`; the caller opens the transaction."""
 
 from __future__ import annotations
 

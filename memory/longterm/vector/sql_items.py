@@ -1,4 +1,4 @@
-"""What a vector memory keeps in an SQL database: its items. What they say is indexed in memory, see `UserIndex`."""
+"""`SQLItems`: stores a vector memory's items in SQLite or PostgreSQL. Its search index is a `UserIndex`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ REACH_S = 60.0
 """How long a request tries to reach a session's process, through crashes and restarts, before SessionLostError."""
 
 REACHED_S = 10.0
-"""A call that ran for so many seconds had reached a process; if that process dies, `REACH_S` starts again."""
+"""A call that fails after at least this long is assumed to have reached a process, so the `REACH_S` limit restarts."""
 
 ANSWER_S = 1.0
 """How many seconds a caller waits for an answer beyond the wait's own timeout."""
@@ -96,8 +96,8 @@ _CLIENTS: weakref.WeakValueDictionary[str, ClusterClient] = weakref.WeakValueDic
 class ClusterClient:
     """Sends a caller's requests to the sessions of one store in one namespace.
 
-    It is pickled as its name, without the store's address or the engine's settings. In another process it reaches live
-    sessions, and all sessions of a manager of the same store that is open there.
+    It is pickled as its name, without the store's address or the engine's settings. Unpickled elsewhere, it reaches
+    sessions with a live process; if a manager of the same store is open there, all sessions.
     """
 
     def __init__(self, namespace: str, name: str) -> None:

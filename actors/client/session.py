@@ -360,7 +360,8 @@ class Session(_Session):
             system: the system prompt, where it is not among the messages. Several become one, at the beginning.
             idempotency_key: identifies this import; by default a digest of the messages does. Pass one to store the
                 same messages twice.
-            after: the index of the newest ended turn that you know, -1 for none: nothing is stored behind another one.
+            after: an optimistic check: if this is not the index of the newest ended turn, nothing is stored. With -1,
+                the session must have no ended turn.
             memory: with `on` or True, the session's long-term memories get the turns as those of runs, in the
                 background, also after a kill. Not by default, as some ask a model for each turn. For a conversation
                 that is stored already it changes nothing.
@@ -381,8 +382,8 @@ class Session(_Session):
     def export_messages(self, format: MessageFormat) -> Messages:
         """Return the whole conversation as messages of another library, oldest first; see `to_messages`.
 
-        It has what was said, also where the model's window was compacted, with prompts that wait, and without what was
-        removed or forgotten, and without the answer of a run that is active. A fork begins with what it continues.
+        Includes blocks that compaction replaced, and pending prompts. Excludes removed and forgotten blocks, and the
+        active run's answer. A fork begins with the blocks that it continues.
 
         Raises:
             InvalidInputError: there is no such format.
@@ -400,30 +401,34 @@ class Session(_Session):
 
         While another run is active, `if_busy` decides:
 
-        | `if_busy` | what is stored | what runs | what callers of other runs get |
+        | `if_busy` | what is stored | what runs | callers of other runs |
         |---|---|---|---|
-        | `reject` | nothing: raises SessionBusyError | the active run goes on | as before |
-        | `drop` | nothing: returns the active run's handle, with `dropped` set | the active run goes on | as before |
-        | `enqueue` | the prompts, in a turn of their own | they, after all queued runs | as before |
-        | `latest` | the prompts; queued ones are dropped | they, after the active run | queued ones: RunReplacedError |
-        | `merge` | the prompts, after those of queued runs that ask alike | all these, as one turn | its answer |
-        | `inject` | the prompts | the active run, with them from its next call on; else as `enqueue` | as before |
-        | `debounce` | the prompts | they, with those that come within `debounce_s`, as one turn | as before |
-        | `interrupt` | the prompts, after those of the ended runs | they, next | RunCancelledError; text is kept |
-        | `rollback` | the prompts; those of the ended runs are dropped | they, next | RunCancelledError |
+        | `reject` | nothing: raises SessionBusyError | the active run | unaffected |
+        | `drop` | nothing: returns the active run's handle, with `dropped` set | the active run | unaffected |
+        | `enqueue` | the prompts, in a turn of their own | the new prompts, after all queued runs | unaffected |
+        | `latest` | the prompts; queued ones are dropped | the new prompts, next | of queued runs: RunReplacedError |
+        | `merge` | the prompts, after those of queued runs | the merged prompts, as one turn | of merged runs: its answer |
+        | `inject` | the prompts | the active run, with the prompts from its next model call on | unaffected |
+        | `debounce` | the prompts | all prompts with `debounce`, as one turn, after `debounce_s` | unaffected |
+        | `interrupt` | the prompts, after those of the ended runs | the new prompts, next | RunCancelledError |
+        | `rollback` | the prompts; those of the ended runs are dropped | the new prompts, next | RunCancelledError |
 
-        Prompts that were stored by `append` are never dropped. Handles of merged runs lead to the one run: all of their
-        verbs mean it. Runs ask alike if their model, params, output, instructions, tools, memory, timeout_s, parent and
-        engine are equal and the new run has no `turn_id`; another run waits as with `enqueue`.
-        An injected prompt joins with the results of tool calls, or with a decision, and shares the end of the active
-        run then. It waits as with `enqueue` if others wait before it, or prompts stored by `append`; if it has a
-        picture or file, or an option that the active run cannot have (any but `labels`, `idempotency_key` and
-        `on_event`); if the prompts that join would take more than a quarter of the window, or not fit into it with the
-        active turn; and if the engine has no tool loop.
+        Prompts that were stored by `append` are never dropped. `interrupt` keeps the text that the ended run has
+        answered; `rollback` drops it.
 
-        `debounce` waits for silence also if no run is active. Meanwhile the session is busy: other policies treat the
-        run like any that waits. Prompts with `debounce` that ask alike are merged, and each restarts the time. What is
-        stored outlives a kill: the run begins when its time has come, or when a process has the session again.
+        After a merge, all handles refer to the merged run. Two runs can be merged if these options are equal: model,
+        params, output, instructions, tools, memory, timeout_s, parent and engine, and if the new run has no `turn_id`.
+        Otherwise the new run is queued as with `enqueue`.
+
+        An injected prompt is sent with the next tool results or approval decision; its run then ends with the active
+        run. It is queued as with `enqueue` in these cases: other runs, or prompts stored by `append`, wait before it;
+        it has a picture, a file, or an option other than `labels`, `idempotency_key` and `on_event`; the injected
+        prompts would take more than a quarter of the window, or not fit into it with the active turn; or the engine has
+        no tool loop.
+
+        `debounce` also waits if no run is active. Meanwhile the session is busy: other policies treat the run as
+        queued. Later prompts with `debounce` are merged into the run if they can be, and each restarts the wait. Stored
+        prompts survive a process crash; the run starts after `debounce_s`, or when a process next loads the session.
 
         Args:
             turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
@@ -629,12 +634,12 @@ class Session(_Session):
         carry_out(self._client.end(self._stored_id), self._client.portal)
 
     def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:
-        """Take blocks of an ended turn, or prompts that wait, out of what the next run continues; return how many.
+        """Exclude blocks of an ended turn, or pending prompts, from the context of later runs; return how many.
 
-        The results of removed calls go too. `messages` does not show the blocks any more. What cannot be sent without
-        them stays there, but is not sent either, so the next request is valid: the call of a removed result, the calls
-        of removed thoughts, thoughts of which nothing else is left, and answers before the first prompt. A summary of
-        the blocks gives way to the others that it replaced.
+        The results of removed calls are removed too. `messages` no longer shows the blocks. Blocks that cannot be sent
+        without them stay there, but are not sent either, so the next request is valid: the call of a removed result,
+        the calls of removed thoughts, thoughts of which nothing else is left, and answers before the first prompt. A
+        summary that covers a removed block is replaced by the remaining blocks that it summarized.
 
         One commit, durable on return. Nothing is erased: turns keep their snapshots and name the blocks as `removed`,
         `fork(at=...)` after an earlier turn still has them, and memories keep what they have. To erase, use `clear`,
@@ -658,7 +663,7 @@ class Session(_Session):
 
         The session stays, with its title, its metadata, the records of its runs and their usage; the indexes of turns
         go on. Turns, the texts of their blocks, and their events go, in one commit: also appended prompts that no run
-        has used. The turns that stay lose what they were given of the others. Forks keep the blocks that they use. May
+        has used. Remaining turns no longer contain context from removed turns. Forks keep the blocks that they use. May
         be repeated.
 
         Args:
@@ -743,7 +748,8 @@ class AsyncSession(_Session):
             system: the system prompt, where it is not among the messages. Several become one, at the beginning.
             idempotency_key: identifies this import; by default a digest of the messages does. Pass one to store the
                 same messages twice.
-            after: the index of the newest ended turn that you know, -1 for none: nothing is stored behind another one.
+            after: an optimistic check: if this is not the index of the newest ended turn, nothing is stored. With -1,
+                the session must have no ended turn.
             memory: with `on` or True, the session's long-term memories get the turns as those of runs, in the
                 background, also after a kill. Not by default, as some ask a model for each turn. For a conversation
                 that is stored already it changes nothing.
@@ -761,8 +767,8 @@ class AsyncSession(_Session):
     async def export_messages(self, format: MessageFormat) -> Messages:
         """Return the whole conversation as messages of another library, oldest first; see `to_messages`.
 
-        It has what was said, also where the model's window was compacted, with prompts that wait, and without what was
-        removed or forgotten, and without the answer of a run that is active. A fork begins with what it continues.
+        Includes blocks that compaction replaced, and pending prompts. Excludes removed and forgotten blocks, and the
+        active run's answer. A fork begins with the blocks that it continues.
 
         Raises:
             InvalidInputError: there is no such format.
@@ -780,30 +786,34 @@ class AsyncSession(_Session):
 
         While another run is active, `if_busy` decides:
 
-        | `if_busy` | what is stored | what runs | what callers of other runs get |
+        | `if_busy` | what is stored | what runs | callers of other runs |
         |---|---|---|---|
-        | `reject` | nothing: raises SessionBusyError | the active run goes on | as before |
-        | `drop` | nothing: returns the active run's handle, with `dropped` set | the active run goes on | as before |
-        | `enqueue` | the prompts, in a turn of their own | they, after all queued runs | as before |
-        | `latest` | the prompts; queued ones are dropped | they, after the active run | queued ones: RunReplacedError |
-        | `merge` | the prompts, after those of queued runs that ask alike | all these, as one turn | its answer |
-        | `inject` | the prompts | the active run, with them from its next call on; else as `enqueue` | as before |
-        | `debounce` | the prompts | they, with those that come within `debounce_s`, as one turn | as before |
-        | `interrupt` | the prompts, after those of the ended runs | they, next | RunCancelledError; text is kept |
-        | `rollback` | the prompts; those of the ended runs are dropped | they, next | RunCancelledError |
+        | `reject` | nothing: raises SessionBusyError | the active run | unaffected |
+        | `drop` | nothing: returns the active run's handle, with `dropped` set | the active run | unaffected |
+        | `enqueue` | the prompts, in a turn of their own | the new prompts, after all queued runs | unaffected |
+        | `latest` | the prompts; queued ones are dropped | the new prompts, next | of queued runs: RunReplacedError |
+        | `merge` | the prompts, after those of queued runs | the merged prompts, as one turn | of merged runs: its answer |
+        | `inject` | the prompts | the active run, with the prompts from its next model call on | unaffected |
+        | `debounce` | the prompts | all prompts with `debounce`, as one turn, after `debounce_s` | unaffected |
+        | `interrupt` | the prompts, after those of the ended runs | the new prompts, next | RunCancelledError |
+        | `rollback` | the prompts; those of the ended runs are dropped | the new prompts, next | RunCancelledError |
 
-        Prompts that were stored by `append` are never dropped. Handles of merged runs lead to the one run: all of their
-        verbs mean it. Runs ask alike if their model, params, output, instructions, tools, memory, timeout_s, parent and
-        engine are equal and the new run has no `turn_id`; another run waits as with `enqueue`.
-        An injected prompt joins with the results of tool calls, or with a decision, and shares the end of the active
-        run then. It waits as with `enqueue` if others wait before it, or prompts stored by `append`; if it has a
-        picture or file, or an option that the active run cannot have (any but `labels`, `idempotency_key` and
-        `on_event`); if the prompts that join would take more than a quarter of the window, or not fit into it with the
-        active turn; and if the engine has no tool loop.
+        Prompts that were stored by `append` are never dropped. `interrupt` keeps the text that the ended run has
+        answered; `rollback` drops it.
 
-        `debounce` waits for silence also if no run is active. Meanwhile the session is busy: other policies treat the
-        run like any that waits. Prompts with `debounce` that ask alike are merged, and each restarts the time. What is
-        stored outlives a kill: the run begins when its time has come, or when a process has the session again.
+        After a merge, all handles refer to the merged run. Two runs can be merged if these options are equal: model,
+        params, output, instructions, tools, memory, timeout_s, parent and engine, and if the new run has no `turn_id`.
+        Otherwise the new run is queued as with `enqueue`.
+
+        An injected prompt is sent with the next tool results or approval decision; its run then ends with the active
+        run. It is queued as with `enqueue` in these cases: other runs, or prompts stored by `append`, wait before it;
+        it has a picture, a file, or an option other than `labels`, `idempotency_key` and `on_event`; the injected
+        prompts would take more than a quarter of the window, or not fit into it with the active turn; or the engine has
+        no tool loop.
+
+        `debounce` also waits if no run is active. Meanwhile the session is busy: other policies treat the run as
+        queued. Later prompts with `debounce` are merged into the run if they can be, and each restarts the wait. Stored
+        prompts survive a process crash; the run starts after `debounce_s`, or when a process next loads the session.
 
         Args:
             turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
@@ -1011,12 +1021,12 @@ class AsyncSession(_Session):
         await carry_out_async(self._client.end(self._stored_id))
 
     async def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:
-        """Take blocks of an ended turn, or prompts that wait, out of what the next run continues; return how many.
+        """Exclude blocks of an ended turn, or pending prompts, from the context of later runs; return how many.
 
-        The results of removed calls go too. `messages` does not show the blocks any more. What cannot be sent without
-        them stays there, but is not sent either, so the next request is valid: the call of a removed result, the calls
-        of removed thoughts, thoughts of which nothing else is left, and answers before the first prompt. A summary of
-        the blocks gives way to the others that it replaced.
+        The results of removed calls are removed too. `messages` no longer shows the blocks. Blocks that cannot be sent
+        without them stay there, but are not sent either, so the next request is valid: the call of a removed result,
+        the calls of removed thoughts, thoughts of which nothing else is left, and answers before the first prompt. A
+        summary that covers a removed block is replaced by the remaining blocks that it summarized.
 
         One commit, durable on return. Nothing is erased: turns keep their snapshots and name the blocks as `removed`,
         `fork(at=...)` after an earlier turn still has them, and memories keep what they have. To erase, use `clear`,
@@ -1040,7 +1050,7 @@ class AsyncSession(_Session):
 
         The session stays, with its title, its metadata, the records of its runs and their usage; the indexes of turns
         go on. Turns, the texts of their blocks, and their events go, in one commit: also appended prompts that no run
-        has used. The turns that stay lose what they were given of the others. Forks keep the blocks that they use. May
+        has used. Remaining turns no longer contain context from removed turns. Forks keep the blocks that they use. May
         be repeated.
 
         Args:

@@ -37,10 +37,10 @@ POLL_S = 0.25
 """How long a subscription waits before it asks the store for changes again, in seconds; longer if asking takes long."""
 
 LOAD = 10
-"""A subscription waits so many times as long as it took to ask."""
+"""The pause is at least this multiple of the last query's duration."""
 
 OVERLAP_S = 60.0
-"""A commit is visible at most so many seconds after the time that it says."""
+"""A commit may become visible up to this many seconds after its timestamp."""
 
 SESSIONS_PAGE, EVENTS_PAGE = 200, 500
 """How many sessions, and how many events of a session, are read at once."""

@@ -75,7 +75,7 @@ async def _keep(memory: LongTermMemory, scope: Scope, items: Sequence[MemoryItem
 
 @_law
 async def check_items_are_recalled_by_their_words(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """Of every type and script, at once, with text, type, topic, source and time unchanged; case 52."""
+    """Of every type and script, at once, with text, type, topic, source and time unchanged."""
     items = [
         MemoryItem(
             id=f"log:{at}-{at + 1}",
@@ -172,7 +172,7 @@ async def check_changed_items_are_found_by_their_new_names(memory: LongTermMemor
 
 @_law
 async def check_users_are_separate(memory: LongTermMemory) -> None:
-    """Whatever their ids are, and whatever one of them recalls, updates or forgets; case 50."""
+    """Whatever their ids are, and whatever one of them recalls, updates or forgets."""
     scopes = {name: Scope(user_id=name, session_id=name) for name in IDS}
     for at, (name, scope) in enumerate(scopes.items()):
         await _keep(memory, scope, [_item("same", f"Otter {at} likes mussels.", session=name)])
@@ -192,7 +192,7 @@ async def check_users_are_separate(memory: LongTermMemory) -> None:
 
 @_law
 async def check_a_hundred_concurrent_users_are_separate(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """Each recalls its own items while all remember, recall, update and forget; case 50."""
+    """Each recalls its own items while all remember, recall, update and forget."""
 
     async def live(number: int) -> None:
         scope = Scope(user_id=f"user-{number}", session_id="s", agent=f"agent-{number % 3}")
@@ -215,7 +215,7 @@ async def check_a_hundred_concurrent_users_are_separate(memory: LongTermMemory, 
 
 @_law
 async def check_filters_apply_before_the_limit(memory: LongTermMemory) -> None:
-    """Filters by types, times, agents and users; case 52."""
+    """Filters by types, times, agents and users."""
     crowd = [_item(f"c{at}", f"Copper kettle {at} whistles.", created_at=100.0) for at in range(60)]
     await _keep(memory, _U, crowd)
     await _keep(memory, Scope(user_id="u2"), crowd)
@@ -248,7 +248,7 @@ async def check_the_session_is_not_a_filter(memory: LongTermMemory) -> None:
 
 @_law
 async def check_an_update_changes_text_and_type(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """By the recalled id. The old text is not found, the time stays, and no copy is left; case 51."""
+    """By the recalled id. The old text is not found, the time stays, and no copy is left."""
     before, after, query = "Marmots sleep in burrows.", "The invoice is due on Friday.", "invoice due Friday"
     for at, kind in enumerate(MemoryType):
         mine, theirs = (Scope(user_id=f"u{at}", agent=agent) for agent in ("a", "b"))
@@ -289,7 +289,7 @@ async def check_an_updated_item_is_not_found_by_its_old_name(memory: LongTermMem
 
 @_law
 async def check_forgotten_items_are_gone(memory: LongTermMemory, other: LongTermMemory) -> None:
-    """By ids, session and user, of every type, in any number; returns how many; cases 51 and 54."""
+    """By ids, session and user, of every type, in any number; returns how many."""
     items = [
         _item(f"{session}-{kind}-{at}", f"Heron {at} waded through {session} mud.", kind, session=session)
         for session in ("s", "s1", "S")

@@ -43,7 +43,9 @@ class RetrievalResult:
 
     def __post_init__(self) -> None:
         if self.section is not None and not re.fullmatch("[a-z][a-z0-9_]*", self.section):
-            raise ConfigError("Recalled.section", self.section, "must be of a-z, 0-9 and _, and begin with a letter")
+            raise ConfigError(
+                "RetrievalResult.section", self.section, "must be of a-z, 0-9 and _, and begin with a letter"
+            )
 
 
 @dataclass(frozen=True, slots=True)

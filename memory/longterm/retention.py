@@ -70,11 +70,11 @@ class Expiry(NamedTuple):
     """What is expired."""
 
     before: float
-    """An item is expired if it was last used before this time, in seconds since the epoch,"""
+    """An item that was last used before this time, in seconds since the epoch, is expired; see `types` and `used`."""
     types: Collection[MemoryType]
-    """and has one of these types,"""
+    """Only items of these types expire."""
     used: Mapping[str, Collection[str]]
-    """and its id is not among these ids of its user, whose recent use is not written yet."""
+    """By user, the ids of items whose recent use is not written yet: these items are not expired."""
 
 
 class Use(NamedTuple):

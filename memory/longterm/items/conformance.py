@@ -270,7 +270,7 @@ async def check_a_scope_sees_items_of_its_agent_and_of_all_agents(facts: FactSto
 
 @_law
 async def check_an_update_changes_text_and_type(facts: FactStore, other: FactStore) -> None:
-    """And nothing else. The owner follows from the type, and no copy is left; case 51."""
+    """And nothing else. The owner follows from the type, and no copy is left."""
     await facts.put(_A, [_item("1", session="s", turn=3, topic="t"), _item("2", _SKILL), _item("3", _CONTEXT)])
     await facts.put(_U, [_item("4", _SKILL)])
     equal(await other.update(_A, "1", TEXT, at=7.5), True, "whether it was there")
@@ -384,7 +384,7 @@ async def check_an_item_stays_pinned_until_it_is_unpinned(facts: FactStore, othe
 
 @_law
 async def check_superseded_items_are_history(facts: FactStore, other: FactStore) -> None:
-    """They are stored, found with `as_of`, and never changed again; case 53."""
+    """They are stored, found with `as_of`, and never changed again."""
     await facts.put(_U, [_item("1", at=10.0)])
     second, third = _item("2", at=20.0), _item("3", at=30.0)
     for each in (facts, other):
@@ -435,7 +435,7 @@ async def check_deleted_items_do_not_come_back(facts: FactStore, other: FactStor
 
 @_law
 async def check_a_deletion_deletes_exactly_the_given_items(facts: FactStore) -> None:
-    """By ids, turn, session and user, any number, superseded ones too; returns what existed; cases 51 and 54."""
+    """By ids, turn, session and user, any number, superseded ones too; returns what existed."""
     users = [Scope(user_id="u", agent=agent) for agent in (None, "a", "b")] + [Scope(user_id="u2")]
     for scope in users:
         for session, turn in (("s", 1), ("s", 10), ("s", None), ("s1", 1), (None, None)):
@@ -577,7 +577,7 @@ async def check_putting_changing_superseding_and_touching_are_uses(facts: FactSt
 
 @_law
 async def check_a_sweep_deletes_unused_items(facts: FactStore, other: FactStore) -> None:
-    """Of all users and agents, the longest unused first, superseded ones too; they do not come back; case 48."""
+    """Of all users and agents, the longest unused first, superseded ones too; they do not come back."""
     kinds = (_FACTS, _SKILL, _CONTEXT)
     for user in ("u", "u2"):
         for at, kind in enumerate(kinds):
@@ -624,7 +624,7 @@ async def check_a_sweep_leaves_items_that_are_used_meanwhile(facts: FactStore, o
 
 @_law
 async def check_ids_are_literal(facts: FactStore) -> None:
-    """Ids of users, agents, sessions and items match only themselves; case 50."""
+    """Ids of users, agents, sessions and items match only themselves."""
     for name in IDS:
         scope = Scope(user_id=name, agent=name)
         await facts.put(

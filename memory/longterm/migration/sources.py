@@ -68,7 +68,7 @@ def read_flat(source: str | Path, namespace: FlatNamespace) -> Generator[FlatMem
             raise ConfigError("source", name, why)
         yield from (_read_sqlite if is_database else _read_lines)(path, namespace)
     except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"source {name}: {error}; may it be read, and is it whole?") from error
+        raise StoreError(f"source {name}: {error}; check read permission and file integrity") from error
 
 
 def _read_sqlite(path: Path, namespace: FlatNamespace) -> Iterator[FlatMemory | Skipped]:
@@ -128,7 +128,7 @@ def _translated(name: str) -> Iterator[None]:
     except exc.SQLAlchemyError as error:
         cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig else error
         why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-        raise StoreError(f"source {name}: {why}; can it be reached, and may it be read?") from error
+        raise StoreError(f"source {name}: {why}; check that it is reachable and that its user may read it") from error
 
 
 def _bounds(namespace: FlatNamespace) -> dict[str, Any]:

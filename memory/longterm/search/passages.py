@@ -49,7 +49,7 @@ def vectors_of(key: str, text: str) -> list[tuple[str, str]]:
     """Return the key and the text of each vector of a text, one vector per passage, in order.
 
     Args:
-        key: the text's; that of the vector of a text that is one passage.
+        key: the text's key; also its vector's key if the text is a single passage.
     """
     passages = passages_of(text)
     said = [text] if len(passages) == 1 else [passage.of(text) for passage in passages[:MOST_VECTORS]]

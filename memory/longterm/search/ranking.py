@@ -29,7 +29,7 @@ class Weights:
     """
 
     saturation: float = 0.25
-    """BM25's k1: how soon more of the same word adds no more."""
+    """BM25's k1: the lower it is, the less a repeated word adds."""
     before: float = 0.5
     """The weight of a word in the previous item, relative to one in the item itself; multiplied again per item."""
     after: float = 0.55
@@ -47,26 +47,28 @@ class Weights:
     text_words: int = 15
     """How many words each virtual text has."""
     common: float = 5.0
-    """A word whose frequency in general is e to the minus this counts nothing,"""
+    """A word has weight 0 if -ln(its general frequency) is at most this."""
     rare: float = 11.0
-    """and one of e to the minus this counts whole."""
+    """A word has weight 1 if -ln(its general frequency) is at least this. Between `common` and `rare`, the weight is
+    linear."""
     margin: float = 0.5
-    """How many nats more than the logarithm of how many items there are one must share with a sentence, so that it is
-    not by chance."""
+    """An item matches a sentence if it shares at least ln(number of items) + `margin` nats with it, and at least the
+    share `part` of the sentence's nats."""
     part: float = 0.25
-    """and at least which part of what the sentence says;"""
+    """See `margin`."""
     share: float = 0.7
-    """Or which part of what the sentence says,"""
+    """An item also matches a sentence if it shares at least this share of the sentence's nats, and at least `least`
+    nats by general word frequency."""
     least: float = 8.0
-    """if that is at least so many nats in general."""
+    """See `share`. A sentence with fewer nats by general word frequency has no content."""
     vectors: float = 8.0
-    """How many nats a vector counts that is the query's own."""
+    """The nats that an item gains if its vector is that of the query."""
     similar: float = 0.45
     """The least vector similarity at which an item is relevant regardless of its words."""
     tail: float = 0.7
-    """Facts whose words bear on the query less than this share of what those of the best fact do are left out: most are
-    look-alikes. A fact that only its vector finds is not left out.
-    No turn is left out so (an item of type INTERACTION): each may tell another part of the answer."""
+    """A fact is left out if its score by words is below this share of the best fact's: most such facts are look-alikes.
+    Facts that only vectors find are kept. So are turns (items of type INTERACTION), since each may have another part of
+    the answer."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -105,11 +107,12 @@ class Asked:
     """A query as numbers, matched against the items."""
 
     terms: Places
-    """Pairs of a term's number, in ascending order,"""
+    """Numbers of terms, in ascending order. With `places`, pairs of a term and an item that has it; a pair may occur
+    twice."""
     places: Places
-    """and of an item that has the term. A pair may stand twice."""
+    """For each entry of `terms`, the item that has the term."""
     log_frequencies: Sequence[float]
-    """For each term, that of its language in general."""
+    """For each term, the logarithm of its general frequency in its language."""
     is_corrected: Sequence[bool]
     """For each term, whether it stands for a misspelt one."""
     parts: Sequence[Sequence[int]]
@@ -132,7 +135,7 @@ class Matched:
     scores: Numbers
     """In nats; 0 for an item that matches nothing."""
     tells: bool
-    """Whether a sentence of the query is about something: a greeting is near to any other, and asks nothing."""
+    """False for a query without content words, such as a greeting; vectors are then ignored."""
     near: _Neighbours
     weights: Weights
 

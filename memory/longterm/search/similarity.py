@@ -42,7 +42,7 @@ class Similarity:
         Blocks for `limit_s` at most. If the dimension of the function's vectors changed, cached ones are made anew.
 
         Raises:
-            StoreError: the embedding function failed, took too long, or its vectors have several dimensions.
+            StoreError: the embedding function failed, took too long, or its vectors differ in dimension.
         """
         import numpy as np
 
@@ -56,7 +56,7 @@ class Similarity:
             raise StoreError(f"the embedding function has not answered within {self._limit_s:g} s") from error
 
     def close(self) -> None:
-        """Wait for no call that is under way; begin no other."""
+        """Start no further calls; do not wait for running ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:

@@ -119,7 +119,7 @@ class VectorCollection:
                         each.delete(ids=there)
 
     def push(self, changes: int) -> None:
-        """Have Chroma take so many changes nearer to its index's files, which it writes after `SYNC_CHANGES`."""
+        """Submit this many no-op deletions, so that Chroma reaches `SYNC_CHANGES` and writes its index files."""
         with self._opened() as collection:
             for each in (collection, *self._others()):
                 each.delete(ids=[f"nothing-{number}" for number in range(changes)])
@@ -262,7 +262,8 @@ def translated(what: str) -> Iterator[None]:
     except (ConfigError, StoreError):
         raise
     except Exception as error:
-        raise StoreError(f"{what}: {str(error) or type(error).__name__}; is it there, and nobody else's?") from error
+        why = str(error) or type(error).__name__
+        raise StoreError(f"{what}: {why}; check that it exists and that no other process uses it") from error
 
 
 def _missed(collection: Any, vectors: Mapping[str, Any], width: int) -> list[str]:

@@ -51,7 +51,7 @@ class ChromaDefault:
         return "onnx_mini_lm_l6_v2"
 
     def get_config(self) -> dict[str, Any]:
-        """Return nothing: there is one of it."""
+        """Return an empty config: the function has no settings."""
         return {}
 
 
@@ -100,7 +100,8 @@ class _Model:
             self._is_told = True
             _log.warning(
                 "the files of Chroma's default embedding, %s, are not in %s: they are fetched now, and until they are "
-                "there memories find by words and context alone; VectorMemory(..., embedding=None) says that it be so",
+                "there memories find by words and context alone; "
+                "pass embedding=None to use words only and stop this download",
                 MiniLM.MODEL_NAME,
                 folder,
             )

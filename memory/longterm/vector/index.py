@@ -134,7 +134,7 @@ class VectorIndex:
         self._ask("delete", keys, others)
 
     def push(self, changes: int) -> None:
-        """Have Chroma take so many changes nearer to its index's files, which it writes after `SYNC_CHANGES`."""
+        """Submit this many no-op deletions, so that Chroma reaches `SYNC_CHANGES` and writes its index files."""
         self._ask("push", changes)
 
     def overwrite(self, keys: Collection[str]) -> int:

@@ -266,9 +266,9 @@ class Rows:
         self._cursor.executemany(update, sorted((at, digest_of(user_id, name), at) for name in ids))
 
     def forget(self, user_id: str, rows: Sequence[Row], missing: Collection[str] = ()) -> None:
-        """Delete rows of a user, and ids that it does not have.
+        """Delete rows of a user, and record the ids `missing`, which the user does not have, as deleted.
 
-        What they stood in the place of takes over their end.
+        An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor.
         """
         ends = dict.fromkeys(missing, NO_END)
         ends |= {row.item.id: (row.item.superseded_at, row.item.superseded_by) for row in rows}

@@ -59,22 +59,32 @@ if TYPE_CHECKING:
 Given = TypeVar("Given")
 
 BATCH = 64
-"""How many texts are embedded at once, and how many vectors of forgotten items are deleted before `forget` returns;
+"""Maximum texts per call of the embedding function. Also the number of forgotten items whose vectors `forget` deletes;
 `catch_up` deletes the rest."""
 
-DELETED, NOTED, PUSHED = 4, 64, 50
-"""How many vectors are deleted, and how many changes are pushed, while nobody else is at Chroma; how many deletions are
-written down together."""
+DELETED = 4
+"""Maximum items whose vectors are deleted in one step. Chroma serves others between two steps."""
+
+NOTED = 64
+"""Maximum items that are taken at once from the list of items whose vectors are to be deleted."""
+
+PUSHED = 50
+"""Number of no-op deletions in one step of `overwrite`. Chroma serves others between two steps."""
 
 HELD = 512
-"""How many vectors wait for that at most; who has more waits until Chroma has them."""
+"""Maximum vectors that wait in memory for Chroma. With more, `remember` waits until Chroma has them."""
 
-QUICK, QUICK_EACH, ASKED = 20_000, 2_000, 200
-"""A batch is answered on the event loop if its questions' users have so many passages at most, together and each; a
-question itself counts as some."""
+QUICK = 20_000
+"""Maximum passages for answering a batch on the event loop: those of the queries' users, and `ASKED` per query."""
+
+QUICK_EACH = 2_000
+"""Maximum passages per user for answering on the event loop."""
+
+ASKED = 200
+"""Number of passages that a query counts as; see `QUICK`."""
 
 REST = 2.0
-"""How many times as long as such a step took the machine is left to others."""
+"""The pause after each such step, as a multiple of the step's duration."""
 
 
 _log = logging.getLogger(__name__)
@@ -94,8 +104,8 @@ class VectorMemory:
     Items are durable in the SQLite file when `remember` returns. Their vectors are used at once, and go to Chroma
     `keep_s` later, many together; those that a kill takes along are made anew by `catch_up`. Each passage of a long
     item has a vector, up to `MOST_VECTORS` of them. While Chroma or the embedding function fails, recall goes by words
-    alone: a `DegradedRecall`; `catch_up` makes up for it. Users have nothing in common but the files: neither what one
-    has nor how much of it there is touches what another recalls.
+    alone: a `DegradedRecall`; `catch_up` makes up for it. Users are isolated: one user's items never affect another
+    user's results.
 
     Pickles as its settings. For one event loop. Each verb takes one transaction, and at most one call of the embedding
     function.
@@ -434,7 +444,7 @@ class VectorMemory:
                 await _in_turn(self._index.push, PUSHED)
             left += await asyncio.to_thread(self._index.overwrite, keys)
         if left:
-            raise StoreError(f"{left} vectors of what was deleted are there still; forget it again")
+            raise StoreError(f"{left} deleted vectors could not be erased; repeat the deletion")
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
         """Write all files anew, or only these: O(all that they hold). Nobody recalls or saves meanwhile.

@@ -206,8 +206,9 @@ class SQLItems(SecureDeleteDatabase):
     async def forget(self, scope: Scope, ids: Collection[str] | None, *, turn_index: int | None = None) -> int:
         """Delete those of these items that the scope sees, or all of its turn, session or user; return how many.
 
-        An id that nobody has yet is deleted too. What was superseded by a deleted item takes over its end. Each
-        `AT_ONCE` are a transaction of their own, between which others read and write; if one fails, call it again.
+        Unknown ids are recorded as deleted, so a later `add` skips them. An item that a deleted item superseded becomes
+        valid again, or is superseded by the deleted item's successor. Each `AT_ONCE` items are a transaction of their
+        own, between which others read and write; if one fails, call it again.
 
         Raises:
             InvalidInputError: a turn without its session, or together with ids.

@@ -406,12 +406,12 @@ class Session(_Session):
         | `reject` | nothing: raises SessionBusyError | the active run | unaffected |
         | `drop` | nothing: returns the active run's handle, with `dropped` set | the active run | unaffected |
         | `enqueue` | the prompts, in a turn of their own | the new prompts, after all queued runs | unaffected |
-        | `latest` | the prompts; queued ones are dropped | the new prompts, next | of queued runs: RunReplacedError |
-        | `merge` | the prompts, after those of queued runs | the merged prompts, as one turn | of merged runs: its answer |
+        | `latest` | the prompts; queued ones are dropped | the new prompts, next | get RunReplacedError if queued |
+        | `merge` | the prompts, after the queued ones | the merged prompts, as one turn | get the merged run's answer |
         | `inject` | the prompts | the active run, with the prompts from its next model call on | unaffected |
         | `debounce` | the prompts | all prompts with `debounce`, as one turn, after `debounce_s` | unaffected |
-        | `interrupt` | the prompts, after those of the ended runs | the new prompts, next | RunCancelledError |
-        | `rollback` | the prompts; those of the ended runs are dropped | the new prompts, next | RunCancelledError |
+        | `interrupt` | the prompts, after those of the ended runs | the new prompts, next | get RunCancelledError |
+        | `rollback` | the prompts; those of the ended runs are dropped | the new prompts, next | get RunCancelledError |
 
         Prompts that were stored by `append` are never dropped. `interrupt` keeps the text that the ended run has
         answered; `rollback` drops it.
@@ -791,12 +791,12 @@ class AsyncSession(_Session):
         | `reject` | nothing: raises SessionBusyError | the active run | unaffected |
         | `drop` | nothing: returns the active run's handle, with `dropped` set | the active run | unaffected |
         | `enqueue` | the prompts, in a turn of their own | the new prompts, after all queued runs | unaffected |
-        | `latest` | the prompts; queued ones are dropped | the new prompts, next | of queued runs: RunReplacedError |
-        | `merge` | the prompts, after those of queued runs | the merged prompts, as one turn | of merged runs: its answer |
+        | `latest` | the prompts; queued ones are dropped | the new prompts, next | get RunReplacedError if queued |
+        | `merge` | the prompts, after the queued ones | the merged prompts, as one turn | get the merged run's answer |
         | `inject` | the prompts | the active run, with the prompts from its next model call on | unaffected |
         | `debounce` | the prompts | all prompts with `debounce`, as one turn, after `debounce_s` | unaffected |
-        | `interrupt` | the prompts, after those of the ended runs | the new prompts, next | RunCancelledError |
-        | `rollback` | the prompts; those of the ended runs are dropped | the new prompts, next | RunCancelledError |
+        | `interrupt` | the prompts, after those of the ended runs | the new prompts, next | get RunCancelledError |
+        | `rollback` | the prompts; those of the ended runs are dropped | the new prompts, next | get RunCancelledError |
 
         Prompts that were stored by `append` are never dropped. `interrupt` keeps the text that the ended run has
         answered; `rollback` drops it.

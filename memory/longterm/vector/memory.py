@@ -84,7 +84,7 @@ ASKED = 200
 """Number of passages that a query counts as; see `QUICK`."""
 
 REST = 2.0
-"""The pause after each such step, as a multiple of the step's duration."""
+"""The pause after each step of a deletion, as a multiple of the step's duration."""
 
 
 _log = logging.getLogger(__name__)

@@ -561,6 +561,20 @@ async def test_a_change_of_the_dimension_loses_no_item(make: MakeMemory) -> None
     await memory.close()
 
 
+async def test_a_rebuild_is_refused_while_the_embedding_function_is_not_ready(make: MakeMemory) -> None:
+    embedding = FlakyEmbedding()
+    memory = make(embedding)
+    await memory.remember(ANN, [item("1", "a walrus")])
+    await memory.flush()
+    embedding.is_ready = False
+    with pytest.raises(StoreError, match="not ready: no vector was dropped"):
+        await memory.rebuild()
+    assert await asyncio.to_thread(memory._index.count) == 1
+    embedding.is_ready = True
+    assert await memory.rebuild() == 1 and (await memory.check()).ok
+    await memory.close()
+
+
 @pytest.mark.soak
 async def test_new_items_of_a_user_with_many_items_cost_only_themselves(
     make: MakeMemory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

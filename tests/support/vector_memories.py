@@ -63,6 +63,8 @@ def bytes_in(folder: Path) -> bytes:
 class FlakyEmbedding(HashEmbedding):
     """Fails while it is told to, counts its calls, and may change its mind about its dimensions."""
 
+    is_ready = True
+
     def __init__(self, dimensions: int = 64, made_of: str = "flaky") -> None:
         super().__init__(dimensions)
         self.down = False

@@ -273,6 +273,10 @@ class VectorMemory:
         return await self._text.list_items(scope, FactFilter(types=types), cursor, limit)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        """See `LongTermMemory.forget`.
+
+        On return all these items are deleted, and the vectors of up to `BATCH` of them; `catch_up` deletes the rest.
+        """
         count = await self._text.forget(scope, ids, turn_index=turn_index)
         await self._put_away([scope.user_id] * min(count, BATCH))
         return count
@@ -357,13 +361,19 @@ class VectorMemory:
     # What keeps it whole
 
     async def catch_up(self, *, limit: int = BATCH) -> int:
-        """Make up to `limit` missing vectors, and delete as many of items that are gone.
+        """Make the vectors of items that have none, and delete those of up to `limit` deleted items.
 
-        Returns how many vectors are missing still, counted up to `limit`, and how many are to be deleted. While the
-        embedding function is not ready, nothing counts as missing.
+        Call it until it returns 0: when the memory is opened, after `remember` or `forget`, and after a failure. In a
+        session manager, the memory's actor does so in the background.
+
+        Returns how many items still lack vectors, counted up to `limit`, plus how many vectors are still to be
+        deleted. While the embedding function is not ready, no item counts as lacking vectors.
+
+        Args:
+            limit: about how many vectors one call makes.
 
         Raises:
-            StoreError: the embedding function or Chroma fails still; nothing is lost.
+            StoreError: the embedding function or Chroma still fails; nothing is lost.
         """
         await self.flush()
         is_ready = self._index.is_ready
@@ -380,11 +390,20 @@ class VectorMemory:
         return left + len(await self._text.dropped(limit))
 
     async def rebuild(self) -> int:
-        """Compute all vectors again, into a new collection; return how many.
+        """Compute the vectors of all items again, into a new collection; return the number of items.
 
-        What a collection held, deleted vectors included, is gone from Chroma's files then. Also what to do when the
-        embedding function gives another dimension; one of another name or config needs only `catch_up`.
+        Afterwards Chroma's files contain nothing of the old collection, deleted vectors included. Needed when the
+        dimension of the embedding function's vectors changes; if its name or config changes, `catch_up` is enough.
+
+        Call it while nothing else uses the memory. Until it returns, recalls may find items by words alone. If it fails
+        or the process ends, call it again.
+
+        Raises:
+            StoreError: the embedding function is not ready, and no vector was dropped; or it fails, or Chroma does.
         """
+        if not self._index.is_ready:
+            why = "is not ready: no vector was dropped, try again later"
+            raise StoreError(f"embedding function {self._index.embedding} {why}")
         await self.flush()
         await asyncio.to_thread(self._index.drop)
         await asyncio.to_thread(self._index.drop_others)
@@ -398,7 +417,10 @@ class VectorMemory:
         return await self._text.count()
 
     async def check(self, *, sample: int = 100) -> Health:
-        """Check that Chroma has exactly the expected vectors, and that searches find a sample of the latest ones."""
+        """Check that Chroma has the expected vectors, and that searches find a sample of the latest ones.
+
+        `Health.ok` ignores `strays`: vectors of deleted items.
+        """
         await self.flush()
         keys, others = await self._text.keys(self._index.embedding)
         return await asyncio.to_thread(self._index.check, keys, sample, others)
@@ -428,12 +450,12 @@ class VectorMemory:
     async def overwrite(self, keys: Collection[str]) -> None:
         """Overwrite vectors that were deleted in Chroma's files, and see that nothing of these keys is anywhere.
 
-        Goes in small steps, between which others recall and save. Costs what was deleted and what Chroma has not
-        written into its files yet, at most some thousand vectors. Of those that a server keeps it sees that they are
-        deleted; what its files have then is for the server.
+        Works in small steps, between which recalls and saves go on. The cost grows with what was deleted, and with what
+        Chroma has not written into its files yet: at most some thousand vectors. On a server, checks only that the
+        vectors are deleted; the server decides when its files lose them.
 
         Raises:
-            StoreError: Chroma fails, or something is there. Nothing is lost; again.
+            StoreError: Chroma fails, or a vector is still there. Nothing is lost; call it again.
         """
         await self.flush()
         while await self._delete_dropped():
@@ -447,12 +469,12 @@ class VectorMemory:
             raise StoreError(f"{left} deleted vectors could not be erased; repeat the deletion")
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
-        """Write all files anew, or only these: O(all that they hold). Nobody recalls or saves meanwhile.
+        """Rewrite all files, or only the given ones: O(size of the files). Recalls and saves wait until it is done.
 
-        Those that a server keeps are deleted there; what its files have then is for the server.
+        On a server, deleted data is deleted from the tables; the server decides when its files lose it.
 
         Raises:
-            StoreError: Chroma fails, or another process is at the file. Nothing is lost; again.
+            StoreError: Chroma fails, or another process uses the file. Nothing is lost; call it again.
         """
         of_text = {str(path) for path in self._text.paths()}
         if files is None or not of_text.isdisjoint(files):

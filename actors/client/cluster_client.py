@@ -413,7 +413,11 @@ class ClusterClient:
         return answer
 
     def wait(self, session_id: str, run_id: str, timeout_s: float | None) -> Request[Ended | None]:
-        """Wait for a run's end; return None or raise TimeoutError if it has not ended after `timeout_s` seconds."""
+        """Wait for a run's end; return None if it has not ended after `timeout_s` seconds.
+
+        Raises:
+            TimeoutError: the session's process has not answered by then.
+        """
         cache = self.cache(session_id)
 
         def ask(left_s: float | None) -> Request[PackedOutcome | None]:

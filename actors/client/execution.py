@@ -68,7 +68,8 @@ class EventPage(Rows[AnyEvent]):
     def __init__(self, events: Iterable[AnyEvent] = (), next: int | None = None) -> None:
         super().__init__(events)
         self.next = next
-        """Pass it as `after` to get the next page; None when there is none."""
+        """Pass it as `after` to get the next page. None has two meanings: from `event_page` of a handle, the run has no
+        more events; from `events` of a session, there are no more events now."""
 
 
 class _Handle:
@@ -241,8 +242,9 @@ class ExecutionHandle(_Handle):
         """Return the finished turn, or raise the run's error. Any number of callers may wait, also after the run.
 
         Costs one Ray call every ten seconds, or none if the run had ended when its start was acknowledged. On return
-        the run's end is durable and the session is free, and the `on_event` that `run` was given has had all events,
-        unless it needs more than ten seconds for the rest. Leaving or cancelling the wait does not cancel the run.
+        the run's end is durable, and the next queued run has started, if one is due. The `on_event` that `run` was
+        given has had all events, unless it needs more than ten seconds for the rest. Leaving or cancelling the wait
+        does not cancel the run.
 
         Args:
             timeout_s: give up after so many seconds; the run continues.
@@ -254,6 +256,9 @@ class ExecutionHandle(_Handle):
             OutputInvalidError, OutputRefusedError, OutputCutError: the run had `output=` and got no such answer; these
                 are RunFailedErrors, so they have `.turn` too.
             WaitTimeoutError: the run has not ended after `timeout_s`.
+            TurnNotFoundError: the run completed, but its turn was cleared.
+            SessionNotFoundError: the session was deleted.
+            SessionLostError: no process of the session could be reached for a minute.
             OverloadedError: the run has not ended, and too many other callers have been waiting for all of `timeout_s`
                 (one minute without a `timeout_s`).
         """
@@ -270,9 +275,10 @@ class ExecutionHandle(_Handle):
             self._sink.drain()
 
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
-        """Cancel the run; return whether it ended as cancelled. When this returns, the session is free.
+        """Cancel the run and wait for its end; return whether it ended as cancelled.
 
-        Idempotent; cancelling a run that has ended changes nothing.
+        On return the run's end is durable, and the next queued run has started, if one is due. Idempotent; cancelling
+        a run that has ended changes nothing.
         """
         return carry_out(self._cancel(reason), self._client.portal)
 
@@ -347,7 +353,7 @@ class ExecutionHandle(_Handle):
         return self.info().state
 
     def phase(self) -> Phase:
-        """Return the run's phase, derived from its events up to now: see `events(phases=True)`."""
+        """Return the run's phase, derived from its events up to now: see `events(phases=True)`. Fetches all of them."""
         return carry_out(self._phase(), self._client.portal)
 
     def info(self) -> RunRecord:
@@ -355,7 +361,7 @@ class ExecutionHandle(_Handle):
         return carry_out(self._record(), self._client.portal)
 
     def steps(self) -> list[Step]:
-        """Return the run's model calls and tool calls up to now, with their times, in order."""
+        """Return the run's model calls and tool calls up to now, with their times, in order. Fetches all its events."""
         return carry_out(self._steps(), self._client.portal)
 
     def events(self, after: int = 0, *, phases: bool = False) -> Iterator[AnyEvent]:
@@ -422,8 +428,9 @@ class AsyncExecutionHandle(_Handle):
         """Return the finished turn, or raise the run's error. Any number of callers may wait, also after the run.
 
         Costs one Ray call every ten seconds, or none if the run had ended when its start was acknowledged. On return
-        the run's end is durable and the session is free, and the `on_event` that `run` was given has had all events,
-        unless it needs more than ten seconds for the rest. Leaving or cancelling the wait does not cancel the run.
+        the run's end is durable, and the next queued run has started, if one is due. The `on_event` that `run` was
+        given has had all events, unless it needs more than ten seconds for the rest. Leaving or cancelling the wait
+        does not cancel the run.
 
         Args:
             timeout_s: give up after so many seconds; the run continues.
@@ -435,6 +442,9 @@ class AsyncExecutionHandle(_Handle):
             OutputInvalidError, OutputRefusedError, OutputCutError: the run had `output=` and got no such answer; these
                 are RunFailedErrors, so they have `.turn` too.
             WaitTimeoutError: the run has not ended after `timeout_s`.
+            TurnNotFoundError: the run completed, but its turn was cleared.
+            SessionNotFoundError: the session was deleted.
+            SessionLostError: no process of the session could be reached for a minute.
             OverloadedError: the run has not ended, and too many other callers have been waiting for all of `timeout_s`
                 (one minute without a `timeout_s`).
         """
@@ -451,9 +461,10 @@ class AsyncExecutionHandle(_Handle):
             await self._sink.drain()
 
     async def cancel(self, reason: str = "cancelled by the caller") -> bool:
-        """Cancel the run; return whether it ended as cancelled. When this returns, the session is free.
+        """Cancel the run and wait for its end; return whether it ended as cancelled.
 
-        Idempotent; cancelling a run that has ended changes nothing.
+        On return the run's end is durable, and the next queued run has started, if one is due. Idempotent; cancelling
+        a run that has ended changes nothing.
         """
         return await carry_out_async(self._cancel(reason))
 
@@ -528,7 +539,7 @@ class AsyncExecutionHandle(_Handle):
         return (await self.info()).state
 
     async def phase(self) -> Phase:
-        """Return the run's phase, derived from its events up to now: see `events(phases=True)`."""
+        """Return the run's phase, derived from its events up to now: see `events(phases=True)`. Fetches all of them."""
         return await carry_out_async(self._phase())
 
     async def info(self) -> RunRecord:
@@ -536,7 +547,7 @@ class AsyncExecutionHandle(_Handle):
         return await carry_out_async(self._record())
 
     async def steps(self) -> list[Step]:
-        """Return the run's model calls and tool calls up to now, with their times, in order."""
+        """Return the run's model calls and tool calls up to now, with their times, in order. Fetches all its events."""
         return await carry_out_async(self._steps())
 
     async def events(self, after: int = 0, *, phases: bool = False) -> AsyncIterator[AnyEvent]:

@@ -316,8 +316,10 @@ class _Session:
 class Session(_Session):
     """A conversation. Methods may be called from many threads and processes at once; they take effect one at a time.
 
-    Each method is one Ray call; `run` and `start` are durable when they return. A method whose argument has the wrong
-    type or is out of range raises InvalidInputError, which names the argument, and changes nothing.
+    A change is durable when its method returns. Most methods are one Ray call. Reads of a session without a live
+    process query the store; `export_messages` reads page by page; `cancel` and `end` repeat their call until the run
+    has ended. A method whose argument has the wrong type or is out of range raises InvalidInputError, which names the
+    argument, and changes nothing.
     """
 
     @property
@@ -326,7 +328,7 @@ class Session(_Session):
         return SessionMemory(self._client, self._stored_id)
 
     def append(self, *prompts: Prompt) -> Turn:
-        """Store prompts for the next run; return that run's turn, with all prompts that wait for the run.
+        """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
 
         The history has the prompts in the order in which `append` calls return. An active run does not see them.
         Prompts may be an earlier conversation: `Text`, `Thinking`, `ToolUse` and `ToolResult` blocks too. A result
@@ -411,7 +413,7 @@ class Session(_Session):
         | `inject` | the prompts | the active run, with the prompts from its next model call on | unaffected |
         | `debounce` | the prompts | all prompts with `debounce`, as one turn, after `debounce_s` | unaffected |
         | `interrupt` | the prompts, after those of the ended runs | the new prompts, next | get RunCancelledError |
-        | `rollback` | the prompts; those of the ended runs are dropped | the new prompts, next | get RunCancelledError |
+        | `rollback` | the prompts; ended runs' are dropped | the new prompts, next | get RunCancelledError |
 
         Prompts that were stored by `append` are never dropped. `interrupt` keeps the text that the ended run has
         answered; `rollback` drops it.
@@ -546,7 +548,7 @@ class Session(_Session):
         return carry_out(self._add_event(name, data), self._client.portal)
 
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
-        """Cancel the active run; return whether it ended as cancelled.
+        """Cancel the active run and wait for its end; return whether it ended as cancelled.
 
         Raises:
             NoActiveRunError: no run is active.
@@ -565,7 +567,8 @@ class Session(_Session):
     def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
         """Return a new session that continues after turn `at`, by default the last turn that ended.
 
-        This session does not change.
+        This session does not change. It may have an active run. Durable on return. The fork has this session's agent,
+        metadata, memory use, model, params, engine and `ttl_s`, but not its title and no pending prompts.
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
@@ -618,7 +621,7 @@ class Session(_Session):
         """Use another engine of the manager for later runs, by its name; None for its first. Durable on return.
 
         Active and queued runs keep their engine. The name is stored with the session, so later managers use their
-        engine of this name. Costs nothing if no run follows.
+        engine of this name.
 
         Raises:
             ConfigError: the manager has no engine of this name; nothing was changed.
@@ -630,7 +633,10 @@ class Session(_Session):
         carry_out(self._ask("refresh"), self._client.portal)
 
     def end(self) -> None:
-        """End the session: cancel its runs and accept no new ones. Ending twice is fine."""
+        """End the session: cancel its runs and accept no new ones. Ending twice is fine.
+
+        Waits until the active run has ended. Pending prompts, and those of queued runs, stay stored; no run uses them.
+        """
         carry_out(self._client.end(self._stored_id), self._client.portal)
 
     def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:
@@ -702,10 +708,12 @@ class Session(_Session):
 
 
 class AsyncSession(_Session):
-    """`Session` with its verbs as coroutines: any number at once, from any process; they take effect one at a time.
+    """`Session` with its methods as coroutines: any number at once, from any process; they take effect one at a time.
 
-    Each is one Ray call; `run` and `start` are durable when they return. A verb whose argument has the wrong type, or
-    is out of its range, raises InvalidInputError, which names the argument, and does nothing.
+    A change is durable when its method returns. Most methods are one Ray call. Reads of a session without a live
+    process query the store; `export_messages` reads page by page; `cancel` and `end` repeat their call until the run
+    has ended. A method whose argument has the wrong type or is out of range raises InvalidInputError, which names the
+    argument, and changes nothing.
     """
 
     @property
@@ -714,7 +722,7 @@ class AsyncSession(_Session):
         return AsyncSessionMemory(self._client, self._stored_id)
 
     async def append(self, *prompts: Prompt) -> Turn:
-        """Store prompts for the next run; return that run's turn, with all prompts that wait for the run.
+        """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
 
         The history has the prompts in the order in which `append` calls return. An active run does not see them.
         Prompts may be an earlier conversation: `Text`, `Thinking`, `ToolUse` and `ToolResult` blocks too. A result
@@ -796,7 +804,7 @@ class AsyncSession(_Session):
         | `inject` | the prompts | the active run, with the prompts from its next model call on | unaffected |
         | `debounce` | the prompts | all prompts with `debounce`, as one turn, after `debounce_s` | unaffected |
         | `interrupt` | the prompts, after those of the ended runs | the new prompts, next | get RunCancelledError |
-        | `rollback` | the prompts; those of the ended runs are dropped | the new prompts, next | get RunCancelledError |
+        | `rollback` | the prompts; ended runs' are dropped | the new prompts, next | get RunCancelledError |
 
         Prompts that were stored by `append` are never dropped. `interrupt` keeps the text that the ended run has
         answered; `rollback` drops it.
@@ -933,7 +941,7 @@ class AsyncSession(_Session):
         return await carry_out_async(self._add_event(name, data))
 
     async def cancel(self, reason: str = "cancelled by the caller") -> bool:
-        """Cancel the active run; return whether it ended as cancelled.
+        """Cancel the active run and wait for its end; return whether it ended as cancelled.
 
         Raises:
             NoActiveRunError: no run is active.
@@ -952,7 +960,8 @@ class AsyncSession(_Session):
     async def fork(self, at: int | None = None, session_id: str | None = None) -> AsyncSession:
         """Return a new session that continues after turn `at`, by default the last turn that ended.
 
-        This session does not change.
+        This session does not change. It may have an active run. Durable on return. The fork has this session's agent,
+        metadata, memory use, model, params, engine and `ttl_s`, but not its title and no pending prompts.
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
@@ -1005,7 +1014,7 @@ class AsyncSession(_Session):
         """Use another engine of the manager for later runs, by its name; None for its first. Durable on return.
 
         Active and queued runs keep their engine. The name is stored with the session, so later managers use their
-        engine of this name. Costs nothing if no run follows.
+        engine of this name.
 
         Raises:
             ConfigError: the manager has no engine of this name; nothing was changed.
@@ -1017,7 +1026,10 @@ class AsyncSession(_Session):
         await carry_out_async(self._ask("refresh"))
 
     async def end(self) -> None:
-        """End the session: cancel its runs and accept no new ones. Ending twice is fine."""
+        """End the session: cancel its runs and accept no new ones. Ending twice is fine.
+
+        Waits until the active run has ended. Pending prompts, and those of queued runs, stay stored; no run uses them.
+        """
         await carry_out_async(self._client.end(self._stored_id))
 
     async def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:

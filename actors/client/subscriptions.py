@@ -68,6 +68,9 @@ Kinds = Annotated[Collection[str], PlainValidator(_kinds)]
 class EventFeed:
     """The stored events of the sessions that match, from a cursor on.
 
+    Call `next_page`, then `note` after each event is handed out, then `end_page`; and so on. An event that was handed
+    out but not noted before a crash is handed out again.
+
     Sessions that have changed are found by the time and the revision of their last commit. So the feed needs no process
     of a session, and works beside any number of Rays. A cursor has, by session, the number of the last event that was
     handed out; of other sessions, the events after the time `at` are new.
@@ -224,7 +227,8 @@ class _Subscription:
     def cursor(self) -> str:
         """Names the events that `on_event` has had: `subscribe(cursor=...)` goes on after them, in any process.
 
-        Save it, for example, after each event. The event that `on_event` is being called with is not among them.
+        Save it, for example, after each event. The event that `on_event` is being called with is not among them, so
+        after a crash it may be delivered again.
         """
         return self._feed.cursor
 
@@ -298,7 +302,7 @@ class AsyncSubscription(_Subscription):
         await self.close()
 
     async def close(self) -> None:
-        """Stop, after the call that is under way. Closing twice is fine."""
+        """Stop, after the call or the pause between two queries that is under way. Closing twice is fine."""
         self._closed.set()
         if asyncio.current_task() is not self._task:
             await asyncio.wait([self._task])

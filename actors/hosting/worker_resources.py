@@ -90,7 +90,11 @@ class WorkerResources:
         return engine_id in self._equipment
 
     def get(self, engine_id: str) -> tuple[Equipment, bytes]:
-        """Return cached equipment, and its pickle."""
+        """Return cached equipment, and its pickle.
+
+        Raises:
+            KeyError: it is not cached.
+        """
         self._equipment.move_to_end(engine_id)
         return self._equipment[engine_id], self._pickled[engine_id]
 

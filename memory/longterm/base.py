@@ -236,15 +236,23 @@ class LongTermMemory(Protocol):
     scope names no agent, to all of the user's agents. A recall returns items of the scope's user and of the scope's
     agent, and never those of other users or agents.
 
-    A memory that cannot be written has a true attribute `read_only`: see `is_read_only`. A memory that keeps files has
-    a true attribute `is_local`, so that its actor stays on the node with the files. Each method may raise; the failure
-    of one memory does not affect others.
+    Each method may raise; the failure of one memory does not affect others. A memory may also be `Listing` or
+    `Profiled`, and have these attributes:
+
+    - `label`: a `Label` with its name in sessions and its limit of tokens.
+    - `read_only`: if true, it cannot be written; see `is_read_only`.
+    - `is_local`: if true, it keeps files, so its actor stays on the node with the files.
+    - `limits_categories`: if true, `recall` and `recall_with_profile` take the argument `per_category`; see
+      `base.limits_categories`.
+    - `can_list`, `has_profiles`: if false, it does not list or has no profiles, though it has the methods.
     """
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         """Keep the items; return the ids of those that are durable now.
 
-        Idempotent by id: an item that is stored already, or that was forgotten during this call, is not changed.
+        Idempotent by id: an item that is stored already is not changed, and one that was forgotten, also during this
+        call, is not stored. The ids of both are returned as durable. If an id is missing, a session gives the memory
+        the items of that turn again later, and `save` raises LongTermMemoryError.
         """
 
     async def recall(
@@ -292,6 +300,10 @@ class LongTermMemory(Protocol):
 
         With `ids`, deletes these items. Without, deletes all items of the scope's session, or all items of the user if
         the scope has no session. An id that does not exist or belongs to another user is not an error.
+
+        Deleted ids do not come back: a later `remember` does not store them. The same holds for given ids that are not
+        stored yet. Built-in memories ensure this for 90 days. An item that a deleted item superseded is valid again,
+        unless it is deleted too, or another item supersedes it.
 
         Args:
             turn_index: delete only the items of this turn of the scope's session. Not allowed together with `ids`.

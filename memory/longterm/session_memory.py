@@ -21,9 +21,8 @@ MEMORY_TOOLS = frozenset(
 class MemoryAccess(Protocol):
     """Saves, recalls, changes and deletes for one session, and keeps its notes.
 
-    User, session and agent come from the session and are not arguments, so no call reaches another user's memory. Each
-    method is atomic, and an acknowledged change stays, however the run ends. Call the methods on the session's event
-    loop.
+    User, session and agent come from the session and are not arguments, so no call reaches another user's memory. An
+    acknowledged change stays, however the run ends. Call the methods on the session's event loop.
 
     Every method may raise, in addition to the errors that it lists:
         LongTermMemoryError: a long-term memory failed; the change may or may not have been made.
@@ -57,7 +56,7 @@ class MemoryAccess(Protocol):
         Raises:
             InvalidMemoryError: it cannot be kept.
             InvalidInputError: the session has no memory of this name.
-            ReadOnlyMemoryError: the memory is read-only, or all are.
+            ReadOnlyMemoryError: the memory is read-only, or all are, or the run may only read.
         """
 
     async def recall(
@@ -94,14 +93,14 @@ class MemoryAccess(Protocol):
 
         Raises:
             InvalidMemoryError: the changed item would be invalid; nothing was changed.
-            ReadOnlyMemoryError: the item belongs to a read-only memory.
+            ReadOnlyMemoryError: all memories are read-only, or the run may only read.
         """
 
     async def delete(self, ids: Collection[str]) -> int:
         """Delete these items; return how many existed. Unknown ids and ids of other users are ignored.
 
         Raises:
-            ReadOnlyMemoryError: an item belongs to a read-only memory.
+            ReadOnlyMemoryError: all memories are read-only, or the run may only read.
         """
 
     async def read_notes(self) -> str:

@@ -137,13 +137,13 @@ def _name(value: Any) -> str:
     return _text(value)
 
 
-def _state(value: Any) -> Status:
+def _item_status(value: Any) -> Status:
     if isinstance(value, str) and value in get_args(Status):
         return cast(Status, value)
     raise ValueError(f"must be one of {', '.join(get_args(Status))}")
 
 
-def _look(value: Any) -> Verify:
+def _verify_mode(value: Any) -> Verify:
     if value is True or value is False or (isinstance(value, str) and value == "files"):
         return cast(Verify, value)
     raise ValueError("must be True, False or 'files'")
@@ -155,7 +155,7 @@ def _removable(value: Any) -> Any:
     return value
 
 
-def _which(value: Any) -> int | str:
+def _turn_ref(value: Any) -> int | str:
     if isinstance(value, str):
         try:
             return check_id("turn id", value)
@@ -184,7 +184,7 @@ RunId = Annotated[str, PlainValidator(partial(check_id, "run id"))]
 IdempotencyKey = Annotated[str, PlainValidator(partial(check_id, "idempotency key"))]
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
-Patience = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+WaitSeconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 """How long to wait, in seconds; 0 checks once and returns."""
 Lifetime = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Time = Annotated[float, Field(allow_inf_nan=False)]
@@ -192,7 +192,7 @@ Time = Annotated[float, Field(allow_inf_nan=False)]
 
 Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
 """The index of a turn, or the number of an event."""
-Which = Annotated[int | str, PlainValidator(_which)]
+TurnRef = Annotated[int | str, PlainValidator(_turn_ref)]
 """The index of a turn, or its id."""
 Removable = Annotated[Turn | ChatMessage, PlainValidator(_removable)]
 Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
@@ -204,9 +204,9 @@ Title = Annotated[str, Field(max_length=MAX_TITLE_CHARS), AfterValidator(_text)]
 ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]
 """The id of a memory item: may be longer than other ids, since it can contain the source that the text is from."""
 Names = Annotated[Collection[str], PlainValidator(_names)]
-State = Annotated[Status, PlainValidator(_state)]
-"""Whether a memory's item still matters."""
-Look = Annotated[Verify, PlainValidator(_look)]
+ItemStatus = Annotated[Status, PlainValidator(_item_status)]
+"""The status of a memory item."""
+VerifyMode = Annotated[Verify, PlainValidator(_verify_mode)]
 Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
 Model = Annotated[str, PlainValidator(partial(check_id, "model"))]
 Format = Annotated[MessageFormat, Field()]
@@ -215,7 +215,7 @@ Instructions = Annotated[str, AfterValidator(_not_blank)]
 Tools = Annotated[Any, PlainValidator(record_of_tools)]
 """The external tools of a run; validated to their record."""
 Params = Annotated[ModelParams, PlainValidator(partial(check_params, "params"))]
-Use = Annotated[MemoryUse | bool, PlainValidator(memory_use)]
+MemoryUseArg = Annotated[MemoryUse | bool, PlainValidator(memory_use)]
 Type = Annotated[AnyType, PlainValidator(_type)]
 Types = Annotated[Collection[AnyType], PlainValidator(_types)]
 Category = Annotated[AnyCategory, PlainValidator(_category)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import InstanceOf
 
-from turnwise.actors.client.arguments import MAX_JSON_BYTES, Limit, Number, Patience, Text, checked, json_object
+from turnwise.actors.client.arguments import MAX_JSON_BYTES, Limit, Number, Text, WaitSeconds, checked, json_object
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import EventSink, TaskSink, ThreadSink
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
@@ -128,7 +128,7 @@ class _Handle:
         return type(self), (self._client, self._stored_id, self.run_id, self.turn_index)
 
     @checked
-    def _wait(self, timeout_s: Patience | None) -> Request[Turn]:
+    def _wait(self, timeout_s: WaitSeconds | None) -> Request[Turn]:
         outcome = self._outcome
         try:
             if outcome is None:
@@ -214,7 +214,7 @@ class _Handle:
         return events
 
     @checked
-    def _event_page(self, after: Number, limit: Limit, wait_s: Patience) -> Request[EventPage]:
+    def _event_page(self, after: Number, limit: Limit, wait_s: WaitSeconds) -> Request[EventPage]:
         events, later, done = yield from self._client.follow(self._stored_id, after, limit, self.run_id, wait_s)
         return EventPage(events, None if done else later)
 

@@ -22,7 +22,7 @@ from turnwise.actors.client.arguments import (
     Instructions,
     Lifetime,
     Limit,
-    Look,
+    MemoryUseArg,
     Model,
     Params,
     ParentRun,
@@ -31,8 +31,8 @@ from turnwise.actors.client.arguments import (
     Text,
     Time,
     Title,
-    Use,
     UserId,
+    VerifyMode,
     checked,
     json_object,
 )
@@ -254,7 +254,7 @@ class ManagerRequests:
         user_id: UserId | None,
         agent: AgentName | None,
         metadata: Any,
-        memory: Use,
+        memory: MemoryUseArg,
         *,
         ttl_s: Lifetime | None,
         model: Model | None,
@@ -357,7 +357,7 @@ class ManagerRequests:
         metadata: Any,
         title: Title | None,
         engine: EngineName | None,
-        memory: Use,
+        memory: MemoryUseArg,
     ) -> Request[SessionRecord]:
         self._check_user(user_id)
         self._check_writes(session_id, "import_messages")
@@ -554,7 +554,7 @@ class ManagerRequests:
             raise ReadOnlyStoreError(session_id, verb)
 
     @checked
-    def _forget(self, user_id: UserId, verify: Look) -> Request[Forgotten]:
+    def _forget(self, user_id: UserId, verify: VerifyMode) -> Request[Forgotten]:
         self._check_writes("*", "forget")
         done = Forgotten()
         tried: set[str] = set()

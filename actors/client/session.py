@@ -16,12 +16,11 @@ from turnwise.actors.client.arguments import (
     Instructions,
     Labels,
     Limit,
-    Look,
+    MemoryUseArg,
     Model,
     Number,
     Params,
     ParentRun,
-    Patience,
     Removable,
     Retries,
     RunId,
@@ -32,8 +31,9 @@ from turnwise.actors.client.arguments import (
     Title,
     Tools,
     TurnId,
-    Use,
-    Which,
+    TurnRef,
+    VerifyMode,
+    WaitSeconds,
     checked,
     json_object,
 )
@@ -136,7 +136,7 @@ class _Session:
         system: Instructions | None,
         idempotency_key: IdempotencyKey | None,
         after: Number | None,
-        memory: Use,
+        memory: MemoryUseArg,
     ) -> Request[Turn]:
         given = read_messages(messages, format, system=system)
         index: int = yield from self._ask("import_turns", given, idempotency_key, after, memory)
@@ -186,7 +186,7 @@ class _Session:
         idempotency_key: IdempotencyKey | None = None,
         timeout_s: Seconds | None = None,
         labels: Labels | None = None,
-        memory: Use | None = None,
+        memory: MemoryUseArg | None = None,
         model: Model | None = None,
         params: Params | None = None,
         output: Any = None,
@@ -219,7 +219,7 @@ class _Session:
         return self._client.unpack(packed, cache) if packed else None
 
     @checked
-    def _turn(self, index: Which) -> Request[Turn]:
+    def _turn(self, index: TurnRef) -> Request[Turn]:
         cache = self._client.cache(self._stored_id)
         packed: PackedTurn = yield from self._ask("turn", index, cache.held)
         return self._client.unpack(packed, cache)
@@ -244,7 +244,7 @@ class _Session:
         return Page(tuple(reversed(found) if newest_first else found), cursor)
 
     @checked
-    def _events(self, after: Number, limit: Limit, wait_s: Patience) -> Request[EventPage]:
+    def _events(self, after: Number, limit: Limit, wait_s: WaitSeconds) -> Request[EventPage]:
         events, _, _ = yield from self._client.follow(self._stored_id, after, limit + 1, None, wait_s)
         return EventPage(events[:limit], events[limit - 1].seq if len(events) > limit else None)
 
@@ -304,12 +304,12 @@ class _Session:
         return removed
 
     @checked
-    def _clear(self, keep_last: Count, memory: bool, verify: Look, updated_at: Time | None) -> Request[Forgotten]:
+    def _clear(self, keep_last: Count, memory: bool, verify: VerifyMode, updated_at: Time | None) -> Request[Forgotten]:
         given: dict[str, Any] = {"memory": memory, "verify": verify, "updated_at": updated_at}
         return (yield from self._client.clear(self._stored_id, keep_last, **given))
 
     @checked
-    def _delete(self, memory: bool, verify: Look) -> Request[Forgotten]:
+    def _delete(self, memory: bool, verify: VerifyMode) -> Request[Forgotten]:
         return (yield from self._client.delete(self._stored_id, memory=memory, verify=verify))
 
 

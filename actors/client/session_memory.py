@@ -9,17 +9,17 @@ from turnwise.actors.client.arguments import (
     MAX_JSON_BYTES,
     Category,
     ItemId,
+    ItemStatus,
     Limit,
-    Look,
+    MemoryUseArg,
     Names,
     Number,
-    Patience,
-    State,
     Text,
     Time,
     Type,
     Types,
-    Use,
+    VerifyMode,
+    WaitSeconds,
     checked,
 )
 from turnwise.actors.client.cluster_client import ClusterClient
@@ -97,15 +97,15 @@ class _SessionMemory:
         return self._ask("delete", ids)
 
     @checked
-    def _forget(self, turn_index: Number, verify: Look) -> Request[Forgotten]:
+    def _forget(self, turn_index: Number, verify: VerifyMode) -> Request[Forgotten]:
         return self._client.forget_turn(self._session_id, turn_index, verify=verify)
 
     @checked
-    def _use(self, use: Use) -> Request[Any]:
+    def _use(self, use: MemoryUseArg) -> Request[Any]:
         return self._client.ask(self._session_id, "use_memory", use)
 
     @checked
-    def _wait(self, timeout_s: Patience | None) -> Request[bool]:
+    def _wait(self, timeout_s: WaitSeconds | None) -> Request[bool]:
         return self._client.wait_for_memory(self._session_id, timeout_s)
 
     def _note(self, verb: str, content: Any) -> Request[Any]:
@@ -129,7 +129,7 @@ def _checked_changes(**given: Any) -> dict[str, Any]:
         topic: Text | None = None,
         name: Text | None = None,
         aliases: Names = (),
-        status: State = "active",
+        status: ItemStatus = "active",
         expires_at: Time | None = None,
     ) -> dict[str, Any]:
         found = {"id": id, "text": text, "type": type, "topic": topic, "name": name, "aliases": aliases}

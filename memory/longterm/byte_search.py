@@ -33,7 +33,7 @@ _ANCHOR = 8
 _CODE, _BITS, _FACTOR = 32, 20, 0x9E3779B97F4A7C15
 
 
-class Print(NamedTuple):
+class Fingerprint(NamedTuple):
     """The fingerprint of bytes to search for. It identifies the bytes where they occur, but does not reveal them."""
 
     width: int
@@ -74,8 +74,8 @@ class Found:
     """The files that could not be read, each with the reason."""
 
 
-def search(parts: Iterable[Part], prints: Iterable[Print], salt: bytes) -> Found:
-    """Search parts of files for the bytes of these prints: O(size of the parts). Blocks.
+def search(parts: Iterable[Part], prints: Iterable[Fingerprint], salt: bytes) -> Found:
+    """Search parts of files for the bytes of these fingerprints: O(size of the parts). Blocks.
 
     Texts that also occur in the schema of a SQLite file do not count. A separate process reads the files, because a
     process loses SQLite's locks on a database when it closes the same file.
@@ -106,19 +106,19 @@ def parts_of(paths: Iterable[Path], pages: Mapping[Path, Collection[int]] | None
     ]
 
 
-def prints_of(texts: Iterable[str], salt: bytes) -> list[Print]:
-    """Return the prints of all pieces of these texts, in all forms in which a file may contain them."""
+def fingerprints_of(texts: Iterable[str], salt: bytes) -> list[Fingerprint]:
+    """Return the fingerprints of all pieces of these texts, in all forms in which a file may contain them."""
     wanted = {piece for text in texts for piece in pieces(text)}
     return sorted({print_of(form, salt, is_json=is_json) for piece in wanted for form, is_json in forms(piece).items()})
 
 
-def print_of(needle: bytes, salt: bytes, *, is_json: bool = False) -> Print:
+def print_of(needle: bytes, salt: bytes, *, is_json: bool = False) -> Fingerprint:
     """Return the print of some bytes, which depends on the salt."""
     width = min(_ANCHOR, len(needle))
     at = (len(needle) - width) // 2
     number = int.from_bytes(needle[at : at + width], "little") ^ int.from_bytes(salt[:8], "little")
     code = number * _FACTOR % (1 << 64) >> (64 - _CODE)
-    return Print(width, at, len(needle), code, _digest(needle, salt), is_json)
+    return Fingerprint(width, at, len(needle), code, _digest(needle, salt), is_json)
 
 
 def pieces(text: str) -> set[str]:
@@ -140,13 +140,13 @@ def forms(piece: str) -> dict[bytes, bool]:
 
 
 class Needles:
-    """Searches data for many byte strings at once, by their prints."""
+    """Searches data for many byte strings at once, by their fingerprints."""
 
-    def __init__(self, prints: Iterable[Print], salt: bytes) -> None:
+    def __init__(self, prints: Iterable[Fingerprint], salt: bytes) -> None:
         self._salt = salt
         self.longest = 1
-        self._of: dict[int, dict[int, list[Print]]] = {}
-        """The prints by width, then by code."""
+        self._of: dict[int, dict[int, list[Fingerprint]]] = {}
+        """The fingerprints by width, then by code."""
         for each in prints:
             self.longest = max(self.longest, each.length)
             self._of.setdefault(each.width, {}).setdefault(each.code, []).append(each)
@@ -157,7 +157,7 @@ class Needles:
 
     def within(self, data: bytes) -> set[tuple[bytes, bool]]:
         """Return the byte strings that occur in the data, each with whether it is JSON."""
-        found: dict[Print, bytes] = {}
+        found: dict[Fingerprint, bytes] = {}
         padded = data + bytes(_ANCHOR)
         for offset in range(_ANCHOR if self._of else 0):
             numbers = np.frombuffer(padded, dtype="<u8", offset=offset, count=(len(padded) - offset) // _ANCHOR)
@@ -307,6 +307,6 @@ _ABOUT = (
 if __name__ == "__main__":
     given = json.load(sys.stdin)
     salt = bytes.fromhex(given["salt"])
-    asked = Needles([Print(*each) for each in given["prints"]], salt)
+    asked = Needles([Fingerprint(*each) for each in given["prints"]], salt)
     result = _search([Part(**each) for each in given["parts"]], asked)
     json.dump({"files": result.files, "pieces": result.pieces, "unread": result.unread}, sys.stdout)

@@ -145,7 +145,7 @@ async def erase(  # noqa: PLR0911 - each outcome is returned where it is known
         if await memory.texts(scope, ids, **which):
             return _unverified(items, "matching items were saved meanwhile; repeat the deletion")
         salt = secrets.token_bytes(16)
-        prints = await asyncio.to_thread(byte_search.prints_of, texts, salt)
+        prints = await asyncio.to_thread(byte_search.fingerprints_of, texts, salt)
         logs = [path.with_name(f"{path.name}-{kind}") for path in pages for kind in ("wal", "journal")]
         parts = byte_search.parts_of([*pages, *logs], pages)
         found = await asyncio.to_thread(byte_search.search, parts, prints, salt)

@@ -16,7 +16,7 @@ from typing import Any
 from turnwise.errors import CorruptRecordError, StoreError
 from turnwise.memory.longterm import byte_search
 from turnwise.memory.longterm.base import LongTermMemory, Scope
-from turnwise.memory.longterm.byte_search import Part, Print
+from turnwise.memory.longterm.byte_search import Fingerprint, Part
 from turnwise.memory.longterm.deletion import Erasing, Erasure, erase, search_file, searches_of, still_there
 
 STEP_BYTES = 64 << 20
@@ -70,8 +70,8 @@ class FileSearch:
         """Add texts to search for, before they are deleted. All data is searched again."""
         before = self._state
         salt = bytes.fromhex(before["salt"]) if before else secrets.token_bytes(16)
-        prints = await asyncio.to_thread(byte_search.prints_of, texts, salt)
-        known = {Print(*each) for each in before.get("prints", ())}
+        prints = await asyncio.to_thread(byte_search.fingerprints_of, texts, salt)
+        known = {Fingerprint(*each) for each in before.get("prints", ())}
         self._state = {
             "salt": salt.hex(),
             "prints": sorted(known.union(prints)),
@@ -106,7 +106,7 @@ class FileSearch:
         """
         state, parts = self._state, self._state["parts"]
         some = list(_first(parts))
-        prints = [Print(*each) for each in state["prints"]]
+        prints = [Fingerprint(*each) for each in state["prints"]]
         asked = [Part(path=path, start=start, stop=stop) for path, start, stop in some]
         found = await asyncio.to_thread(byte_search.search, asked, prints, bytes.fromhex(state["salt"]))
         there = await still_there(self._memory, found.pieces)

@@ -16,23 +16,23 @@ from turnwise.memory.longterm.byte_search import (
     Found,
     Needles,
     Part,
+    fingerprints_of,
     forms,
     parts_of,
     pieces,
     print_of,
-    prints_of,
 )
 
 SALT = b"pepper and salt."
 
 
 def search(paths: list[Path], texts: list[str]) -> Found:
-    return byte_search.search(parts_of(paths), prints_of(texts, SALT), SALT)
+    return byte_search.search(parts_of(paths), fingerprints_of(texts, SALT), SALT)
 
 
 def search_here(paths: list[Path], texts: list[str]) -> Found:
     """Search in this process."""
-    return byte_search._search(parts_of(paths), Needles(prints_of(texts, SALT), SALT))
+    return byte_search._search(parts_of(paths), Needles(fingerprints_of(texts, SALT), SALT))
 
 
 letters = st.sampled_from([b"a", b"b", b"ab", b"\0", b"aaaaaaaa"])
@@ -129,8 +129,8 @@ def test_texts_of_the_schema_do_not_count(tmp_path: Path) -> None:
 
 
 def test_prints_depend_on_the_salt_and_reveal_no_text() -> None:
-    (one,) = prints_of(["zyzzyva"], SALT)
-    (other,) = prints_of(["zyzzyva"], SALT[::-1])
+    (one,) = fingerprints_of(["zyzzyva"], SALT)
+    (other,) = fingerprints_of(["zyzzyva"], SALT[::-1])
     assert one.length == other.length == 7
     assert one.code != other.code and one.digest != other.digest
     assert one.code < 1 << 32
@@ -157,7 +157,7 @@ def test_only_free_space_of_pages_is_searched(rows: list[tuple[int, int]], size:
             there = [text[:15] for (text,) in database.execute("SELECT text FROM rows UNION SELECT word FROM words")]
             (pages,) = database.execute("PRAGMA page_count").fetchone()
         (part,) = parts_of([file], {file: range(1, pages + 1)})
-        needles = Needles(prints_of(there, SALT), SALT)
+        needles = Needles(fingerprints_of(there, SALT), SALT)
         assert len(needles.within(file.read_bytes())) == len(set(there))
         assert byte_search._within(part, needles) == set()
 
@@ -169,7 +169,7 @@ def test_text_in_free_space_is_found(tmp_path: Path) -> None:
         database.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, text TEXT)")
         database.executemany("INSERT INTO rows VALUES (?, ?)", [(1, "a zyzzyva"), (2, "a quokka"), (3, "a tapir")])
         database.execute("DELETE FROM rows WHERE id = 2")
-    prints = prints_of(["zyzzyva", "quokka", "tapir"], SALT)
+    prints = fingerprints_of(["zyzzyva", "quokka", "tapir"], SALT)
     found = byte_search.search(parts_of([file], {file: [1, 2]}), prints, SALT)
     assert (found.files, found.pieces) == (1, {"quokka": [str(file)]})
     assert byte_search.search(parts_of([file], {file: [1]}), prints, SALT).pieces == {}

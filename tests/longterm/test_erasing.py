@@ -19,7 +19,7 @@ from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm import byte_search
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
-from turnwise.memory.longterm.byte_search import Found, Needles, Part, Print
+from turnwise.memory.longterm.byte_search import Fingerprint, Found, Needles, Part
 from turnwise.memory.longterm.deletion import Erasing, Erasure, Scrubbing, erase
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.file_search import begin, erase_and_search
@@ -79,7 +79,7 @@ def searcher() -> Iterator[ProcessPoolExecutor]:
 def one_searcher(searcher: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """All searches are made by one process. With `make races`, and without this fixture, each starts its own."""
 
-    def search(parts: Iterable[Part], prints: Iterable[Print], salt: bytes) -> Found:
+    def search(parts: Iterable[Part], prints: Iterable[Fingerprint], salt: bytes) -> Found:
         return searcher.submit(byte_search._search, list(parts), Needles(prints, salt)).result()
 
     if share(20) < 20:

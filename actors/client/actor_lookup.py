@@ -15,7 +15,7 @@ from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.nodes import ANYWHERE, here
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout, find_layouts
-from turnwise.actors.hosting.packed_actor import HostPost, PackedActor
+from turnwise.actors.hosting.packed_actor import HostAssignment, PackedActor
 from turnwise.actors.hosting.session_actor import SessionActor
 from turnwise.errors import OverloadedError, SessionLostError
 
@@ -39,26 +39,26 @@ FOR_EVER = {"max_restarts": -1, "max_task_retries": -1}
 class ActorLookup(Protocol):
     """Finds the actors of a store's sessions, for one process."""
 
-    have_many: bool
-    """Whether an actor hosts many sessions."""
+    is_shared: bool
+    """Whether one actor hosts many sessions."""
 
     def actor(self, session_id: str) -> Any:
         """Return the actor of a session, created if it does not exist; does not wait for its start."""
 
-    def miss(self, session_id: str) -> None:
+    def invalidate(self, session_id: str) -> None:
         """Search again at the next call, since the actor was lost or no longer hosts the session."""
 
     def warm(self, session_id: str, request: bytes) -> None:
         """Start the session's process and load the session, if it has a dedicated one; does not wait for it."""
 
     def is_live(self, session_id: str) -> bool:
-        """Return whether an actor exists that may host the session; a cached actor counts until `miss` is called."""
+        """Return whether an actor exists that may host the session; a cached one counts until `invalidate`."""
 
 
 class _LookupOfOne(ABC):
     """Base of the lookups that look up each session's actor by name, and cache it."""
 
-    have_many = False
+    is_shared = False
 
     def __init__(self, namespace: str, store_id: str) -> None:
         self._namespace = namespace
@@ -81,7 +81,7 @@ class _LookupOfOne(ABC):
                 self._actors.popitem(last=False)
         return actor
 
-    def miss(self, session_id: str) -> None:
+    def invalidate(self, session_id: str) -> None:
         self._actors.pop(session_id, None)
 
     def is_live(self, session_id: str) -> bool:
@@ -108,11 +108,11 @@ class DedicatedLookup(_LookupOfOne):
     """
 
     def __init__(
-        self, namespace: str, store_id: str, placement: Dedicated, making: ActorSpec, where: dict[str, Any]
+        self, namespace: str, store_id: str, placement: Dedicated, spec: ActorSpec, where: dict[str, Any]
     ) -> None:
         super().__init__(namespace, store_id)
         self._placement = placement
-        self._making = making
+        self._spec = spec
         self._where = where
 
     def warm(self, session_id: str, request: bytes) -> None:
@@ -128,7 +128,7 @@ class DedicatedLookup(_LookupOfOne):
                 raise OverloadedError(session_id, "max_live", most)
         options = {**FOR_EVER, **self._where, "max_concurrency": self._placement.max_waits + MAX_CALLS}
         actor = detached_actor(SessionActor, name, self._namespace, **options)
-        return actor.remote(session_id, self._namespace, self._making, self._placement.max_waits)
+        return actor.remote(session_id, self._namespace, self._spec, self._placement.max_waits)
 
 
 class PackedLookup:
@@ -140,13 +140,13 @@ class PackedLookup:
         where: the nodes on which actors start, as Ray options.
     """
 
-    have_many = True
+    is_shared = True
 
-    def __init__(self, namespace: str, store_id: str, limits: Packed, making: ActorSpec, where: dict[str, Any]) -> None:
+    def __init__(self, namespace: str, store_id: str, limits: Packed, spec: ActorSpec, where: dict[str, Any]) -> None:
         self._namespace = namespace
         self._store_id = store_id
         self._limits = limits
-        self._making = making
+        self._spec = spec
         self._where = where
         layouts = find_layouts(namespace, store_id)
         newest = layouts[0] if layouts else Layout(0, 0)
@@ -164,7 +164,7 @@ class PackedLookup:
     def actor(self, session_id: str) -> Any:
         return self._actors[self._layout.index_of(session_id)]
 
-    def miss(self, session_id: str) -> None:
+    def invalidate(self, session_id: str) -> None:
         now = time.monotonic()
         if now < self._looked_at + LOOK_S:
             return
@@ -186,7 +186,7 @@ class PackedLookup:
         options = {**FOR_EVER, **self._where, "max_concurrency": most}
         return [
             detached_actor(PackedActor, name, self._namespace, **options).remote(
-                HostPost(self._namespace, self._store_id, layout, index, limits), self._making
+                HostAssignment(self._namespace, self._store_id, layout, index, limits), self._spec
             )
             for index, name in enumerate(layout.actor_names(self._store_id))
         ]
@@ -214,9 +214,9 @@ class LiveLookup(_LookupOfOne):
         return found
 
 
-def make_lookup(namespace: str, store_id: str, placement: Dedicated | Packed, making: ActorSpec) -> ActorLookup:
+def make_lookup(namespace: str, store_id: str, placement: Dedicated | Packed, spec: ActorSpec) -> ActorLookup:
     """Return the lookup for a manager's sessions; its actors start on this node if the store is a local file."""
-    where = here() if making.place.is_local else ANYWHERE
+    where = here() if spec.place.is_local else ANYWHERE
     if isinstance(placement, Packed):
-        return PackedLookup(namespace, store_id, placement, making, where)
-    return DedicatedLookup(namespace, store_id, placement, making, where)
+        return PackedLookup(namespace, store_id, placement, spec, where)
+    return DedicatedLookup(namespace, store_id, placement, spec, where)

@@ -16,7 +16,7 @@ from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from turnwise.actors.client.actor_lookup import ActorLookup, LiveLookup, make_lookup
-from turnwise.actors.client.requests import Call, Consult, Pause, Portal, Request
+from turnwise.actors.client.requests import AwaitStep, Call, Pause, Portal, Request
 from turnwise.actors.cluster.actor_names import store_id_of
 from turnwise.actors.cluster.actor_spec import ActorSpec, StoreSpec
 from turnwise.actors.cluster.identity import identity
@@ -322,7 +322,7 @@ class ClusterClient:
                 if found is not None and not (verb == "events" and self.lookup.is_live(session_id)):
                     return found[0]
             try:
-                packed: bytes = yield Call(self.actor(session_id), request, left_s, self.lookup.have_many)
+                packed: bytes = yield Call(self.actor(session_id), request, left_s, self.lookup.is_shared)
             except GetTimeoutError as error:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
             except RayError as error:
@@ -340,7 +340,7 @@ class ClusterClient:
                 if not isinstance(answer.error, SessionFencedError):
                     raise answer.error
                 failure = answer.error  # that process no longer owns the session; look for the one that does
-            self.lookup.miss(session_id)
+            self.lookup.invalidate(session_id)
             yield Pause(search.pause_after(failure))
 
     def _read(self, session_id: str, verb: str, args: Sequence[Any]) -> Request[tuple[Any] | None]:
@@ -353,8 +353,8 @@ class ClusterClient:
         stored = StoredSession(*kept, raises_unattended=not self.read_only)
         try:
             if log := log_of(session_id):
-                yield Consult(partial(check_stored, kept[1], kept[0], log))
-            return ((yield Consult(partial(Reader(lambda: stored).answer, verb, args))),)
+                yield AwaitStep(partial(check_stored, kept[1], kept[0], log))
+            return ((yield AwaitStep(partial(Reader(lambda: stored).answer, verb, args))),)
         except UnattendedError:
             return None
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.requests import Consult, Request
+from turnwise.actors.client.requests import AwaitStep, Request
 from turnwise.errors import (
     LongTermMemoryError,
     SessionBusyError,
@@ -25,25 +25,25 @@ from turnwise.memory.stores.base import SessionStore
 
 def sweep(client: ClusterClient, store: SessionStore, archive: Path | None, memory: bool) -> Request[Swept]:
     """Delete the sessions of a store that have expired; see `SessionManager.sweep`."""
-    now = yield Consult(store.now)  # the store's clock, which also dates the sessions' commits
+    now = yield AwaitStep(store.now)  # the store's clock, which also dates the sessions' commits
     done, cursor = Swept(), None
     history = client.open_history()
     try:
         while True:
-            page = yield Consult(partial(store.expired, now, cursor=cursor, limit=PAGE))
+            page = yield AwaitStep(partial(store.expired, now, cursor=cursor, limit=PAGE))
             for session in page:
                 if client.is_live(session.session_id) or history or memory:
                     export = partial(archived, store, session, archive, history)
                     done += yield from _ask(client, store, session, export, memory)
                 else:
-                    done += yield Consult(partial(sweep_session, store, session, archive))
+                    done += yield AwaitStep(partial(sweep_session, store, session, archive))
                     client.drop(session.session_id)
             done += damaged(page)
             if (cursor := page.cursor) is None:
                 return done
     finally:
         if history:
-            yield Consult(history.close)
+            yield AwaitStep(history.close)
 
 
 def _ask(
@@ -56,14 +56,14 @@ def _ask(
     """Export the session, then let its process delete it, unless it was used since the query or has an active run."""
     session_id, file = session.session_id, None
     try:
-        file = yield Consult(export)
+        file = yield AwaitStep(export)
         yield from client.delete(session_id, memory=memory, verify=False, updated_at=session.updated_at)
     except SessionNotFoundError:
         pass  # already deleted: by an earlier delivery of this call whose answer was lost, or by another caller
     except TurnwiseError as error:
         # Remove the file only if nothing was deleted; otherwise it may be the only copy of the session.
-        if file and isinstance(error, _REFUSALS) and (yield Consult(partial(_is_there, store, session))):
-            yield Consult(partial(asyncio.to_thread, file.remove))
+        if file and isinstance(error, _REFUSALS) and (yield AwaitStep(partial(_is_there, store, session))):
+            yield AwaitStep(partial(asyncio.to_thread, file.remove))
         return kept(session_id, error)
     shown = public_id(session_id)
     return Swept(deleted=(shown,), archived=(shown,) if file else ())

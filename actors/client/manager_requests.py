@@ -40,7 +40,7 @@ from turnwise.actors.client.cluster_client import ClusterClient, HistoryArgument
 from turnwise.actors.client.event_sinks import EventSink, Sink
 from turnwise.actors.client.expiry import sweep
 from turnwise.actors.client.hosts import find_hosts
-from turnwise.actors.client.requests import Consult, Request
+from turnwise.actors.client.requests import AwaitStep, Request
 from turnwise.actors.client.subscriptions import EventFeed, Kinds
 from turnwise.actors.cluster.nodes import check_files
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
@@ -232,11 +232,11 @@ class ManagerRequests:
         """Run a coroutine of the store; the first time, also warn if another Ray has the store open."""
         store = self._own_store()
         if not self._knows_rivals:
-            others = yield Consult(partial(rivals, store))
+            others = yield AwaitStep(partial(rivals, store))
             self._knows_rivals = True
             if others:
                 _log.warning(_RIVALS, this_ray().address, ", ".join(others), store)
-        return (yield Consult(partial(ask, store)))
+        return (yield AwaitStep(partial(ask, store)))
 
     def _read(self, verb: str, id: str, user_id: str | None, missing: TurnwiseError) -> Request[Any]:
         """Look up a record for a user (any user if None); raise `missing` for an unreadable one of another user."""
@@ -386,16 +386,16 @@ class ManagerRequests:
         if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
             self._swept_at = time.monotonic()
             yield from sweep(client, store, None, memory=False)
-        now = yield Consult(store.now)
+        now = yield AwaitStep(store.now)
         times = {"created_at": now, "updated_at": now, "ttl_s": ONCE_TTL_S}
         owner: dict[str, Any] = {"user_id": user_id or DEFAULT_USER, "agent": agent, "metadata": freeze(given)}
         fresh = SessionRecord(session_id=new_id(), memory="off", engine=engine, **owner, **times)
-        made: SessionRecord = yield Consult(partial(store.create, fresh))
+        made: SessionRecord = yield AwaitStep(partial(store.create, fresh))
         return client, SessionRef.of(made), made.user_id, agent
 
     def _client_once(self) -> Request[ClusterClient]:
         """Return the client of the sessions of `run_once`."""
-        client: ClusterClient = self._once or (yield Consult(partial(asyncio.to_thread, self._make_once)))
+        client: ClusterClient = self._once or (yield AwaitStep(partial(asyncio.to_thread, self._make_once)))
         self._once = client
         return client
 
@@ -442,14 +442,14 @@ class ManagerRequests:
     def _execution_once(self, run_id: str, user_id: str | None) -> Request[tuple[ClusterClient, RunRecord] | None]:
         """Return a run of `run_once`, by any manager of this Ray, as long as it is there."""
         if self._client.read_only or not (
-            yield Consult(partial(asyncio.to_thread, is_there, ONCE_STORE, self._client.namespace))
+            yield AwaitStep(partial(asyncio.to_thread, is_there, ONCE_STORE, self._client.namespace))
         ):
             return None
         client = yield from self._client_once()
         store = client.stores[0]
         try:
-            found: RunRecord = yield Consult(partial(store.run, run_id))
-            owner: SessionRecord = yield Consult(partial(store.get, found.session_id))
+            found: RunRecord = yield AwaitStep(partial(store.run, run_id))
+            owner: SessionRecord = yield AwaitStep(partial(store.get, found.session_id))
         except NotFoundError:
             return None
         return (client, found) if user_id in (None, owner.user_id) else None
@@ -577,13 +577,13 @@ class ManagerRequests:
             if is_read_only(slot.memory):
                 continue
             if verify and isinstance(slot.memory, Eraser):
-                erased[slot.name] = yield Consult(partial(slot.memory.erase, scope, files=verify == "files"))
+                erased[slot.name] = yield AwaitStep(partial(slot.memory.erase, scope, files=verify == "files"))
                 items[slot.name] = erased[slot.name].items
             else:
-                items[slot.name] = yield Consult(partial(slot.memory.forget, scope))
+                items[slot.name] = yield AwaitStep(partial(slot.memory.forget, scope))
         notes = 0
         if working := self._client.working_memory:
-            notes = yield Consult(partial(working.forget, scope))
+            notes = yield AwaitStep(partial(working.forget, scope))
         return done + Forgotten(items=items, erased=erased, notes=notes)
 
     def _delete(self, session_id: str) -> Request[Forgotten]:
@@ -596,7 +596,7 @@ class ManagerRequests:
                 except (KeyMissingError, CorruptRecordError):
                     pass  # its process cannot read it; deleting it from the store needs no reading
             if history := self._client.stores[1]:
-                yield Consult(partial(history.delete, session_id))
+                yield AwaitStep(partial(history.delete, session_id))
             yield from self._consult("delete", session_id)
         except SessionNotFoundError:
             return Forgotten()
@@ -617,13 +617,13 @@ class ManagerRequests:
             why = "hosts have the sessions of all users: use a manager without enforce_user, or across_users()"
             raise ConfigError("enforce_user", True, why)
         self._own_store()
-        found: list[HostInfo] = yield Consult(partial(find_hosts, self._client.namespace, self._client.name))
+        found: list[HostInfo] = yield AwaitStep(partial(find_hosts, self._client.namespace, self._client.name))
         return found
 
     def _close(self) -> Request[None]:
         if self._once:
-            yield Consult(self._once.close)
-        yield Consult(self._client.close)
+            yield AwaitStep(self._once.close)
+        yield AwaitStep(self._client.close)
 
 
 def _once_client(

@@ -1,7 +1,7 @@
 """Requests: generators that the synchronous and the asynchronous classes share.
 
-A request yields each step that it waits for (`Call`, `Pause` or `Consult`), is sent that step's answer, and returns its
-result. `carry_out` carries the steps out blocking, `carry_out_async` on an event loop.
+A request yields each step that it waits for (`Call`, `Pause` or `AwaitStep`), is sent that step's answer, and returns
+its result. `carry_out` carries the steps out blocking, `carry_out_async` on an event loop.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Result = TypeVar("Result")
 class Call:
     """Wait for an actor's answer to a request; GetTimeoutError after `timeout_s`.
 
-    If the actor hosts many sessions (`has_many`), simultaneous calls from one event loop are sent to it as one.
+    If the actor hosts many sessions (`is_shared`), simultaneous calls from one event loop are sent to it as one.
     """
 
     actor: Any
     request: bytes
     timeout_s: float | None
-    has_many: bool
+    is_shared: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Consult:
+class AwaitStep:
     """Wait for a coroutine that uses the store or a memory."""
 
     ask: Callable[[], Awaitable[Any]]
 
 
-Step = Call | Pause | Consult
+Step = Call | Pause | AwaitStep
 Request = Generator[Step, Any, Result]
 
 
@@ -128,12 +128,12 @@ async def carry_out_async(request: Request[Result]) -> Result:
             failure = error
 
 
-async def _awaited(step: Consult) -> Any:
+async def _awaited(step: AwaitStep) -> Any:
     return await step.ask()
 
 
 async def _called(step: Call) -> Any:
-    if step.has_many:
+    if step.is_shared:
         asked: Awaitable[Any] = RequestBatcher.of(step.actor).ask(step.request)
     else:
         asked = asyncio.wrap_future(step.actor.call.remote(step.request).future())

@@ -18,7 +18,7 @@ from pydantic import PlainValidator
 
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import Delivery, EventSink
-from turnwise.actors.client.requests import Consult, Request, carry_out, carry_out_async
+from turnwise.actors.client.requests import AwaitStep, Request, carry_out, carry_out_async
 from turnwise.actors.hosting.stored_session import StoredSession
 from turnwise.errors import (
     CorruptRecordError,
@@ -160,7 +160,7 @@ class EventFeed:
     def _find_changed(self) -> Request[None]:
         cursor = None
         while True:
-            page = yield Consult(partial(self._sessions, self._store, cursor))
+            page = yield AwaitStep(partial(self._sessions, self._store, cursor))
             for session in page:
                 if session.updated_at < self._mark - OVERLAP_S:
                     return
@@ -193,9 +193,9 @@ class EventFeed:
                 low = page[0].seq
         return low
 
-    def _read(self, session: SessionRecord, after: int, limit: int) -> Consult:
+    def _read(self, session: SessionRecord, after: int, limit: int) -> AwaitStep:
         stored = StoredSession(*by_public_id(session.session_id, *self._client.stores))
-        return Consult(partial(stored.stored_events, after, limit))
+        return AwaitStep(partial(stored.stored_events, after, limit))
 
     @property
     def _store(self) -> SessionStore:

@@ -1,4 +1,4 @@
-"""`SessionHost`: the body of a dedicated session's Ray actor. A plain class, so tests need no Ray."""
+"""`DedicatedHost`: the body of a dedicated session's Ray actor. A plain class, so tests need no Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.ids import public_id
 
 
-class SessionHost:
+class DedicatedHost:
     """One session on one event loop, which nothing blocks; all requests arrive by `call`.
 
     Calls may start in any order, so none relies on an earlier one. Typed errors are returned as `Refused`. The core is

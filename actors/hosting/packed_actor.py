@@ -36,7 +36,7 @@ RELEASE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class HostPost:
+class HostAssignment:
     """The place of a packed host: its store, its layout and its index in the layout."""
 
     namespace: str
@@ -49,35 +49,35 @@ class HostPost:
 class PackedActor:
     """`PackedHost` on Ray. Undecorated: `PackedLookup` makes it an actor."""
 
-    def __init__(self, post: HostPost, making: ActorSpec) -> None:
+    def __init__(self, assignment: HostAssignment, spec: ActorSpec) -> None:
         collect_rarely()
-        making.logs.apply()
-        self._post = post
-        self._making = making
+        spec.logs.apply()
+        self._assignment = assignment
+        self._spec = spec
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         self._actor_id = str(context.get_actor_id())
-        self._leave = Shutdown(partial(drop_overrides, post.namespace, self._actor_id))
+        self._leave = Shutdown(partial(drop_overrides, assignment.namespace, self._actor_id))
         self._host: asyncio.Task[PackedHost] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
             self._is_back = context.was_current_actor_reconstructed
         if self._is_back:
-            self._leave.actor.come_back.remote()
+            self._leave.actor.recover_after_restart.remote()
 
     def __repr__(self) -> str:
         """Return what Ray's dashboard and log lines call the process."""
-        return f"SessionHost({self._post.index + 1} of {self._post.layout.hosts})"
+        return f"PackedHost({self._assignment.index + 1} of {self._assignment.layout.hosts})"
 
     async def ready(self) -> int:
         """Return the process id, once the process has started and loaded its modules."""
         await self._loaded()
         return os.getpid()
 
-    async def come_back(self) -> None:
+    async def recover_after_restart(self) -> None:
         """Load the host, with retries: runs of the lost process must not wait for the next call."""
-        await retry(self._load_again, f"a packed host of {self._post.namespace!r}: recovery")
+        await retry(self._load_again, f"a packed host of {self._assignment.namespace!r}: recovery")
 
     async def _load_again(self) -> None:
         await self._loaded()
@@ -108,8 +108,8 @@ class PackedActor:
         return (await self._loaded()).resident_ids
 
     async def load(self) -> HostLoad:
-        """See `PackedHost.load`."""
-        return (await self._loaded()).load
+        """See `PackedHost.current_load`."""
+        return (await self._loaded()).current_load
 
     async def _loaded(self) -> PackedHost:
         if self._host is None:
@@ -131,43 +131,45 @@ class PackedActor:
 
     def _is_mine(self, session_id: str) -> bool:
         """Return whether this host recovers a session: its id hashes here, and it has no dedicated actor."""
-        post = self._post
-        if post.layout.index_of(session_id) != post.index:
+        assignment = self._assignment
+        if assignment.layout.index_of(session_id) != assignment.index:
             return False
-        return find_actor(post.namespace, actor_name(post.store_id, session_id)) is None
+        return find_actor(assignment.namespace, actor_name(assignment.store_id, session_id)) is None
 
     def _make(self) -> tuple[PackedHost, bool]:
         from turnwise.actors.hosting.packed_host import PackedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
-        post, making, namespace = self._post, self._making, self._post.namespace
-        layouts = find_layouts(namespace, post.store_id)
+        assignment, spec, namespace = self._assignment, self._spec, self._assignment.namespace
+        layouts = find_layouts(namespace, assignment.store_id)
         overrides, engines = find_overrides(namespace, self._actor_id)
         collect_rarely()
         host = PackedHost(
             WorkerResources(
-                partial(making.place.open_store, namespace),
-                making.place.open_history,
-                making.engine_id,
-                making.engine,
+                partial(spec.place.open_store, namespace),
+                spec.place.open_history,
+                spec.engine_id,
+                spec.engine,
                 more=engines,
             ),
-            post.limits,
+            assignment.limits,
             node_id=self._node_id,
             save_override=partial(save_override, namespace, self._actor_id),
             drop_override=partial(drop_overrides, namespace, self._actor_id),
             leave=self._leave,
             overrides=overrides,
             previous_hosts=[
-                _EarlierHosts(namespace, post.store_id, previous) for previous in layouts if previous < post.layout
+                _EarlierHosts(namespace, assignment.store_id, previous)
+                for previous in layouts
+                if previous < assignment.layout
             ],
-            next_hosts=_NewestHosts(namespace, post.store_id),
+            next_hosts=_NewestHosts(namespace, assignment.store_id),
         )
-        return host, any(other > post.layout for other in layouts)
+        return host, any(other > assignment.layout for other in layouts)
 
     def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
         task = asyncio.create_task(work)
-        watch(task, f"a packed host of {self._post.namespace!r}: {what}")
+        watch(task, f"a packed host of {self._assignment.namespace!r}: {what}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -40,7 +40,7 @@ GATHER_S = 0.002
 """How long an answer waits for others, to be sent together, in seconds."""
 
 RECENT = 100
-"""How many sessions `PackedHost.load` names."""
+"""How many sessions `PackedHost.current_load` names."""
 
 DRAIN_S = 0.25
 """How often a replaced host looks for sessions to give up, in seconds."""
@@ -128,7 +128,7 @@ class PackedHost:
         return list(self._residents)
 
     @property
-    def load(self) -> HostLoad:
+    def current_load(self) -> HostLoad:
         """The host's current load: its sessions, calls and waits."""
         recent = [public_id(session_id) for session_id in islice(reversed(self._residents), RECENT)]
         waits = self._waits.taken

@@ -21,17 +21,17 @@ from turnwise.memory.conversation.ids import public_id
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec
-    from turnwise.actors.hosting.dedicated_host import SessionHost
+    from turnwise.actors.hosting.dedicated_host import DedicatedHost
 
 
 class SessionActor:
-    """`SessionHost` on Ray. Undecorated: `DedicatedLookup` makes it an actor."""
+    """`DedicatedHost` on Ray. Undecorated: `DedicatedLookup` makes it an actor."""
 
-    def __init__(self, session_id: str, namespace: str, making: ActorSpec, max_waits: int) -> None:
+    def __init__(self, session_id: str, namespace: str, spec: ActorSpec, max_waits: int) -> None:
         collect_rarely()
-        making.logs.apply()
+        spec.logs.apply()
         self._max_waits = max_waits
-        self._settings = (session_id, namespace, making)
+        self._settings = (session_id, namespace, spec)
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         with warnings.catch_warnings():
@@ -39,10 +39,10 @@ class SessionActor:
             self._key = str(context.get_actor_name())
             is_back = context.was_current_actor_reconstructed
         self._leave = Shutdown(self._forget)
-        self._host: asyncio.Task[SessionHost] | None = None
+        self._host: asyncio.Task[DedicatedHost] | None = None
         if is_back:
             # The lost process may have left runs to resume or turns to save, which must not wait for the next call.
-            self._leave.actor.come_back.remote()
+            self._leave.actor.recover_after_restart.remote()
 
     def __repr__(self) -> str:
         """Return what Ray's dashboard and log lines call the process."""
@@ -56,18 +56,18 @@ class SessionActor:
         """Return the id of this process's node, the process id, and its memory in bytes."""
         return where()
 
-    async def come_back(self) -> None:
-        """See `SessionHost.recover`."""
+    async def recover_after_restart(self) -> None:
+        """See `DedicatedHost.recover`."""
         await retry(self._recover, f"session {self._settings[0]!r}: recovery")
 
     async def _recover(self) -> None:
         await (await self._loaded()).recover()
 
     async def call(self, request: bytes) -> bytes:
-        """See `SessionHost.call`."""
+        """See `DedicatedHost.call`."""
         return await (await self._loaded()).call(request)
 
-    async def _loaded(self) -> SessionHost:
+    async def _loaded(self) -> DedicatedHost:
         if self._host is None:
             self._host = asyncio.create_task(asyncio.to_thread(self._load))
         try:
@@ -83,15 +83,15 @@ class SessionActor:
         _, namespace, _ = self._settings
         return drop_overrides(namespace, self._key)
 
-    def _load(self) -> SessionHost:
-        from turnwise.actors.hosting.dedicated_host import SessionHost
+    def _load(self) -> DedicatedHost:
+        from turnwise.actors.hosting.dedicated_host import DedicatedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
         collect_rarely()
-        session_id, namespace, making = self._settings
-        place, engine_id, engine = making.place, making.engine_id, making.engine
+        session_id, namespace, spec = self._settings
+        place, engine_id, engine = spec.place, spec.engine_id, spec.engine
         overrides, engines = find_overrides(namespace, self._key)
-        return SessionHost(
+        return DedicatedHost(
             session_id,
             WorkerResources(partial(place.open_store, namespace), place.open_history, engine_id, engine, more=engines),
             override=overrides.get(session_id),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from open_stores import closing, own
 from turnwise.actors.client.expiry import sweep as sweep_live
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.client.requests import Consult, Request, carry_out_async
+from turnwise.actors.client.requests import AwaitStep, Request, carry_out_async
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session import journal
@@ -176,7 +176,7 @@ class Asked:
 
     def delete(self, session_id: str, **_: object) -> Request[None]:
         if self._deletes:
-            yield Consult(lambda: self._store.delete(session_id))
+            yield AwaitStep(lambda: self._store.delete(session_id))
         raise self._error
 
 

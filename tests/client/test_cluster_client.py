@@ -18,12 +18,12 @@ class Remote:
     """Stands for an actor, its method, and the homes that find it."""
 
     missed = 0
-    have_many = False
+    is_shared = False
 
     def actor(self, session_id: str) -> Remote:
         return self
 
-    def miss(self, session_id: str) -> None:
+    def invalidate(self, session_id: str) -> None:
         self.missed += 1
 
 

@@ -18,7 +18,7 @@ from test_packed_host import Asking, Named
 from test_tool_loop import Stage
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import EngineWanted
-from turnwise.actors.hosting.dedicated_host import SessionHost
+from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.engine_overrides import EngineOverride, EngineOverrides
 from turnwise.actors.hosting.worker_resources import MAX_CACHED, Equipment
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
@@ -215,13 +215,13 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
                 raise failures.pop()
             await notes.save("the actor's name", session_id, override, engines)
 
-        async def process(made_by: str, idle_s: float) -> tuple[SessionHost, asyncio.Event]:
+        async def process(made_by: str, idle_s: float) -> tuple[DedicatedHost, asyncio.Event]:
             overrides, noted = await notes.find("the actor's name")
             equipment: dict[str, Equipment] = {
                 name: (engines[name], SessionConfig(idle_s=idle_s), None, (), None) for name in {made_by, *noted}
             }
             resources, has_left = OpenResources(store, equipment, made_by), asyncio.Event()
-            host = SessionHost(
+            host = DedicatedHost(
                 "s",
                 resources,
                 node_id="here",
@@ -232,7 +232,7 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
             )
             return host, has_left
 
-        async def call(host: SessionHost, verb: str, *args: Any) -> Any:
+        async def call(host: DedicatedHost, verb: str, *args: Any) -> Any:
             return pickle.loads(await host.call(pickle.dumps(("s", verb, *args))))
 
         host, has_left = await process("first", 0.05)

@@ -26,7 +26,7 @@ from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.manager_requests import ManagerRequests
-from turnwise.actors.client.requests import Consult, Portal, Request
+from turnwise.actors.client.requests import AwaitStep, Portal, Request
 from turnwise.actors.client.session import AsyncSession, RunOptions, Session
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.client.subscriptions import AsyncSubscription, Subscription
@@ -125,7 +125,7 @@ class LocalRealm(ClusterClient):
     ) -> Request[Any]:
         request = pickle.dumps(("", *args) if with_engine else args)
         self.asked.append(verb)
-        return (yield Consult(lambda: self._resident(session_id).carry_out(verb, pickle.loads(request))))
+        return (yield AwaitStep(lambda: self._resident(session_id).carry_out(verb, pickle.loads(request))))
 
     def _resident(self, session_id: str) -> SessionService:
         if session_id not in self.residents or self.residents[session_id].is_deleted:

@@ -592,7 +592,7 @@ def test_without_a_manager_a_session_that_is_not_live_says_what_to_do(make_manag
     assert execution.wait().text == "hello"
     chat.delete()
     time.sleep(0.5)
-    execution._client.lookup.miss("chat")
+    execution._client.lookup.invalidate("chat")
     with pytest.raises(SessionLostError, match="SessionManager"):
         execution.wait()
 

@@ -16,7 +16,7 @@ from session_memories import Book, MemoryStage
 from test_packed_host import Patient
 from turnwise.actors.cluster.batcher import Batcher
 from turnwise.actors.cluster.memory_actor import MemoryHost
-from turnwise.actors.hosting.dedicated_host import SessionHost
+from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.shutdown import Shutdown
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
@@ -195,18 +195,18 @@ def test_a_process_that_meets_an_error_when_it_leaves_leaves_later(caplog: pytes
     logged(caplog, "session 's'", "OSError", "Traceback")
 
 
-async def session_host(engine: Any, *, idle_s: float) -> tuple[SessionHost, asyncio.Event, InMemoryStore]:
+async def session_host(engine: Any, *, idle_s: float) -> tuple[DedicatedHost, asyncio.Event, InMemoryStore]:
     store, has_left = InMemoryStore(), asyncio.Event()
     await store.create(SessionRecord(session_id="s"))
     return host_of(store, engine, has_left, idle_s), has_left, store
 
 
-def host_of(store: InMemoryStore, engine: Any, has_left: asyncio.Event, idle_s: float) -> SessionHost:
+def host_of(store: InMemoryStore, engine: Any, has_left: asyncio.Event, idle_s: float) -> DedicatedHost:
     async def keep(*_: object) -> None:
         pass
 
     resources = OpenResources(store, {"first": (engine, SessionConfig(idle_s=idle_s), None, (), None)}, "first")
-    return SessionHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep)
+    return DedicatedHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep)
 
 
 def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(

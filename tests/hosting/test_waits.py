@@ -17,7 +17,7 @@ from turnwise.actors.client.execution import ExecutionHandle
 from turnwise.actors.client.requests import Call, Pause
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.wire import Refused, StillEnding
-from turnwise.actors.hosting.dedicated_host import SessionHost
+from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.worker_resources import Equipment
 from turnwise.actors.inference.engine import RunContext, SessionView
@@ -55,7 +55,7 @@ class Alone:
         config = SessionConfig(idle_s=idle_s, cancel_grace_s=cancel_grace_s)
         equipment: Equipment = (engine, config, None, (), None)
         self.has_left = asyncio.Event()
-        self.host = SessionHost(
+        self.host = DedicatedHost(
             "a",
             OpenResources(self.store, {"first": equipment}, "first"),
             max_waits=max_waits,
@@ -190,12 +190,12 @@ async def test_a_call_that_cancels_or_ends_does_not_wait_for_as_long_as_an_engin
 class Lookup:
     """Stands for an actor, its method, and the homes that find it."""
 
-    have_many = False
+    is_shared = False
 
     def actor(self, session_id: str) -> Lookup:
         return self
 
-    def miss(self, session_id: str) -> None:
+    def invalidate(self, session_id: str) -> None:
         raise AssertionError("nothing is lost")
 
 

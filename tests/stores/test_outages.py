@@ -26,7 +26,7 @@ from open_stores import own
 from packed_hosts import OpenResources
 from postgres_server import PostgresServer
 from test_sql_store import stored_turns, using, whole_turn
-from turnwise.actors.hosting.dedicated_host import SessionHost
+from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.worker_resources import Equipment
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -493,7 +493,7 @@ async def test_an_idle_process_that_cannot_reach_its_store_exits_when_the_store_
     await store.create(SessionRecord(session_id="s"))
     equipment: Equipment = (ScriptedEngine(), SessionConfig(idle_s=0.05), None, (), None)
     resources = OpenResources(store, {"first": equipment}, "first")
-    host = SessionHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep_nothing)
+    host = DedicatedHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep_nothing)
     await host.call(pickle.dumps(("s", "info")))
     assert host._resident
     core, tried = host._resident.core, asyncio.Event()

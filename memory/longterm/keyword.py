@@ -166,13 +166,15 @@ class LexicalMemory:
         while len(self._cached) > _USERS:
             with suppress(KeyError):
                 self._cached.popitem(last=False)
-        near = trouble = None
+        similarities = trouble = None
         if self._similarity is not None:
             try:
-                near = self._similarity.of(query, [row.item.text for row in user_index.rows])
+                similarities = self._similarity.of(query, [row.item.text for row in user_index.rows])
             except StoreError as error:
                 trouble = str(error)
-        found = find(user_index, query, limit=limit, weights=self._weights, near=near, per_category=per_category)
+        found = find(
+            user_index, query, limit=limit, weights=self._weights, similarities=similarities, per_category=per_category
+        )
         return found, trouble
 
     def _user_index(self, scope: Scope, items: Sequence[MemoryItem]) -> UserIndex | None:

@@ -130,7 +130,7 @@ class Trial:
     quarter: int
     user_index: UserIndex
     query: Query
-    near: NDArray[np.float64] | None
+    similarities: NDArray[np.float64] | None
     evidence: frozenset[str]
     is_fact: bool = False
 
@@ -138,7 +138,7 @@ class Trial:
         """Return the trial's part of its measure, as numerator and denominator, and whether its answer is right."""
         weights = choice.facts if self.is_fact else choice.turns
         match = self.user_index.match(self.query, _ANYBODY, _EVER, weights=weights)
-        items = self.user_index.rank(match, limit=LIMIT, near=self.near)
+        items = self.user_index.rank(match, limit=LIMIT, similarities=self.similarities)
         found = {item.id for item in items}
         hits = len(found & self.evidence)
         if self.is_fact:
@@ -326,7 +326,7 @@ class _Maker:
         if self._embedding is not None:
             self._embed([query])
             vector = self._vectors[query]
-        return Trial(measure, quarter, user_index, parse(query), user_index.near(vector), evidence)
+        return Trial(measure, quarter, user_index, parse(query), user_index.similarities(vector), evidence)
 
     def _embed(self, texts: Sequence[str]) -> None:
         assert self._embedding is not None

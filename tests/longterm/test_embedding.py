@@ -11,7 +11,7 @@ from chromadb.utils.embedding_functions import known_embedding_functions
 from hypothesis import given, strategies as st
 
 from turnwise.errors import ConfigError
-from turnwise.memory.longterm.search.analyzer import label, language_of, stems, words
+from turnwise.memory.longterm.search.analyzer import language_of, speaker_words, stems, words
 from turnwise.testing.embedding import HashEmbedding, register
 
 GOLDEN = ([180, 284, 209, 270], [0.241, 0.2223, 0.1801, 0.1801])
@@ -95,7 +95,11 @@ def test_words_in_many_scripts() -> None:
     assert words("Café DÉJÀ e\u0301 \ufb01ne ß") == ["cafe", "deja", "e", "fine", "ss"]
     assert words("abc文字 हिन्दी") == ["abc", "文", "字", "文字", "हिन्दी"]
     assert words("Привет, мир") == ["привет", "мир"]
-    assert (label("Sarah Jones: hello"), label("see http://x.y"), label("")) == (["sarah", "jones"], [], [])
+    assert (speaker_words("Sarah Jones: hello"), speaker_words("see http://x.y"), speaker_words("")) == (
+        ["sarah", "jones"],
+        [],
+        [],
+    )
 
 
 @pytest.mark.parametrize(

@@ -150,14 +150,14 @@ def test_one_word_of_a_long_sentence_finds_nothing() -> None:
 def test_vectors_find_similar_items_for_questions(message: str, similarity: float, found: list[str]) -> None:
     near = np.array([similarity, *[0.1] * (len(SAID) - 1)])
     user_index = index_of(items(*SAID))
-    assert [item.id for item in find(user_index, message, limit=10, weights=FACTS, near=near)] == found
+    assert [item.id for item in find(user_index, message, limit=10, weights=FACTS, similarities=near)] == found
 
 
 def test_a_vector_that_is_similar_to_all_items_does_not_count() -> None:
     known = items(*(f"The user owns a {word}." for word in OWNED))
     near = np.full(len(OWNED), 0.6)
     near[-1] = 0.8
-    found = find(index_of(known), "Whippets and xylophones?", limit=3, weights=Weights(), near=near)
+    found = find(index_of(known), "Whippets and xylophones?", limit=3, weights=Weights(), similarities=near)
     assert [item.id for item in found] == [str(len(OWNED) - 1)]
 
 

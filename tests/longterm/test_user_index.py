@@ -48,10 +48,10 @@ def test_passages_have_the_vector_of_the_item_until_they_have_their_own() -> Non
     user_index = UserIndex().grown(Revision(1, 0, 1), [row])
     assert user_index.missing() == keys
     user_index.take({keys[1]: np.array([0.0, 1.0], np.float32)})
-    near = user_index.near(np.array([0.0, 1.0], np.float32))
+    near = user_index.similarities(np.array([0.0, 1.0], np.float32))
     assert near is not None and near[1] == 1 and np.isnan(np.delete(near, 1)).all()
     user_index.take({"key": np.array([1.0, 0.0], np.float32)})
-    near = user_index.near(np.array([1.0, 0.0], np.float32))
+    near = user_index.similarities(np.array([1.0, 0.0], np.float32))
     assert near is not None and near.tolist() == [1.0, 0.0] + [1.0] * (len(keys) - 2)
     assert not user_index.missing()
 
@@ -73,7 +73,7 @@ def test_two_extensions_of_one_index_have_their_own_vectors() -> None:
         grown.append(first.grown(Revision(1, 0, 2), [more]))
     assert [user_index.missing() for user_index in (first, *grown)] == [[], ["1"], ["2"]]
     grown[0].take({"1": np.array([0.0, 1.0], np.float32)})
-    near = [user_index.near(np.array([0.0, 1.0], np.float32)) for user_index in (first, *grown)]
+    near = [user_index.similarities(np.array([0.0, 1.0], np.float32)) for user_index in (first, *grown)]
     assert [None if each is None else np.isnan(each).tolist() for each in near] == [[False], [False] * 2, [False, True]]
 
 

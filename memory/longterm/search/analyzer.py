@@ -31,7 +31,7 @@ def words(text: str) -> list[str]:
     return list(_words(text))
 
 
-def label(text: str) -> list[str]:
+def speaker_words(text: str) -> list[str]:
     """Return the words of the name before the first colon, as in "Sarah: I moved to Graz"; none if there is none."""
     found = _LABEL.match(text[:128])
     return words(found[1]) if found else []

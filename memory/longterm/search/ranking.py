@@ -52,12 +52,12 @@ class Weights:
     """A word has weight 1 if -ln(its general frequency) is at least this. Between `common` and `rare`, the weight is
     linear."""
     margin: float = 0.5
-    """An item matches a sentence if it shares at least ln(number of items) + `margin` nats with it, and at least the
-    share `part` of the sentence's nats."""
+    """A sentence of a query counts if its best item shares at least ln(number of items) + `margin` nats with it, and at
+    least the share `part` of the sentence's nats."""
     part: float = 0.25
     """See `margin`."""
     share: float = 0.7
-    """An item also matches a sentence if it shares at least this share of the sentence's nats, and at least `least`
+    """A sentence also counts if its best item shares at least this share of the sentence's nats, and at least `least`
     nats by general word frequency."""
     least: float = 8.0
     """See `share`. A sentence with fewer nats by general word frequency has no content."""
@@ -134,9 +134,9 @@ class Matched:
     """Of each of these terms, and each item, 1 if the item has it; else 0."""
     scores: Numbers
     """In nats; 0 for an item that matches nothing."""
-    tells: bool
+    has_content: bool
     """False for a query without content words, such as a greeting; vectors are then ignored."""
-    near: _Neighbours
+    neighbours: _Neighbours
     weights: Weights
 
 
@@ -157,7 +157,7 @@ def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
     """
     import numpy as np
 
-    near = _Neighbours(sessions, weights)
+    neighbours = _Neighbours(sessions, weights)
     logs = np.array(asked.log_frequencies)
     is_found = np.bincount(asked.terms, minlength=len(logs)) > 0
     found, rows = np.flatnonzero(is_found), np.cumsum(is_found) - 1
@@ -167,12 +167,20 @@ def match(asked: Asked, sessions: Places, weights: Weights) -> Matched:
     is_part = np.zeros((len(asked.parts), len(logs)))
     for row, terms in enumerate(asked.parts):
         is_part[row, list(terms)] = 1.0
-    tells = bool((is_part @ (-logs * telling)).max(initial=0.0) >= weights.least)
+    has_content = bool((is_part @ (-logs * telling)).max(initial=0.0) >= weights.least)
     telling *= np.where(np.array(asked.is_corrected), weights.corrected, 1.0)
-    scores = _by_words(_Said(logs, telling, is_part), found, has, near, weights)
+    scores = _by_words(_Said(logs, telling, is_part), found, has, neighbours, weights)
     for place, frequency in asked.named:
         scores[place] += weights.name * _telling(frequency, weights)
-    return Matched(asked=asked, found=found, has=has, scores=scores, tells=tells, near=near, weights=weights)
+    return Matched(
+        asked=asked,
+        found=found,
+        has=has,
+        scores=scores,
+        has_content=has_content,
+        neighbours=neighbours,
+        weights=weights,
+    )
 
 
 def rank(
@@ -199,8 +207,8 @@ def rank(
     if not len(matched.scores) or limit <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     scores = matched.scores.copy()
-    if similarities is not None and matched.tells:
-        scores = _with_vectors(scores, similarities, matched.near, weights)
+    if similarities is not None and matched.has_content:
+        scores = _with_vectors(scores, similarities, matched.neighbours, weights)
     if len(asked.speakers):
         scores[asked.speakers] *= 1 + weights.speaker
     best = float(scores.max())
@@ -246,7 +254,7 @@ _HALF = 10.0
 _MANY, _SMALL = 10, 1e-6
 
 
-def _by_words(said: _Said, there: Places, has: Numbers, near: _Neighbours, weights: Weights) -> Numbers:
+def _by_words(said: _Said, there: Places, has: Numbers, neighbours: _Neighbours, weights: Weights) -> Numbers:
     """Return each item's score for the sentence that it matches best; 0 if it matches none.
 
     Args:
@@ -262,7 +270,7 @@ def _by_words(said: _Said, there: Places, has: Numbers, near: _Neighbours, weigh
     expected = weights.background * np.minimum(1.0, weights.text_words * np.exp(logs))
     rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
 
-    frequency = near.spread(has)
+    frequency = neighbours.spread(has)
     saturated = frequency * (weights.saturation + 1) / (frequency + weights.saturation)
     once = np.minimum(frequency, 1.0)
 
@@ -280,7 +288,7 @@ def _by_words(said: _Said, there: Places, has: Numbers, near: _Neighbours, weigh
     return scores
 
 
-def _with_vectors(scores: Numbers, similarities: Numbers, near: _Neighbours, weights: Weights) -> Numbers:
+def _with_vectors(scores: Numbers, similarities: Numbers, neighbours: _Neighbours, weights: Weights) -> Numbers:
     """Return the scores with what the vectors add to items that bear on the query by their words, or are similar."""
     import numpy as np
 
@@ -292,7 +300,7 @@ def _with_vectors(scores: Numbers, similarities: Numbers, near: _Neighbours, wei
     usual = float(raw[known].mean()) if known.sum() >= _MANY else 0.0
     nearer = np.where(known, np.maximum(raw - usual, 0.0) / max(1.0 - usual, _SMALL), 0.0)
     bears = (scores > 0) | (raw >= weights.similar)
-    return np.where(bears, scores + weights.vectors * near.spread(nearer), 0.0)
+    return np.where(bears, scores + weights.vectors * neighbours.spread(nearer), 0.0)
 
 
 def _telling(log_frequency: float, weights: Weights) -> float:

@@ -18,7 +18,7 @@ from rapidfuzz.distance import OSA
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.base import MemoryItem, Scope, first_of_each
 from turnwise.memory.longterm.items.base import FactFilter, matches
-from turnwise.memory.longterm.search.analyzer import is_dense, label, stem, stems, words
+from turnwise.memory.longterm.search.analyzer import is_dense, speaker_words, stem, stems, words
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.search.query import Query, Term, parse
 from turnwise.memory.longterm.search.ranking import Asked, Matched, Weights, match, rank
@@ -142,13 +142,13 @@ class UserIndex:
         """Return the vectors that it has."""
         return self._words.by_key(len(self.rows))
 
-    def near(self, vector: Vectors | None) -> NDArray[np.float64] | None:
-        """Return how near the passages' vectors are to one, NaN where there is none; None if there are none at all."""
-        near = None if vector is None else self._words.near(vector, len(self.rows))
-        if near is None:
+    def similarities(self, vector: Vectors | None) -> NDArray[np.float64] | None:
+        """Return each passage's vector similarity to a vector, NaN without a vector; None if no passage has one."""
+        similarities = None if vector is None else self._words.similarities(vector, len(self.rows))
+        if similarities is None:
             return None
-        found = np.empty(len(near))
-        found[self._where] = near
+        found = np.empty(len(similarities))
+        found[self._where] = similarities
         return found
 
     def match(
@@ -183,20 +183,20 @@ class UserIndex:
         return Match(query=query, seen=seen, matched=match(asked, sessions, weights))
 
     def rank(
-        self, match: Match, *, limit: int, near: NDArray[np.float64] | None = None, per_category: bool = False
+        self, match: Match, *, limit: int, similarities: NDArray[np.float64] | None = None, per_category: bool = False
     ) -> list[MemoryItem]:
         """Return up to `limit` items that bear on a query, or with `per_category` of each category, the best first.
 
         Args:
             match: what this index returned.
-            near: how near each passage is to the query by vectors; none if there are no vectors.
+            similarities: each passage's vector similarity to the query; None without vectors.
         """
         facts, seen, groups = self._facts, match.seen, self._categories if per_category else None
         if seen is not None:
-            facts, near = facts[seen], None if near is None else near[seen]
+            facts, similarities = facts[seen], None if similarities is None else similarities[seen]
             groups = None if groups is None else groups[seen]
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
-        ranked = rank(match.matched, facts=facts, similarities=near, limit=most, groups=groups)
+        ranked = rank(match.matched, facts=facts, similarities=similarities, limit=most, groups=groups)
         places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
         words = [match.query.terms[term].word for term in match.matched.found.tolist()]
         said = match.matched.has[:, ranked.places].T.tolist()
@@ -253,12 +253,12 @@ def find(
     *,
     limit: int,
     weights: Weights,
-    near: NDArray[np.float64] | None = None,
+    similarities: NDArray[np.float64] | None = None,
     per_category: bool = False,
 ) -> list[MemoryItem]:
     """Return up to `limit` items of an index that bear on the query, the best first, of whatever user and time."""
     match = user_index.match(parse(query), Scope(user_id=""), _EVER, weights=weights)
-    return user_index.rank(match, limit=limit, near=near, per_category=per_category)
+    return user_index.rank(match, limit=limit, similarities=similarities, per_category=per_category)
 
 
 _NUMBERS = {category: number for number, category in enumerate(MemoryCategory)}
@@ -355,13 +355,13 @@ class _Words:
             there = np.flatnonzero(~np.isnan(self._vectors[:count, 0]))
             return {self._passages[at][2]: self._vectors[at] for at in there}
 
-    def near(self, vector: Vectors, count: int) -> Vectors | None:
-        """Return how near the vectors of the first `count` passages are to one; None without any of its dimension."""
+    def similarities(self, vector: Vectors, count: int) -> Vectors | None:
+        """Return the similarity of the first `count` passages to a vector; None if none has one of its dimension."""
         vectors = self._vectors  # which may be replaced meanwhile
         if vectors.shape[1] != len(vector):
             return None
-        near: Vectors = vectors[:count] @ vector
-        return near
+        similarities: Vectors = vectors[:count] @ vector
+        return similarities
 
     def _await_vector(self, at: int, passage: _Arrival) -> None:
         row, _, key = passage
@@ -449,7 +449,7 @@ class _Words:
                 if word not in self._known and len(word) >= ONE_EDIT - 1:
                     self._known[word] = None
                     self._alike.setdefault((word[0], len(word)), []).append(word)
-            for word in label(item.text):
+            for word in speaker_words(item.text):
                 self._speakers.setdefault(stem(word), []).append(at)
             for name in (item.name, *item.aliases):
                 if name and (parts := words(name)):

@@ -685,9 +685,9 @@ class VectorMemory:
         answers: list[ProfiledRecall] = []
         for one, (profile, match) in zip(batch, matches, strict=True):
             user_index = user_indexes[one.scope.user_id]
-            near = user_index.near(next(vectors, None) if one.query else None)
+            similarities = user_index.similarities(next(vectors, None) if one.query else None)
             most = max(one.limit, 0) + len(profile)
-            ranked = user_index.rank(match, limit=most, near=near, per_category=one.per_category)
+            ranked = user_index.rank(match, limit=most, similarities=similarities, per_category=one.per_category)
             best = beside(profile, ranked, one.limit, per_category=one.per_category)
             found = recalled(best, trouble or troubles.get(one.scope.user_id))
             answers.append(ProfiledRecall(profile=profile, found=found))

@@ -169,9 +169,9 @@ class ClusterClient:
         try:
             overflow, client.memories = equip(overflow, memory, namespace, config)
             client.working_memory = working_memory
-            equipment = (engine, config, overflow, client.memories, working_memory)
-            client._engine = cloudpickle.dumps(equipment)
-            client._engine_id = identity(equipment)
+            setup = (engine, config, overflow, client.memories, working_memory)
+            client._engine = cloudpickle.dumps(setup)
+            client._engine_id = identity(setup)
         except ConfigError:
             raise
         except Exception as error:

@@ -1,8 +1,8 @@
-"""Engine settings that running sessions switched to, so that restarted actors keep them.
+"""The setups that running sessions switched to, so that restarted actors keep them.
 
-Ray restarts an actor with its original arguments. So later engine settings are kept in another actor, which is created
-when a session first switches its engine, or when its process leaves while a run waits. It is lost with the cluster, as
-the sessions' processes are.
+A setup is a `SessionSetup`, pickled; "engine" and "engine id" here mean a setup and its id. Ray restarts an actor with
+its original arguments. So later setups are kept in another actor, which is created when a session first switches, or
+when its process leaves while a run waits. It is lost with the cluster, as the sessions' processes are.
 """
 
 from __future__ import annotations

@@ -247,13 +247,13 @@ class SessionService:
             return True
         if not self._resources.has(engine_id):
             return False
-        equipment, engine = self._resources.get(engine_id)
+        setup, engine = self._resources.get(engine_id)
         await self.core.activate()  # so that open runs keep their engines
         override = _override_of(engine_id, self.core.engines.ids())
         self.is_saved = True
         await self._save_override(override, self._engines(override))
-        self.core.use(*equipment, engine_id=engine_id)
-        self._engine_id, self._engine = engine_id, (equipment, engine)
+        self.core.use(*setup, engine_id=engine_id)
+        self._engine_id, self._engine = engine_id, (setup, engine)
         return True
 
     def _engines(self, override: EngineOverride) -> dict[str, bytes]:

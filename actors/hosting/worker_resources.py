@@ -1,4 +1,4 @@
-"""Per-process resources of sessions: the stores, and the cached engines and settings of managers."""
+"""Per-process resources of sessions: the stores, and the cached setups of managers (see `SessionSetup`)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
 MAX_CACHED = 8
-"""How many managers' equipment a process caches, its own included."""
+"""How many managers' setups a process caches, its own included."""
 
-Equipment = tuple[EngineBuilder, SessionConfig, OverflowStrategy | None, Sequence[MemorySlot], WorkingMemory | None]
-"""A manager's engine, settings, strategy and memories."""
+SessionSetup = tuple[EngineBuilder, SessionConfig, OverflowStrategy | None, Sequence[MemorySlot], WorkingMemory | None]
+"""A manager's engine, config, overflow strategy, long-term memories and working memory.
+
+It travels pickled, as `engine: bytes`; its `engine_id` is a digest of all five, see `identity`.
+"""
 
 
 class WorkerResources:
-    """One store, one history store, and the equipment of managers by id. Opened at first use, off the event loop.
+    """One store, one history store, and the setups of managers by id. Opened at first use, off the event loop.
 
     Args:
-        engine_id: identifies the equipment of the manager that created the process.
-        engine: that equipment, pickled.
-        more: the pickled equipment of other managers, by id.
+        engine_id: identifies the setup of the manager that created the process.
+        engine: that setup, pickled.
+        more: the pickled setups of other managers, by id.
     """
 
     def __init__(
@@ -47,13 +50,13 @@ class WorkerResources:
     ) -> None:
         self.engine_id = engine_id
         self.in_use: Callable[[], Collection[str]] = lambda: ()
-        """Returns the ids of the equipment that open runs use, which is never evicted."""
+        """Returns the ids of the setups that open runs use, which are never evicted."""
         self._pickled = {**(more or {}), engine_id: engine}
         self._open_store = open_store
         self._open_history = open_history
         self._opening: asyncio.Task[None] | None = None
         self._opened: tuple[SessionStore, HistoryStore | None] | None = None
-        self._equipment: OrderedDict[str, Equipment] = OrderedDict()
+        self._setups: OrderedDict[str, SessionSetup] = OrderedDict()
 
     @property
     def is_open(self) -> bool:
@@ -61,7 +64,7 @@ class WorkerResources:
         return self._opened is not None
 
     async def open(self) -> SessionStore:
-        """Return the store. The first call opens the store and the history store, and loads the equipment.
+        """Return the store. The first call opens the store and the history store, and loads the setups.
 
         Raises:
             StoreError, StoreURLError: a store cannot be opened; the next call tries again.
@@ -76,44 +79,44 @@ class WorkerResources:
         return self._stores[0]
 
     async def load(self, session_id: str, engine_id: str, engine: bytes) -> None:
-        """Unpickle and cache equipment for a session.
+        """Unpickle and cache a setup for a session.
 
         Raises:
             ConfigError: this process cannot load it.
-            EngineLimitError: open runs use as many other engines as a process may cache.
+            EngineLimitError: open runs use as many other setups as a process may cache.
         """
-        if engine_id not in self._equipment:
+        if engine_id not in self._setups:
             self.cache(session_id, engine_id, await asyncio.to_thread(_unpickle, engine), engine)
 
     def has(self, engine_id: str) -> bool:
-        """Return whether the equipment is cached."""
-        return engine_id in self._equipment
+        """Return whether the setup of this id is cached."""
+        return engine_id in self._setups
 
-    def get(self, engine_id: str) -> tuple[Equipment, bytes]:
-        """Return cached equipment, and its pickle.
+    def get(self, engine_id: str) -> tuple[SessionSetup, bytes]:
+        """Return a cached setup, and its pickle.
 
         Raises:
             KeyError: it is not cached.
         """
-        self._equipment.move_to_end(engine_id)
-        return self._equipment[engine_id], self._pickled[engine_id]
+        self._setups.move_to_end(engine_id)
+        return self._setups[engine_id], self._pickled[engine_id]
 
-    def cache(self, session_id: str, engine_id: str, equipment: Equipment, engine: bytes) -> None:
-        """Cache equipment; if the cache is full, evict the least recently used one that no open run uses.
+    def cache(self, session_id: str, engine_id: str, setup: SessionSetup, engine: bytes) -> None:
+        """Cache a setup; if the cache is full, evict the least recently used one that no open run uses.
 
         Raises:
-            EngineLimitError: open runs use all cached equipment.
+            EngineLimitError: open runs use all cached setups.
         """
-        if engine_id not in self._equipment and len(self._equipment) >= MAX_CACHED:
+        if engine_id not in self._setups and len(self._setups) >= MAX_CACHED:
             kept = {self.engine_id, *self.in_use()}
-            gone = next((name for name in self._equipment if name not in kept), None)
+            gone = next((name for name in self._setups if name not in kept), None)
             if gone is None:
                 raise EngineLimitError(session_id, "engines", MAX_CACHED)
-            del self._equipment[gone], self._pickled[gone]
-        self._equipment[engine_id], self._pickled[engine_id] = equipment, engine
+            del self._setups[gone], self._pickled[gone]
+        self._setups[engine_id], self._pickled[engine_id] = setup, engine
 
     def make_core(self, session_id: str, override: EngineOverride) -> SessionCore:
-        """Return a new core of a session, with cached equipment. Call `open` first."""
+        """Return a new core of a session, with a cached setup. Call `open` first."""
         store, history = self._stores
         session_id, store, history = by_public_id(session_id, store, history)
         builder, config, overflow, memories, working = self.get(override.engine_id)[0]
@@ -132,14 +135,14 @@ class WorkerResources:
         return core
 
     def assign_runs(self, core: SessionCore, override: EngineOverride) -> None:
-        """Assign the engines of an earlier process to the runs that it left open."""
+        """Assign the setups of an earlier process to the runs that it left open."""
         for engine_id in set(override.runs.values()):
             runs = [run_id for run_id, other in override.runs.items() if other == engine_id]
             core.use(*self.get(engine_id)[0], engine_id=engine_id, runs=runs)
 
     @property
     def config(self) -> SessionConfig:
-        """The settings of the manager that created the process."""
+        """The config of the manager that created the process."""
         return self.get(self.engine_id)[0][1]
 
     @property
@@ -152,11 +155,11 @@ class WorkerResources:
         store = await asyncio.to_thread(self._open_store)
         for engine_id, engine in self._pickled.items():
             try:
-                equipment = await asyncio.to_thread(_unpickle, engine)
+                setup = await asyncio.to_thread(_unpickle, engine)
             except ConfigError as error:
                 # The session can still be read, and a manager with another engine can run it.
-                equipment = _Unloadable(error), SessionConfig(), None, (), None
-            self._equipment[engine_id] = equipment
+                setup = _Unloadable(error), SessionConfig(), None, (), None
+            self._setups[engine_id] = setup
         self._opened = store, await asyncio.to_thread(self._open_history)
 
 
@@ -170,7 +173,7 @@ class _Unloadable:
         raise self._error
 
 
-def _unpickle(engine: bytes) -> Equipment:
+def _unpickle(engine: bytes) -> SessionSetup:
     try:
         builder, config, overflow, memories, working = pickle.loads(engine)
     except Exception as error:

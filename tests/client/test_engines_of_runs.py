@@ -20,7 +20,7 @@ from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import EngineWanted
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.engine_overrides import EngineOverride, EngineOverrides
-from turnwise.actors.hosting.worker_resources import MAX_CACHED, Equipment
+from turnwise.actors.hosting.worker_resources import MAX_CACHED, SessionSetup
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.approvals import ApprovalDecision
@@ -42,7 +42,7 @@ class Manager:
     def __init__(self, hosting: Hosting, engine_id: str, engine: EngineBuilder) -> None:
         self.hosting = hosting
         self.engine_id = engine_id
-        self.equipment = (engine, hosting.config, None, (), None)
+        self.setup = (engine, hosting.config, None, (), None)
         self.calls = 0
 
     async def start(self, session_id: str, run_id: str, **settings: Any) -> Any:
@@ -51,7 +51,7 @@ class Manager:
         answer = await self.hosting.ask(session_id, "start", self.engine_id, *args)
         while isinstance(answer, EngineWanted):
             self.calls += 1
-            self.hosting.sent[b"sent " + self.engine_id.encode()] = self.equipment
+            self.hosting.sent[b"sent " + self.engine_id.encode()] = self.setup
             answer = await self.hosting.ask(
                 session_id, "load_engine", self.engine_id, b"sent " + self.engine_id.encode(), "start", args
             )
@@ -217,10 +217,10 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
 
         async def process(made_by: str, idle_s: float) -> tuple[DedicatedHost, asyncio.Event]:
             overrides, noted = await notes.find("the actor's name")
-            equipment: dict[str, Equipment] = {
+            setups: dict[str, SessionSetup] = {
                 name: (engines[name], SessionConfig(idle_s=idle_s), None, (), None) for name in {made_by, *noted}
             }
-            resources, has_left = OpenResources(store, equipment, made_by), asyncio.Event()
+            resources, has_left = OpenResources(store, setups, made_by), asyncio.Event()
             host = DedicatedHost(
                 "s",
                 resources,

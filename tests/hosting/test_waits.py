@@ -19,7 +19,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.wire import Refused, StillEnding
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
-from turnwise.actors.hosting.worker_resources import Equipment
+from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
@@ -53,11 +53,11 @@ class Alone:
     def __init__(self, engine: Any, max_waits: int, *, idle_s: float = 1e9, cancel_grace_s: float = 0.5) -> None:
         self.store = InMemoryStore()
         config = SessionConfig(idle_s=idle_s, cancel_grace_s=cancel_grace_s)
-        equipment: Equipment = (engine, config, None, (), None)
+        setup: SessionSetup = (engine, config, None, (), None)
         self.has_left = asyncio.Event()
         self.host = DedicatedHost(
             "a",
-            OpenResources(self.store, {"first": equipment}, "first"),
+            OpenResources(self.store, {"first": setup}, "first"),
             max_waits=max_waits,
             node_id="here",
             leave=self.has_left.set,

@@ -27,7 +27,7 @@ from packed_hosts import OpenResources
 from postgres_server import PostgresServer
 from test_sql_store import stored_turns, using, whole_turn
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
-from turnwise.actors.hosting.worker_resources import Equipment
+from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CorruptRecordError, NotFoundError, StoreError
@@ -491,8 +491,8 @@ async def test_an_idle_process_that_cannot_reach_its_store_exits_when_the_store_
 
     store, has_left = AwayStore(), asyncio.Event()
     await store.create(SessionRecord(session_id="s"))
-    equipment: Equipment = (ScriptedEngine(), SessionConfig(idle_s=0.05), None, (), None)
-    resources = OpenResources(store, {"first": equipment}, "first")
+    setup: SessionSetup = (ScriptedEngine(), SessionConfig(idle_s=0.05), None, (), None)
+    resources = OpenResources(store, {"first": setup}, "first")
     host = DedicatedHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep_nothing)
     await host.call(pickle.dumps(("s", "info")))
     assert host._resident

@@ -11,7 +11,7 @@ from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import Refused
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost, PreviousHost
-from turnwise.actors.hosting.worker_resources import Equipment, WorkerResources
+from turnwise.actors.hosting.worker_resources import SessionSetup, WorkerResources
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -23,13 +23,13 @@ from turnwise.testing.schedules import inline
 class OpenResources(WorkerResources):
     """Resources that are there already, so that no thread is needed."""
 
-    def __init__(self, store: Any, equipment: dict[str, Equipment], engine_id: str) -> None:
+    def __init__(self, store: Any, setups: dict[str, SessionSetup], engine_id: str) -> None:
         super().__init__(lambda: store, lambda: None, engine_id, b"")
         self._opened = store, None
-        self._equipment.update(equipment)
-        self._pickled.update(dict.fromkeys(equipment, b""))
+        self._setups.update(setups)
+        self._pickled.update(dict.fromkeys(setups, b""))
 
-        self.sent: dict[bytes, Equipment] = {}
+        self.sent: dict[bytes, SessionSetup] = {}
         """What a manager sends, by what stands for its pickle."""
 
     async def open(self) -> Any:
@@ -68,10 +68,10 @@ class Hosting:
         self.store = store
         self.config = config or SessionConfig(idle_s=1e9, cancel_grace_s=0.5)
         engines = {"first": engine, **(others or {})}
-        equipment: dict[str, Equipment] = {name: (each, self.config, None, (), None) for name, each in engines.items()}
+        setups: dict[str, SessionSetup] = {name: (each, self.config, None, (), None) for name, each in engines.items()}
         self.overrides: dict[str, EngineOverride] = overrides if overrides is not None else {}
         self.has_left = asyncio.Event()
-        self._resources = OpenResources(store, equipment, "first")
+        self._resources = OpenResources(store, setups, "first")
         self.sent = self._resources.sent
         self.host = PackedHost(
             self._resources,

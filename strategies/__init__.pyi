@@ -6,7 +6,7 @@ from turnwise.memory.tokens.counter import (
 )
 from turnwise.strategies.compaction import Compaction as Compaction
 from turnwise.strategies.delete_oldest import DeleteOldest as DeleteOldest
-from turnwise.strategies.flush import FlushToMemory as FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory as FlushToMemory
 from turnwise.strategies.keep_last import KeepLast as KeepLast
 from turnwise.strategies.plan import Plan as Plan, plan_for as plan_for
 from turnwise.strategies.strategy import OverflowStrategy as OverflowStrategy

@@ -34,7 +34,7 @@ from turnwise.memory.conversation.codec import encode_json
 from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id, public_id
-from turnwise.memory.conversation.notebook import Rows, facts_html
+from turnwise.memory.conversation.notebook_display import Rows, facts_html
 from turnwise.memory.conversation.partial_output import Partials
 from turnwise.memory.conversation.phases import Phases, phase_of
 from turnwise.memory.conversation.runs import REPLACED, RunRecord, RunState

@@ -55,7 +55,7 @@ from turnwise.memory.conversation.ids import is_own_id, new_id, own_id, public_i
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.message_formats import MessageFormat, Messages, functions_of, to_messages
 from turnwise.memory.conversation.model_params import ModelParams
-from turnwise.memory.conversation.notebook import Rows, facts_html
+from turnwise.memory.conversation.notebook_display import Rows, facts_html
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord

@@ -28,7 +28,7 @@ from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.memory_use import MemoryUse
-from turnwise.memory.conversation.notebook import Rows
+from turnwise.memory.conversation.notebook_display import Rows
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten

@@ -41,7 +41,7 @@ from turnwise.memory.longterm.base import (
 from turnwise.memory.longterm.deletion import Erasure
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.summarize import Summarize
 

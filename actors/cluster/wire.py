@@ -8,7 +8,7 @@ from typing import Self
 from turnwise.actors.session.reads import Outcome
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.notebook import record_html
+from turnwise.memory.conversation.notebook_display import record_html
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, subtract, union

@@ -24,7 +24,7 @@ from turnwise.memory.archive.block_positions import (
 )
 from turnwise.memory.archive.format import OWN_ID, LineWriter, event_line, move_event, read_lines, record_line
 from turnwise.memory.archive.importer import SessionImport
-from turnwise.memory.archive.open_ends import interrupt
+from turnwise.memory.archive.unfinished_runs import interrupt
 from turnwise.memory.archive.validation import check_session_line
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.ids import check_id, own_id

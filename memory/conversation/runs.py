@@ -7,7 +7,7 @@ from typing import Literal
 
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
-from turnwise.memory.conversation.notebook import record_html
+from turnwise.memory.conversation.notebook_display import record_html
 from turnwise.memory.conversation.usage import Usage
 
 RunState = Literal["queued", "running", "awaiting_approval", "completed", "cancelled", "failed", "interrupted"]

@@ -11,7 +11,7 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.message_formats import MessageFormat, Messages, to_messages
-from turnwise.memory.conversation.notebook import turn_html
+from turnwise.memory.conversation.notebook_display import turn_html
 from turnwise.memory.conversation.output_type import read_answer
 from turnwise.memory.conversation.spans import Span, Spans, cut, join, overlap, places, size
 from turnwise.memory.conversation.usage import Usage

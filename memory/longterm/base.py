@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
-from turnwise.memory.conversation.notebook import record_html
+from turnwise.memory.conversation.notebook_display import record_html
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.pickling import pickled_by_values
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_types

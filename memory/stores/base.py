@@ -10,7 +10,7 @@ from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
-from turnwise.memory.conversation.notebook import items_html
+from turnwise.memory.conversation.notebook_display import items_html
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans

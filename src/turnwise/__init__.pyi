@@ -40,7 +40,7 @@ from turnwise.memory.conversation.turns import Turn as Turn
 from turnwise.memory.conversation.usage import Usage as Usage
 from turnwise.memory.longterm.base import MemoryItem as MemoryItem
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory as ExtractiveMemory
-from turnwise.memory.longterm.keyword import LexicalMemory as LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory as LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory as StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory as MemoryCategory
 from turnwise.memory.longterm.vector.memory import VectorMemory as VectorMemory
@@ -49,7 +49,7 @@ from turnwise.memory.stores.base import Page as Page
 from turnwise.memory.stores.encrypted.settings import Encryption as Encryption
 from turnwise.memory.working.memory import WorkingMemory as WorkingMemory
 from turnwise.strategies.delete_oldest import DeleteOldest as DeleteOldest
-from turnwise.strategies.flush import FlushToMemory as FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory as FlushToMemory
 from turnwise.strategies.summarize import Summarize as Summarize
 from turnwise.strategies.trim import Trim as Trim
 

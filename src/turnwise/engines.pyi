@@ -11,7 +11,7 @@ from turnwise.actors.inference.engine import (
     Structured as Structured,
     Suspend as Suspend,
 )
-from turnwise.actors.inference.function import FunctionEngine as FunctionEngine
+from turnwise.actors.inference.function_engine import FunctionEngine as FunctionEngine
 from turnwise.actors.inference.middleware import (
     LogCalls as LogCalls,
     Middleware as Middleware,

@@ -49,7 +49,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import Outcome
 from turnwise.adapters import AgentsSDKEngine
 from turnwise.adapters.agents_sdk.items import answer_of, output_of
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, FrameworkError, InvalidInputError
 from turnwise.memory.conversation.blocks import Image, System, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import ModelCallEnded, TextDelta, ThinkingDelta, ToolEnded, ToolStarted

@@ -14,8 +14,8 @@ from turnwise.engines import RunContext, SessionView
 from turnwise.memories import Scope
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.vector.chroma import ChromaFolder
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaFolder
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 

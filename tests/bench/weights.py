@@ -33,7 +33,7 @@ from turnwise.memory.conversation.blocks import User
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import FactFilter
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.search.query import Query, parse
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.user_index import UserIndex, index_of

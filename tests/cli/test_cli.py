@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from turnwise.cli import app
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 
 PERSON = {"content": "Sarah lives in Warsaw", "memory_type": "facts"}
 RULE = {"content": "Run the tests first", "memory_type": "workflow"}

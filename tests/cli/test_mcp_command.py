@@ -21,7 +21,7 @@ from turnwise.cli.chat import engine_of
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.ids import own_id
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 
 HOSTILE = [
     "money",

@@ -10,9 +10,9 @@ import pytest
 
 from filled import HOSTILE, files, on_terminal, rows, text_of, turnwise
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.keyword import LexicalMemory
-from turnwise.memory.longterm.vector.chroma import ChromaFolder
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaFolder
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding

@@ -14,7 +14,7 @@ import pytest
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.inference.engine import RunContext
-from turnwise.actors.inference.function import FunctionEngine
+from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.errors import InvalidInputError, RunCancelledError, RunReplacedError
 from turnwise.memory.conversation.blocks import ToolUse, User

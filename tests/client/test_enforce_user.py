@@ -39,7 +39,7 @@ from turnwise.memory.conversation.ids import check_id, own_id, public_id
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.base import Page
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.store import SQLStore

@@ -61,7 +61,7 @@ from turnwise.memory.longterm.items.base import FactStore
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.redis import RedisFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore

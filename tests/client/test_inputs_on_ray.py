@@ -14,7 +14,7 @@ from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.errors import InvalidInputError
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.types import MemoryCategory
 
 pytestmark = pytest.mark.ray

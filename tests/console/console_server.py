@@ -67,7 +67,7 @@ async def serve(settings: dict[str, Any]) -> None:
     from turnwise.actors.session.config import SessionConfig
     from turnwise.console import mount
     from turnwise.http import BearerTokens, Identity, create_app
-    from turnwise.memory.longterm.keyword import LexicalMemory
+    from turnwise.memory.longterm.lexical import LexicalMemory
 
     has_users = settings.get("users", False)
     manager = AsyncSessionManager(

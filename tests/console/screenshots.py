@@ -21,7 +21,7 @@ from console_engine import TALKS, DemoEngine  # noqa: E402
 from console_server import NAMESPACE, Console  # noqa: E402
 from turnwise.actors.client.manager import SessionManager  # noqa: E402
 from turnwise.actors.cluster.placement import Packed  # noqa: E402
-from turnwise.memory.longterm.keyword import LexicalMemory  # noqa: E402
+from turnwise.memory.longterm.lexical import LexicalMemory  # noqa: E402
 
 IMAGES = ROOT / "docs/images"
 LAPTOP: dict[str, Any] = {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"}

@@ -12,7 +12,7 @@ from console_engine import Engine
 from console_server import NAMESPACE, Console
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 
 pytestmark = pytest.mark.ray
 pytest_plugins = ["console_pages"]  # which starts a Ray: ray_session

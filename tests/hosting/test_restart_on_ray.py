@@ -15,7 +15,7 @@ from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.gc_tuning import THRESHOLDS
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 
 
 def test_unsaved_turns_of_a_lost_process_are_saved_without_a_call(

@@ -14,7 +14,7 @@ import pytest
 from test_tool_loop import Stage, use
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.engine import RunContext, check_taken
-from turnwise.actors.inference.function import FunctionEngine
+from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.reads import Outcome

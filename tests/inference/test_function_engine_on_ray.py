@@ -17,7 +17,7 @@ from engines import process_of
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.engine import RunContext
-from turnwise.actors.inference.function import FunctionEngine
+from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, InvalidInputError, RunCancelledError, RunFailedError

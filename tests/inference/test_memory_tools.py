@@ -43,10 +43,10 @@ from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import ItemChanges, LongTermMemory, MemoryItem, Scope
+from turnwise.memory.longterm.extraction.candidates import Limits
 from turnwise.memory.longterm.extraction.input import input_of
-from turnwise.memory.longterm.extraction.schema import Limits
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType

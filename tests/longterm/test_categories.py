@@ -15,7 +15,7 @@ from turnwise.actors.cluster.memory_actor import MemoryHost
 from turnwise.memory.longterm.base import MemoryItem, ProfiledRecall, Scope, limits_categories
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.memory import VectorMemory

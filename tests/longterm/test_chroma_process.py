@@ -14,9 +14,9 @@ import pytest
 
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.vector import folder_lock
-from turnwise.memory.longterm.vector.chroma import ChromaFolder
 from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS, ChromaProcess
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaFolder
 from turnwise.testing.embedding import HashEmbedding
 
 TEXTS = [f"fact {number}" for number in range(20)]
@@ -64,7 +64,7 @@ def test_a_process_that_ends_whenever_it_is_asked_is_an_error_that_names_the_fol
 
 OWNER = """
 import sys
-from turnwise.memory.longterm.vector.chroma import ChromaFolder
+from turnwise.memory.longterm.vector.locations import ChromaFolder
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.testing.embedding import HashEmbedding
 

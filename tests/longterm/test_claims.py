@@ -7,9 +7,9 @@ import pytest
 
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.longterm.base import MemoryItem
+from turnwise.memory.longterm.extraction.candidates import Candidate, Limits
 from turnwise.memory.longterm.extraction.grounding import Verdict, judge
 from turnwise.memory.longterm.extraction.input import input_of
-from turnwise.memory.longterm.extraction.schema import Candidate, Limits
 
 PROBES = [
     (expected, message.replace("\\n", "\n"), claim)

@@ -25,8 +25,8 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.search.embedding_function import ConfiguredEmbedding, portable
 from turnwise.memory.longterm.search.similarity import Similarity
-from turnwise.memory.longterm.vector.chroma import ChromaInMemory
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaInMemory
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding

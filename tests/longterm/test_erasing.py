@@ -25,11 +25,11 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.file_search import begin, erase_and_search
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.vector import item_rows as full_text_rows
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.sql.store import SQLStore

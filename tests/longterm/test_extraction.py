@@ -20,11 +20,11 @@ from turnwise.memory.conversation.blocks import (
 )
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Source
+from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Action, Candidate, Limits, Refusal, parse
 from turnwise.memory.longterm.extraction.grounding import judge, quoted_in
 from turnwise.memory.longterm.extraction.input import input_of, may_have_facts, own_words
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
 from turnwise.memory.longterm.extraction.reconcile import decide, nearest
-from turnwise.memory.longterm.extraction.schema import EXTRACTED, Action, Candidate, Limits, Refusal, parse
 from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.tokens.counter import ByteCounter

@@ -13,8 +13,8 @@ import pytest
 
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.vector import folder_lock
-from turnwise.memory.longterm.vector.chroma import ChromaFolder
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaFolder
 from turnwise.testing.embedding import HashEmbedding
 
 HOLDER = """

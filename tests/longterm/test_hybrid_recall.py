@@ -12,7 +12,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope, trouble_of
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.search.similarity import Similarity

@@ -13,7 +13,7 @@ from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, is_read_only
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.conformance.laws import Law, check_law
 

@@ -30,7 +30,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.migration.migrate import SKIPS_LISTED, migrate
 from turnwise.memory.longterm.migration.skips import Skipped, SkipReason
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType

@@ -19,8 +19,8 @@ from turnwise.memory.longterm.base import MemoryItem, Scope, is_local, trouble_o
 from turnwise.memory.longterm.deletion import erase
 from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.chroma import PostgresVectors
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import PostgresVectors
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.conformance.laws import Law, check_law

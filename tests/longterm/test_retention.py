@@ -16,13 +16,13 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_reco
 from turnwise.memory.longterm.items.base import FactFilter
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.retention import Retention, Sweeping, Use, Uses
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.chroma import ChromaInMemory
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaInMemory
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding

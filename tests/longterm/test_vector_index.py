@@ -9,8 +9,8 @@ import pytest
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, chroma_server, constant, free_port
 

@@ -23,9 +23,9 @@ from turnwise.memory.longterm.deletion import erase
 from turnwise.memory.longterm.search import passages, user_index
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, vectors_of
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.vector.index import MAX_EMBEDDED, VectorIndex
 from turnwise.memory.longterm.vector.item_rows import key_of
+from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.conformance.laws import Law, check_law

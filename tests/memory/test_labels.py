@@ -19,12 +19,12 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.redis import RedisFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.tokens.counter import ByteCounter
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 
 CONFIG = SessionConfig()

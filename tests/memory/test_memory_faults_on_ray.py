@@ -246,7 +246,7 @@ def test_vectors_of_another_dimension_are_refused_with_the_remedy(house: House, 
 
 HOLDER = """
 import sys
-from turnwise.memory.longterm.vector.chroma import ChromaFolder
+from turnwise.memory.longterm.vector.locations import ChromaFolder
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.testing.embedding import HashEmbedding
 index = VectorIndex(ChromaFolder(sys.argv[1]), HashEmbedding())

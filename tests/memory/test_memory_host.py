@@ -15,9 +15,9 @@ from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.deletion import Erasure
 from turnwise.memory.longterm.file_search import FileSearch
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
-from turnwise.memory.longterm.vector.chroma import ChromaFolder
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaFolder
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding

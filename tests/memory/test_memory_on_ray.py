@@ -40,16 +40,16 @@ from turnwise.memory.longterm.conformance import LAWS
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.chroma import ChromaFolder
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaFolder
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.tokens.counter import ByteCounter
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.trim import Trim
 from turnwise.testing import LocalProvider
 from turnwise.testing.embedding import HashEmbedding

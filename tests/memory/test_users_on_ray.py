@@ -22,7 +22,7 @@ from turnwise.actors.cluster.placement import Packed
 from turnwise.errors import ReadOnlyMemoryError, WorkingMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import all_facts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.working.formats import JsonForm

@@ -24,7 +24,7 @@ from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import ScriptedEngine
 

@@ -36,7 +36,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.delete_oldest import DeleteOldest
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
 from window_stage import SavesOnly

@@ -30,12 +30,12 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Summa
 from turnwise.memory.conversation.events import TurnForgotten, WindowCompacted
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.trim import Trim
 from window_stage import WINDOW, Summarizer, Talker, said, summarize
 

@@ -26,7 +26,7 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.base import FactStore
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.prompt_sections import make_profile
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.memory import VectorMemory

@@ -39,7 +39,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.delete_oldest import DeleteOldest
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget, Window

@@ -36,7 +36,7 @@ from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.trim import Trim
 from window_stage import WINDOW, Talker
 

@@ -31,7 +31,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
 

@@ -26,7 +26,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import SessionNotFoundError
 from turnwise.memory.longterm.items.base import all_facts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.urls import open_store
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.chaos import Bounds, chaos

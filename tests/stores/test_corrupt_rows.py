@@ -25,7 +25,7 @@ from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.deletion import erase
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.redis.store import RedisStore

@@ -18,8 +18,8 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.strategies.conformance_conversations import random_case
-from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.flush_task import unacknowledged
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import decide

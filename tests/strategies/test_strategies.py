@@ -26,7 +26,7 @@ from turnwise.memory.providers import anthropic, openai_chat as chat, openai_res
 from turnwise.strategies.conformance import check_case
 from turnwise.strategies.conformance_conversations import COUNTER, Case, Conversation, random_case
 from turnwise.strategies.delete_oldest import DeleteOldest
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.keep_last import KeepLast
 from turnwise.strategies.plan import refusals
 from turnwise.strategies.strategy import OverflowStrategy, decide

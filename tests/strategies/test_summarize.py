@@ -31,7 +31,7 @@ from turnwise.memory.providers import anthropic, openai_chat as chat, openai_res
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.conformance_conversations import COUNTER, Case, Conversation, random_case
 from turnwise.strategies.delete_oldest import DeleteOldest
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import decide

@@ -44,7 +44,7 @@ from turnwise.memory.conversation.events import CompactionFailed, RunStarted, Wi
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.openai_chat import decode, encode
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.summary_task import PROMPT
 from turnwise.strategies.trim import Trim

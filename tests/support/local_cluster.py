@@ -37,7 +37,7 @@ from turnwise.errors import ConfigError, LongTermMemoryError, RunEndedError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.memory.working.sql import SQLNotes

@@ -30,8 +30,8 @@ from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing import LocalProvider, Message

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pydantic_core
 
 from turnwise.actors.inference.attempt import leave_behind, storable
-from turnwise.actors.inference.threads import on_thread, spawn
+from turnwise.actors.inference.blocking_calls import on_thread, spawn
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition, tools_of_run
 from turnwise.errors import ConfigError, ToolAbortError, ToolError

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from turnwise.memory.longterm.extraction import evidence
+from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Candidate, Limits, Refusal
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, flat, overrides_instructions, subjects
 from turnwise.memory.longterm.extraction.grammatical_person import RETRACTS, TAKES_BACK
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
-from turnwise.memory.longterm.extraction.schema import EXTRACTED, Candidate, Limits, Refusal
 from turnwise.memory.longterm.search.analyzer import language_of, words
 from turnwise.memory.longterm.search.word_frequency import COMMON, log_frequency
 from turnwise.memory.longterm.types import MemoryType

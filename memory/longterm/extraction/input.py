@@ -13,6 +13,7 @@ from typing import Self
 from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.longterm.base import MemoryItem, Source
+from turnwise.memory.longterm.extraction.candidates import Limits
 from turnwise.memory.longterm.extraction.clauses import (
     Clause,
     clauses_of,
@@ -24,7 +25,6 @@ from turnwise.memory.longterm.extraction.clauses import (
     subjects,
 )
 from turnwise.memory.longterm.extraction.grammatical_person import OTHERS_WORDS
-from turnwise.memory.longterm.extraction.schema import Limits
 from turnwise.memory.longterm.prompt_sections import PREAMBLE
 from turnwise.memory.longterm.search.analyzer import words
 

@@ -29,13 +29,13 @@ from turnwise.memory.longterm.base import (
 )
 from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.extraction import rerank
+from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Limits, parse
 from turnwise.memory.longterm.extraction.input import ExtractionInput, input_of, may_have_facts
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, SOURCED, request
 from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
-from turnwise.memory.longterm.extraction.schema import EXTRACTED, Limits, parse
 from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, checked_item
 from turnwise.memory.longterm.items.urls import facts_at
-from turnwise.memory.longterm.keyword import LexicalMemory, beside, profile_of
+from turnwise.memory.longterm.lexical import LexicalMemory, beside, profile_of
 from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.search.embedding_function import portable
 from turnwise.memory.longterm.search.ranking import FACTS, Weights

@@ -7,8 +7,8 @@ from typing import Any
 
 from turnwise.memory.conversation.blocks import AnyBlock, System, User
 from turnwise.memory.longterm.base import MemoryItem
+from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Action
 from turnwise.memory.longterm.extraction.input import ExtractionInput
-from turnwise.memory.longterm.extraction.schema import EXTRACTED, Action
 from turnwise.memory.longterm.quoting import quote
 
 PROMPT = """\

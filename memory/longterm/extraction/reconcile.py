@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.memory.longterm.base import MemoryItem
+from turnwise.memory.longterm.extraction.candidates import Action, Candidate, Limits, Refusal
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, flat, subjects
 from turnwise.memory.longterm.extraction.contradiction import contradict
 from turnwise.memory.longterm.extraction.grounding import Verdict, judge, judge_sourced, quoted_in, said_names
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
-from turnwise.memory.longterm.extraction.schema import Action, Candidate, Limits, Refusal
 from turnwise.memory.longterm.search.ranking import FACTS
 from turnwise.memory.longterm.types import MemoryType
 

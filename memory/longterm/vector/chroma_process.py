@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from turnwise.errors import StoreError, TurnwiseError
 
 if TYPE_CHECKING:
-    from turnwise.memory.longterm.vector.chroma import ChromaFolder
     from turnwise.memory.longterm.vector.collection import VectorCollection
+    from turnwise.memory.longterm.vector.locations import ChromaFolder
 
     Key = tuple[ChromaFolder, str, str]
     """The arguments of a `VectorCollection`."""

@@ -17,7 +17,7 @@ from turnwise.errors import ConfigError, StoreError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from turnwise.memory.longterm.vector.chroma import ChromaPlace
+    from turnwise.memory.longterm.vector.locations import ChromaPlace
 
     Vectors = NDArray[np.float32]
 

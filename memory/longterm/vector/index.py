@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from turnwise.errors import StoreError, TurnwiseError
 from turnwise.memory.longterm.search.embedding_function import portable
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, PostgresVectors
 from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
+from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace, PostgresVectors
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,16 +26,16 @@ from turnwise.memory.longterm.base import (
 )
 from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.items.base import FactFilter
-from turnwise.memory.longterm.keyword import beside, profile_of
+from turnwise.memory.longterm.lexical import beside, profile_of
 from turnwise.memory.longterm.retention import Expiry, Retention, Uses
 from turnwise.memory.longterm.search.passages import item_key, vector_keys, vectors_of
 from turnwise.memory.longterm.search.query import parse
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.chroma import SYNC_CHANGES, ChromaFolder, PostgresVectors
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
 from turnwise.memory.longterm.vector.index import EmbeddingFunction, NoVectors, VectorIndex
 from turnwise.memory.longterm.vector.item_rows import Pending
+from turnwise.memory.longterm.vector.locations import SYNC_CHANGES, ChromaFolder, PostgresVectors
 from turnwise.memory.longterm.vector.sql_items import Loaded, SQLItems
 from turnwise.memory.stores.base import Page
 

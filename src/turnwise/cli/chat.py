@@ -214,7 +214,7 @@ def _manager(store: str, engine: OpenAIEngine, session_id: str | None, memory: s
     from turnwise.actors.client.hosts import placement_in_use
     from turnwise.actors.client.manager import SessionManager
     from turnwise.actors.cluster.ray_runtime import connect
-    from turnwise.memory.longterm.keyword import LexicalMemory
+    from turnwise.memory.longterm.lexical import LexicalMemory
 
     memories = [LexicalMemory(memory)] if memory else []
     connect(logs=False)

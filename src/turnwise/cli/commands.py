@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from turnwise.cli.acting import approve, cancel, end, fork, reject, rm
 from turnwise.cli.archive import export, import_, sweep
 from turnwise.cli.chat import ChatCommand, chat
 from turnwise.cli.common import Command, Commands
@@ -17,6 +16,7 @@ from turnwise.cli.listing import ls, runs, usage
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
 from turnwise.cli.serve import serve
+from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm
 from turnwise.cli.show import show
 from turnwise.cli.tail import tail
 from turnwise.cli.top import top

@@ -119,7 +119,7 @@ async def _opened(
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.cluster.ray_runtime import connect
     from turnwise.actors.inference.echo import EchoEngine
-    from turnwise.memory.longterm.keyword import LexicalMemory
+    from turnwise.memory.longterm.lexical import LexicalMemory
     from turnwise.memory.stores.urls import read_only
 
     settings: dict[str, Any] = {"namespace": namespace, "enforce_user": True}

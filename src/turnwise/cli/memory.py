@@ -118,7 +118,7 @@ async def _search(
     store: str, query: str, user: str, agent: str | None, limit: int, *, vector: bool | None, as_json: bool
 ) -> None:
     from turnwise.memory.longterm.base import Scope
-    from turnwise.memory.longterm.keyword import LexicalMemory
+    from turnwise.memory.longterm.lexical import LexicalMemory
 
     scope = Scope(user_id=user, agent=agent)
     if _is_of_vectors(store, vector):
@@ -171,7 +171,7 @@ async def _forget(
     from turnwise.memory.longterm.base import Scope
     from turnwise.memory.longterm.deletion import erase
     from turnwise.memory.longterm.items.urls import open_facts
-    from turnwise.memory.longterm.keyword import LexicalMemory
+    from turnwise.memory.longterm.lexical import LexicalMemory
     from turnwise.memory.longterm.vector.memory import VectorMemory
 
     file_of(store)

@@ -23,7 +23,7 @@ from turnwise.http.config import EngineConfig, MemoryTable, ServiceConfig, Sourc
 from turnwise.http.service import Service
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -31,7 +31,7 @@ from turnwise.memory.working.formats import Markdown
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.memory.working.urls import open_notes
 from turnwise.strategies.delete_oldest import DeleteOldest
-from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.keep_last import KeepLast
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.summarize import Summarize

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, TypeAlias, cast
 
 from turnwise.actors.inference.engine import InferenceRunner, SessionView
-from turnwise.actors.inference.function import FunctionEngine, Piece, registry_of
+from turnwise.actors.inference.function_engine import FunctionEngine, Piece, registry_of
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.errors import ConfigError, EngineError

@@ -20,7 +20,7 @@ from turnwise.adapters.agents_sdk.graph import Graph, agents_of, described, hold
 from turnwise.adapters.agents_sdk.items import plain
 from turnwise.adapters.agents_sdk.journal import CURRENT, Again, Journal, JournalHooks, attempts_of, usage_of
 from turnwise.adapters.agents_sdk.model import TAKEN, BrokenOffError, JournalledProvider
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import (
     ConfigError,
     ContextOverflowError,

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from turnwise.adapters.agents_sdk.journal import CURRENT
 from turnwise.adapters.agents_sdk.model import JournalledModel
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse
 
 with framework("openai-agents", extra="openai-agents", tested="0.24"):

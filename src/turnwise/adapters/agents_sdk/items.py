@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from turnwise.actors.inference.openai.fields import tool_use
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
     Block,

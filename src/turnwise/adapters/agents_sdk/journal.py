@@ -13,7 +13,7 @@ from typing import Any
 from turnwise.actors.inference.engine import NewEvent, StepContext, Suspend
 from turnwise.actors.inference.tools.loop import LOST
 from turnwise.adapters.agents_sdk.items import plain, result_of, tool_output_of
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted

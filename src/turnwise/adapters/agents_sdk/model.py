@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from turnwise.adapters.agents_sdk.items import BETWEEN, answer_of, output_of
 from turnwise.adapters.agents_sdk.journal import CURRENT, Journal, usage_of
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import EngineError
 from turnwise.memory.conversation.blocks import Thinking, ToolUse
 from turnwise.memory.conversation.transcript import system_of

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from turnwise.actors.client.session import AsyncSession, Session
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, InvalidInputError, SessionBusyError, SessionChangedError, shown
 from turnwise.memory.conversation.blocks import Unknown
 from turnwise.memory.conversation.frozen_json import freeze, plain_json

@@ -26,7 +26,7 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
 from turnwise.adapters.anthropic.messages import LIMIT, MessagesAPI, not_taken
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, EngineError, InvalidInputError, shown
 from turnwise.memory.conversation.blocks import Document, Image
 from turnwise.memory.conversation.frozen_json import freeze

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from turnwise.adapters.langgraph.saver import TurnwiseSaver
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 from turnwise.errors import TurnwiseError
 from turnwise.memory.stores.urls import redact
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 from turnwise.errors import CorruptRecordError
 
 with framework("langgraph-checkpoint", extra="langgraph", tested="4.3"):

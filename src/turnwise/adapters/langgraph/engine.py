@@ -15,7 +15,7 @@ from turnwise.adapters.langgraph.graph_run import GraphRun, GraphSettings
 from turnwise.adapters.langgraph.interrupts import INTERRUPT
 from turnwise.adapters.langgraph.messages import Converter
 from turnwise.adapters.langgraph.tool_journal import install, tool_nodes
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.model_params import PARAMS

@@ -30,7 +30,7 @@ from turnwise.adapters.langgraph.interrupts import (
 )
 from turnwise.adapters.langgraph.messages import Converter, from_langchain, thawed, to_langchain, usage_of
 from turnwise.adapters.langgraph.tool_journal import RUN, Execute, tool_nodes
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ContextOverflowError, EngineError, LimitError, RequestRefusedError, TurnwiseError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted

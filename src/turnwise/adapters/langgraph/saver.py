@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 from turnwise.adapters.langgraph.checkpoints import Place, open_checkpoints
 from turnwise.adapters.langgraph.encoding import SHARED_WRITES, Codec, Typed, is_divided, value_of
 from turnwise.adapters.langgraph.threads import GraphThreads, Put, Stored, Write, claim_of
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, ThreadExistsError, ThreadNotFoundError
 from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.stores.redis.loop_thread import LoopThread

@@ -13,7 +13,7 @@ import ormsgpack
 
 from turnwise.adapters.langgraph.encoding import pack, unpack
 from turnwise.adapters.langgraph.items import Batch, Found, Name, open_items
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError
 from turnwise.memory.stores.redis.loop_thread import LoopThread
 from turnwise.memory.stores.urls import redact, resolve_own_url

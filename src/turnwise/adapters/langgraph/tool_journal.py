@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 
 with framework("langgraph", extra="langgraph", tested="1.2"):
     from langgraph.prebuilt import ToolNode

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from turnwise.actors.inference.redaction import LONG, redacted
 from turnwise.adapters.mcp.servers import McpHttp, McpServer, McpStdio
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ToolError, ToolServerError
 
 with framework("mcp", extra="mcp", tested="2.3"):

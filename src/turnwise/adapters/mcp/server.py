@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, Field
 
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, RunEndedError, SessionNotFoundError, TurnwiseError, WaitTimeoutError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import MemoryItem, Scope

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from turnwise.actors.inference.engine import SessionView
 from turnwise.adapters.pydantic_ai.runner import PARAMS, AgentRunner, AgentSettings
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, EngineError, shown
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.output_type import OutputType

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnwise.actors.client.session import AsyncSession, Session
 from turnwise.adapters.pydantic_ai.messages import to_pydantic_ai
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.turns import Turn
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pydantic_core
 
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import (
     AnyBlock,

@@ -14,7 +14,7 @@ from turnwise.actors.inference.engine import NewEvent, StepContext, Suspend
 from turnwise.actors.inference.openai.runner import TOO_LONG_MESSAGE
 from turnwise.actors.inference.tools.loop import LOST, MOST_SHRINKS
 from turnwise.adapters.pydantic_ai.messages import content_of, plain_blocks, result_of, to_pydantic_ai
-from turnwise.adapters.releases import expect, framework
+from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import (
     ContextOverflowError,
     EngineError,

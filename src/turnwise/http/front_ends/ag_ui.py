@@ -13,7 +13,7 @@ from turnwise.actors.client.session import AsyncSession, RunOptions
 from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.adapters.front_ends.ag_ui import AgUiEncoder
-from turnwise.adapters.releases import framework
+from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, RunNotFoundError, SessionBusyError, shown
 from turnwise.http.front_ends.answering import Decision, active, ask, behind, decide, streamed
 from turnwise.http.front_ends.reading import file_of, in_order, message_id

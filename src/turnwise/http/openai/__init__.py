@@ -2,12 +2,14 @@
 
 `models.py` has the models that requests may name, and `errors.py` answers errors as OpenAI does.
 
-`chat.py` is the route of chat completions: `asked.py` has what a request may say, `messages.py` reads messages into
-blocks, `continuing.py` finds what of them is new in a session, and `completions.py` shows a run as a completion.
+`chat.py` is the route of chat completions: `completion_request.py` has what a request may say, `messages.py` reads
+messages into blocks, `new_messages.py` finds what of them is new in a session, and `completions.py` shows a run as a
+completion.
 
 `responses.py` and `conversations.py` are the routes of the stateful API. `fields.py` has what a request may say,
-`starting.py` starts responses, `inputs.py` reads items into blocks, `items.py` shows blocks as items, in `pages.py`,
-`projection.py` shows a run's events as those of a response, `answers.py` shows the response, and `ids.py` makes ids.
+`start_response.py` starts responses, `inputs.py` reads items into blocks, `items.py` shows blocks as items, in
+`pages.py`, `projection.py` shows a run's events as those of a response, `answers.py` shows the response, and `ids.py`
+makes ids.
 
 Programs import nothing from here: `turnwise.http.app` includes the routes.
 """

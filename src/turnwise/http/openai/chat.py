@@ -1,7 +1,7 @@
 """`/openai/v1/chat/completions`: stateless, or with the header `X-Session-Id` durable.
 
 Without the header, the request has the whole conversation, and nothing is stored. With it, the session has the
-conversation, and the request continues it: see `continuing.py`. A completion that ends with `tool_calls` leaves a run
+conversation, and the request continues it: see `new_messages.py`. A completion that ends with `tool_calls` leaves a run
 that waits, in any process and for as long as it takes; the request with the results of all of its calls continues that
 run. A request that brings nothing new repeats the last one, and is answered with what that was answered. With an
 `Idempotency-Key`, a request that is repeated is answered by its first run, whatever the session has said since.
@@ -35,12 +35,12 @@ from turnwise.errors import (
     TurnwiseError,
     WaitTimeoutError,
 )
-from turnwise.http.openai.asked import CreateCompletion
+from turnwise.http.openai.completion_request import CreateCompletion
 from turnwise.http.openai.completions import Completion, failure
-from turnwise.http.openai.continuing import New, is_alone, news
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer_of, body_of, invalid
 from turnwise.http.openai.messages import Chat, read_messages
 from turnwise.http.openai.models import Chosen, chosen, run_on
+from turnwise.http.openai.new_messages import New, is_alone, news
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 from turnwise.memory.conversation.blocks import AnyBlock

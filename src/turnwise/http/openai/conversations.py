@@ -17,7 +17,7 @@ from turnwise.http.openai.ids import conversation_id
 from turnwise.http.openai.inputs import read_items
 from turnwise.http.openai.items import ENCRYPTED, Item, Placed, placed_output, placed_prompt, prompt_items
 from turnwise.http.openai.pages import Asked, Including, listed, no_such
-from turnwise.http.openai.starting import DELETED, busy, conversation
+from turnwise.http.openai.start_response import DELETED, busy, conversation
 from turnwise.http.service import Asks
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.frozen_json import plain_json

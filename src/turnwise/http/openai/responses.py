@@ -23,7 +23,7 @@ from turnwise.http.openai.ids import is_hidden, response_id as id_of
 from turnwise.http.openai.inputs import read_input
 from turnwise.http.openai.items import ENCRYPTED, output_items, prompt_items
 from turnwise.http.openai.pages import Asked, Including, page_of
-from turnwise.http.openai.starting import DELETED, Found, find, load, newest, start
+from turnwise.http.openai.start_response import DELETED, Found, find, load, newest, start
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 

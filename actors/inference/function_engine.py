@@ -11,8 +11,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
+from turnwise.actors.inference.blocking_calls import on_thread
 from turnwise.actors.inference.engine import RunContext, SessionView, StepContext
-from turnwise.actors.inference.threads import on_thread
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool

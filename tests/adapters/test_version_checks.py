@@ -110,7 +110,7 @@ def test_a_release_without_a_parameter_is_one_error_with_both_versions(
     def moved(function: Any) -> inspect.Signature:
         return signature.replace(parameters=parameters) if function == found else signatures(function)
 
-    monkeypatch.setattr("turnwise.adapters.releases.inspect.signature", moved)
+    monkeypatch.setattr("turnwise.adapters.version_checks.inspect.signature", moved)
     with pytest.raises(FrameworkError) as caught:
         _run_again(module)
     _check(caught.value, module, f"has no parameter {name}")
@@ -159,6 +159,6 @@ def test_a_missing_framework_is_an_error_that_says_what_to_install(
     def version_of(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr("turnwise.adapters.releases.version", version_of)
+    monkeypatch.setattr("turnwise.adapters.version_checks.version", version_of)
     with pytest.raises(ConfigError, match=r"pip install 'turnwise\["):
         _run_again(module)

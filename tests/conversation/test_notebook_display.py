@@ -17,7 +17,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text,
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.events import CustomEvent, TextDelta
 from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.notebook import MOST_CHARS, MOST_ROWS, Rows
+from turnwise.memory.conversation.notebook_display import MOST_CHARS, MOST_ROWS, Rows
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
 from threading import Lock
@@ -70,12 +71,45 @@ def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
     return made
 
 
+def named(init: Callable[Given, None]) -> Callable[Given, None]:
+    """Decorate `__init__` so that a missing or a misspelt argument is told by the name of the class that was called.
+
+    Raises:
+        TypeError: of the decorated method.
+    """
+    signature = inspect.signature(init)
+
+    @wraps(init)
+    def made(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        of = f"{type(args[0]).__name__}()"
+        for name in kwargs:
+            if name not in signature.parameters:
+                raise TypeError(_unexpected(of, name, list(signature.parameters)[1:]))
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{of}: {error}") from None
+        init(*args, **kwargs)
+
+    return made
+
+
+def _unexpected(of: str, name: str, names: list[str]) -> str:
+    """Return the message about a keyword that does not exist, with the nearest one that does."""
+    near = get_close_matches(name, names, 1)
+    parameters = [] if near or "params" not in names else get_close_matches(name, ModelParams.__annotations__, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean params={{{parameters[0]!r}: ...}}?" if parameters else hint
+    return f"{of} got an unexpected keyword argument {name!r}{hint}"
+
+
 def _refusal(request: str, error: ValidationError, names: list[str]) -> InvalidInputError | TypeError:
     errors = error.errors(include_url=False, include_context=False)
     first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
     name, *inner = first["loc"]
     if first["type"] == "unexpected_keyword_argument":
-        return TypeError(f"{request.lstrip('_')}() got an unexpected keyword argument {name!r}")
+        of = "Session.run()" if request == "_settings" else f"{request.lstrip('_')}()"
+        return TypeError(_unexpected(of, str(name), names))
     field = names[name] if isinstance(name, int) else name
     field += "".join(f"[{shown(part)}]" for part in inner if part != "[key]")
     why = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")

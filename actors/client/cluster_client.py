@@ -105,6 +105,8 @@ class ClusterClient:
         self.name = name
         self.read_only = False
         """Whether it makes no actors and changes nothing."""
+        self.was_closed = False
+        """Whether its manager was closed."""
         self._place: StoreSpec | None = None
         self._engine: bytes = b""
         self._engine_id = ""
@@ -206,6 +208,7 @@ class ClusterClient:
     async def close(self) -> None:
         """Close the store and the history store. A later read opens them again."""
         with self._lock:
+            self.was_closed = True
             stores, self._stores = self._stores, None
         for each in stores or ():
             if each is not None:

@@ -35,6 +35,7 @@ from turnwise.actors.client.arguments import (
     VerifyMode,
     checked,
     json_object,
+    named,
 )
 from turnwise.actors.client.cluster_client import ClusterClient, HistoryArgument, StoreArgument
 from turnwise.actors.client.event_sinks import EventSink, Sink
@@ -42,9 +43,9 @@ from turnwise.actors.client.expiry import sweep
 from turnwise.actors.client.hosts import find_hosts
 from turnwise.actors.client.requests import AwaitStep, Request
 from turnwise.actors.client.subscriptions import EventFeed, Kinds
-from turnwise.actors.cluster.nodes import check_files
+from turnwise.actors.cluster.nodes import check_files, check_folders
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
-from turnwise.actors.cluster.ray_runtime import connect, this_ray
+from turnwise.actors.cluster.ray_runtime import connect, this_ray, will_start
 from turnwise.actors.cluster.store_actor import is_there
 from turnwise.actors.cluster.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
@@ -57,12 +58,14 @@ from turnwise.errors import (
     CorruptRecordError,
     InvalidInputError,
     KeyMissingError,
+    ManagerClosedError,
     NotFoundError,
     ReadOnlyStoreError,
     RunNotFoundError,
     SessionExistsError,
     SessionNotFoundError,
     SessionOwnerError,
+    StoreClosedError,
     TurnwiseError,
     WrongKeyError,
     shown,
@@ -120,6 +123,7 @@ class ManagerRequests:
     _starts_at_once: ClassVar[bool]
     """Whether a new manager connects to Ray; otherwise its first call does."""
 
+    @named
     def __init__(
         self,
         store: StoreArgument = DEFAULT_STORE,
@@ -167,6 +171,7 @@ class ManagerRequests:
         self._store: SessionStore | None = None
         self._knows_rivals = False
         self._check_files = partial(check_files, store, history_store, working_memory)
+        self._check_folders = partial(check_folders, store, history_store)
         self._store_now: tuple[float, float] | None = None
         """The store's time and this process's monotonic time, both read when the store's clock was last asked."""
         if self._starts_at_once:
@@ -213,6 +218,8 @@ class ManagerRequests:
     def _start(self) -> None:
         """Connect to Ray or start it, and start the processes of hosts and memories. Blocks; may be repeated."""
         if not self._client.read_only:
+            if will_start():  # otherwise, the files may be on another node
+                self._check_folders()
             connect()
             self._check_files()
         self._own_store()
@@ -231,12 +238,17 @@ class ManagerRequests:
     def _ask(self, ask: Callable[[SessionStore], Awaitable[Any]]) -> Request[Any]:
         """Run a coroutine of the store; the first time, also warn if another Ray has the store open."""
         store = self._own_store()
-        if not self._knows_rivals:
-            others = yield AwaitStep(partial(rivals, store))
-            self._knows_rivals = True
-            if others:
-                _log.warning(_RIVALS, this_ray().address, ", ".join(others), store)
-        return (yield AwaitStep(partial(ask, store)))
+        try:
+            if not self._knows_rivals:
+                others = yield AwaitStep(partial(rivals, store))
+                self._knows_rivals = True
+                if others:
+                    _log.warning(_RIVALS, this_ray().address, ", ".join(others), store)
+            return (yield AwaitStep(partial(ask, store)))
+        except StoreClosedError as error:
+            if self._client.was_closed:
+                raise ManagerClosedError(error.store) from None
+            raise
 
     def _read(self, verb: str, id: str, user_id: str | None, missing: TurnwiseError) -> Request[Any]:
         """Look up a record for a user (any user if None); raise `missing` for an unreadable one of another user."""

@@ -9,6 +9,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from turnwise.errors import ConfigError
 from turnwise.memory.longterm.base import is_local
+from turnwise.memory.stores.urls import redact, resolve_url
 from turnwise.memory.working.memory import WorkingMemory
 
 ANYWHERE: dict[str, Any] = {"scheduling_strategy": "SPREAD", "memory": 1}
@@ -29,6 +30,22 @@ def here() -> dict[str, Any]:
     """Return the options of actors that open files of this node: here, or nowhere. Nodes that join change nothing."""
     node_id = ray.get_runtime_context().get_node_id()
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+
+
+def check_folders(*stores: object) -> None:
+    """Refuse URLs of SQLite files in folders that do not exist on this node.
+
+    Raises:
+        StoreError: says which folder.
+    """
+    for url in stores:
+        if isinstance(url, str) and (resolved := resolve_url(url)).startswith("sqlite"):
+            import sqlalchemy as sa  # takes 0.15 s
+
+            from turnwise.memory.stores.sql.sqlite_file import path_of
+            from turnwise.memory.stores.sql.sqlite_owner import check_folder
+
+            check_folder(path_of(sa.make_url(resolved)), redact(url))
 
 
 def check_files(store: object, history_store: object, working_memory: WorkingMemory | None) -> None:

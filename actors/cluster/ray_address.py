@@ -36,21 +36,10 @@ def local_ray() -> str | None:
         return None
 
 
-def variables_of(address: str) -> dict[str, str]:
-    """Return the environment variables by which programs of this machine join a Ray of this machine.
-
-    A Ray asks for the token of the user who started it, once there is one, unless it was told otherwise. It is used for
-    a Ray that is found, but not for one that `RAY_ADDRESS` names.
-    """
-    variables = {"RAY_ADDRESS": address}
-    if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
-        variables["RAY_AUTH_MODE"] = "token"
-    return variables
-
-
-def naming(address: str) -> str:
-    """Return these variables as a shell takes them."""
-    return " ".join(f"{name}={value}" for name, value in variables_of(address).items())
+def starts_own_ray() -> bool:
+    """Return whether a process that is not connected to a Ray would start one, which ends with it."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return address == "local" or (not address and local_ray() is None)
 
 
 def _connect(address: str) -> bool:

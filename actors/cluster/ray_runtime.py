@@ -14,7 +14,7 @@ from functools import partial
 import ray
 from ray.exceptions import RayError
 
-from turnwise.actors.cluster.ray_address import check_ray_address
+from turnwise.actors.cluster.ray_address import check_ray_address, starts_own_ray
 from turnwise.errors import ConfigError
 from turnwise.memory.stores.sharing import RayId
 
@@ -41,6 +41,11 @@ def connect(*, logs: bool = True) -> None:
                 _init(logs)
             else:
                 _on_a_thread_that_stays(partial(_init, logs))
+
+
+def will_start() -> bool:
+    """Return whether `connect` would start a Ray of this process."""
+    return not ray.is_initialized() and starts_own_ray()
 
 
 def this_ray() -> RayId:

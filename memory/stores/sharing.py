@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 LABEL = "turnwise/"
 """Prefix of the names of connections to a server."""
@@ -25,6 +27,23 @@ class RayId:
         """The name of its connections to a server, in at most 63 characters without blanks."""
         digest = hashlib.sha256(self.session.encode()).hexdigest()[:8]
         return f"{LABEL}{self.address[:45].replace(' ', '')}/{digest}"
+
+
+def variables_of(address: str) -> dict[str, str]:
+    """Return the environment variables by which programs of this machine join a Ray of this machine.
+
+    A Ray asks for the token of the user who started it, once there is one, unless it was told otherwise. It is used for
+    a Ray that is found, but not for one that `RAY_ADDRESS` names.
+    """
+    variables = {"RAY_ADDRESS": address}
+    if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
+        variables["RAY_AUTH_MODE"] = "token"
+    return variables
+
+
+def naming(address: str) -> str:
+    """Return these variables as a shell takes them."""
+    return " ".join(f"{name}={value}" for name, value in variables_of(address).items())
 
 
 class Shared(ABC):

@@ -67,6 +67,7 @@ TurnwiseError
 ├── SessionLostError           the session's process cannot be reached
 └── StoreError                 the store cannot be read or written
     ├── StoreClosedError
+    │   └── ManagerClosedError   its sessions and their runs continue
     ├── SchemaVersionError
     ├── CorruptRecordError
     ├── EncryptionError        a stored record and the user's key do not match
@@ -706,6 +707,15 @@ class StoreClosedError(StoreError):
 
     message = "store {store} is closed: open it again"
     store: str
+
+
+class ManagerClosedError(StoreClosedError):
+    """The session manager was closed. Its sessions and their runs continue."""
+
+    message = (
+        "this session manager of {store} was closed: make a new SessionManager or AsyncSessionManager,"
+        " whose sessions go on where they are"
+    )
 
 
 class SchemaVersionError(StoreError):

@@ -16,8 +16,8 @@ import pytest
 from terminal import CTRL_C, CTRL_D, Terminal, turnwise
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.ray_address import naming
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.memory.stores.sharing import naming
 from turnwise.testing import LocalProvider, tool_script
 
 WORDS = " ".join(f"word{n}" for n in range(60))

@@ -13,7 +13,7 @@ import pytest
 
 from terminal import turnwise
 from turnwise.actors.client.manager import SessionManager
-from turnwise.actors.cluster.ray_address import naming
+from turnwise.memory.stores.sharing import naming
 from turnwise.testing import LocalProvider
 
 KEY = "sk-very-secret"

@@ -92,6 +92,17 @@ def test_the_store_may_be_named_by_the_environment(store: str) -> None:
     assert none.exit_code == 2 and "TURNWISE_STORE" in none.stderr
 
 
+def test_a_turn_that_does_not_exist_is_refused_with_the_command_that_lists_them(store: str) -> None:
+    refused = turnwise("show", store, "chat", "7")
+    said = "error: session 'chat' has no turn 7: `turnwise show STORE SESSION` lists those it has"
+    assert refused.exit_code == 1 and refused.stderr.startswith(said)
+
+
+def test_the_path_of_a_file_is_told_as_a_url() -> None:
+    refused = turnwise("ls", "c.db", env={"TURNWISE_STORE": None})
+    assert refused.exit_code == 2 and "sqlite:///c.db" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -91,6 +91,16 @@ def test_of_several_calls_that_wait_one_is_named(make_manager: Callable[..., Ses
     assert "paid 7" in said and "paid 9" not in said
 
 
+def test_a_decision_without_a_ray_that_could_have_the_run_starts_none(tmp_path: Path) -> None:
+    store = filled(f"sqlite:///{tmp_path}/store.db")
+    waiting = act("approve", store, "money", RAY_TMPDIR=str(tmp_path))
+    assert waiting.returncode == 1 and "here is no Ray that could have it" in waiting.stderr
+    assert "do it in the program that has its engine" in waiting.stderr
+    idle = act("reject", store, "chat", RAY_TMPDIR=str(tmp_path))
+    assert idle.stderr == "error: session 'chat' has no call that waits for a decision\n"
+    assert not (tmp_path / "ray").exists()
+
+
 def test_sessions_without_a_process_are_changed_unless_runs_would_fail(ray_session: ModuleType, tmp_path: Path) -> None:
     store = filled(f"sqlite:///{tmp_path}/store.db")
     where = {"RAY_ADDRESS": ray_session.get_runtime_context().gcs_address}

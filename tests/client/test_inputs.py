@@ -583,7 +583,19 @@ def test_a_misspelt_option_of_a_run_is_a_type_error_and_starts_nothing(world: Wo
     world.client.asked.clear()
     with pytest.raises(TypeError, match="unexpected keyword argument 'iff_busy'"):
         getattr(session, verb)(iff_busy="enqueue", timeout_s="soon")
+    with pytest.raises(TypeError, match=r"Session\.run\(\) got .* 'iff_busy'; did you mean 'if_busy'\?"):
+        getattr(session, verb)(iff_busy="enqueue")
+    with pytest.raises(TypeError, match=r"'temprature'; did you mean params=\{'temperature': \.\.\.\}\?"):
+        getattr(session, verb)(temprature=0.5)
     assert not world.client.asked
+
+
+@pytest.mark.parametrize("manager", [SessionManager, AsyncSessionManager])
+def test_a_manager_names_a_missing_or_misspelt_argument_and_itself(manager: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{manager.__name__}\(\): missing a required .*'engine'"):
+        manager("memory://a")
+    with pytest.raises(TypeError, match=rf"^{manager.__name__}\(\) got .* 'placment'; did you mean 'placement'\?"):
+        manager(engine=EchoEngine(), placment=None)
 
 
 def test_a_second_thread_may_make_a_request_while_the_first_one_is_prepared() -> None:

@@ -565,7 +565,7 @@ def test_a_manager_refuses_what_it_cannot_use(make_manager: MakeManager, tmp_pat
     manager.open("chat")
     manager.close()
     manager.close()
-    with pytest.raises(StoreClosedError):
+    with pytest.raises(StoreClosedError, match="manager of .* was closed: make a new SessionManager"):
         manager.open("chat")
 
 

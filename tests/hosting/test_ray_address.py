@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from turnwise import EchoEngine, SessionManager
-from turnwise.actors.cluster.ray_address import local_ray, naming
-from turnwise.errors import ConfigError
+from turnwise.actors.cluster.ray_address import local_ray
+from turnwise.errors import ConfigError, StoreError
+from turnwise.memory.stores.sharing import naming
 
 
 def test_a_ray_address_at_which_nobody_answers_is_refused_at_once(
@@ -19,6 +20,18 @@ def test_a_ray_address_at_which_nobody_answers_is_refused_at_once(
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(ConfigError, match=rf"{address}.*nobody answers there .*`ray start --head`"):
             SessionManager(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine()).open("trip")
+
+
+def test_a_missing_folder_is_refused_before_a_ray_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("a Ray was started"))
+    for stores in (
+        {"store": f"sqlite:///{tmp_path}/none/a.db"},
+        {"store": "memory://a", "history_store": f"sqlite:///{tmp_path}/none/b.db"},
+    ):
+        with pytest.raises(StoreError, match=r"the folder .*/none does not exist"):
+            SessionManager(engine=EchoEngine(), **stores)  # type: ignore[arg-type]
 
 
 def test_the_ray_of_this_machine_is_known_while_somebody_listens_there(

@@ -109,6 +109,26 @@ def test_a_forked_process_neither_holds_nor_releases_the_lock(tmp_path: Path, ad
     owner.release()
 
 
+def test_a_ray_with_a_token_is_named_with_all_that_joins_it(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/auth_token").touch()
+    file = tmp_path / "x.db"
+    with (
+        process(file, RayId(address, "one")),
+        pytest.raises(ConfigError, match=f"set RAY_ADDRESS={address} RAY_AUTH_MODE=token;"),
+    ):
+        take(file, RayId("127.0.0.1:1", "two"))
+
+
+def test_a_missing_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"the folder .*/none does not exist: create it"):
+        take(tmp_path / "none/x.db", RayId("127.0.0.1:1", "one"))
+
+
 def test_a_lock_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "x.db.lock").mkdir()
     with pytest.raises(StoreError, match=r"x\.db\.lock cannot be written.*read_only=True"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory.stores.sharing import RayId
+from turnwise.memory.stores.sharing import RayId, naming
 
 LOOK_S = 0.05
 """How often a held lock is tried again, in seconds."""
@@ -35,7 +35,7 @@ class SQLiteOwner:
 
     Raises:
         ConfigError: another Ray cluster has the file; nothing was changed.
-        StoreError: the lock cannot be written.
+        StoreError: the lock cannot be written, or its folder does not exist.
     """
 
     def __init__(self, file: Path, name: str, ray: RayId) -> None:
@@ -72,6 +72,7 @@ class SQLiteOwner:
                 connection.close()
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
                 return RayId("", "")
+            check_folder(self._path, self._name)
             why = f"the lock file {self._path} cannot be written ({error})"
             raise StoreError(f"store {self._name}: {why}; make it writable, or open it with read_only=True") from error
         if holder == self._ray:
@@ -79,6 +80,16 @@ class SQLiteOwner:
             return None
         connection.close()
         return holder
+
+
+def check_folder(file: Path, name: str) -> None:
+    """Refuse a SQLite file in a folder that does not exist.
+
+    Raises:
+        StoreError: it does not.
+    """
+    if not file.parent.exists():
+        raise StoreError(f"store {name}: the folder {file.parent} does not exist: create it, or correct the path")
 
 
 def running_owner(file: Path) -> RayId | None:
@@ -130,7 +141,8 @@ def _is_reached(ray: RayId) -> bool:
 
 def _why(holder: RayId) -> str:
     who = f"the Ray cluster at {holder.address} has it open" if holder.address else "an unknown process holds its lock"
+    name = f"set {naming(holder.address)}" if holder.address else "name it by RAY_ADDRESS"
     return (
         f"{who}, and two clusters would interrupt each other's runs: let all programs use one: run"
-        " `ray start --head` before them, or name it by RAY_ADDRESS; or open it with read_only=True, or use PostgreSQL"
+        f" `ray start --head` before them, or {name}; or open it with read_only=True, or use PostgreSQL"
     )

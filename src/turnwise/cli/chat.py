@@ -189,8 +189,8 @@ def check_free(store: str) -> None:
     Raises:
         StoreURLError, ConfigError, StillEncryptedError: see above.
     """
-    from turnwise.actors.cluster.ray_address import naming
     from turnwise.cli.doctor import lock_holder, sqlite_file
+    from turnwise.memory.stores.sharing import naming
 
     file = sqlite_file(resolve_url(store))
     holder = lock_holder(file) if file and not os.environ.get("RAY_ADDRESS") else None

@@ -30,6 +30,7 @@ from turnwise.errors import (
     RunNotFoundError,
     SessionNotFoundError,
     StoreError,
+    TurnNotFoundError,
     TurnwiseError,
 )
 from turnwise.memory.conversation.plain_text import plain
@@ -55,6 +56,9 @@ _LOOKED_AT = 1_000
 
 _COMPLETED, _COMPLETE_S = 200, 2.0
 """Among how many sessions, the newest, a shell completes ids, and how long it waits for a store, in seconds."""
+
+_SUFFIXES = (".db", ".sqlite", ".sqlite3")
+"""Of paths that are taken for a store's, although a store is named by its URL."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -148,6 +152,8 @@ class Command(TyperCommand):
             return [default, *args]
         if ctx.resilient_parsing:
             return args
+        if isinstance(store, str) and (Path(store).suffix in _SUFFIXES or Path(store).is_file()):
+            return ctx.fail(f"give the URL of the store: sqlite:///{store} for this file")  # type: ignore[no-any-return]
         return ctx.fail(f"give a store first, such as sqlite:///turnwise.db, or name it by {STORE}")  # type: ignore[no-any-return]
 
     def invoke(self, ctx: Any) -> Any:
@@ -339,6 +345,9 @@ def missing(kind: str, id: str, there: list[str]) -> NotFoundError:
 
 def _said(error: Exception) -> str:
     """Return an error in one line."""
+    if isinstance(error, TurnNotFoundError):
+        why = "`turnwise show STORE SESSION` lists those it has (a discarded turn leaves a gap)"
+        return one_line(f"session {error.session_id!r} has no turn {error.index!r}: {why}")
     if isinstance(error, TurnwiseError):
         return one_line(error)
     if isinstance(error, OSError):

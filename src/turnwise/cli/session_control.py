@@ -58,6 +58,8 @@ Call = Annotated[str | None, typer.Argument(help="The call that waits; may be le
 
 RAY_ADDRESS = "RAY_ADDRESS"
 
+_IDLE = "has no call that waits for a decision"
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -198,7 +200,7 @@ async def _decide(
 ) -> None:
     """Approve a call; reject it if a reason is given."""
     async with _acting(place, id, may="decide") as (session, run_id):
-        execution = await _run_of(session, run_id)
+        execution = await _run_of(session, run_id, _IDLE)
         call_id = call or await _only_call(execution)
         try:
             if reason is None:
@@ -228,12 +230,12 @@ async def _undecided(execution: AsyncExecutionHandle) -> list[PendingCall]:
     return [each for each in await execution.pending() if each.wants != "result"]
 
 
-async def _run_of(session: AsyncSession, run_id: str | None) -> AsyncExecutionHandle:
-    """Return the handle of a run, by default the active one."""
+async def _run_of(session: AsyncSession, run_id: str | None, idle: str | None = None) -> AsyncExecutionHandle:
+    """Return the handle of a run, by default the active one; `idle` says what is missing if there is none."""
     if run_id is None:
         info: SessionInfo = await session.info()
         if info.active_run_id is None:
-            raise NoActiveRunError(session.id)
+            raise NotFoundError(f"session {session.id!r} {idle}") if idle else NoActiveRunError(session.id)
         run_id = info.active_run_id
     return await session.execution(run_id)
 
@@ -277,9 +279,14 @@ async def _acting(place: _Place, id: str, *, may: str = "") -> AsyncIterator[tup
     _aim(place.store)
     from turnwise.actors.client.attachment import NoEngine, live
     from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.cluster.ray_runtime import will_start
 
     async with reading(place.store, place.history, namespace=place.namespace, live=True) as reader:
         found, run_id = await _find(reader, id, place.user, has_runs=may in ("cancel", "decide"))
+        if will_start():  # a Ray that has no process of the session, and no engine of its runs
+            if may == "decide":
+                await _run_of(found, run_id, _IDLE)
+            await _check_open_runs(found, may, is_alone=True)
         _join()  # on the main thread, where Ray wants to be started
         attached = await asyncio.to_thread(live, found)
         if attached is not None:
@@ -324,7 +331,7 @@ def _aim(store: str) -> None:
     path = file_of(store)
     if path is None or os.environ.get(RAY_ADDRESS):
         return
-    from turnwise.actors.cluster.ray_address import variables_of
+    from turnwise.memory.stores.sharing import variables_of
     from turnwise.memory.stores.sql.sqlite_owner import running_owner
 
     if owner := running_owner(path):
@@ -339,19 +346,24 @@ def _join() -> None:
         connect(logs=False)
 
 
-async def _check_open_runs(session: AsyncSession, may: str) -> None:
-    """Refuse a session whose open runs nobody carries on, since they would fail without an engine."""
+async def _check_open_runs(session: AsyncSession, may: str, *, is_alone: bool = False) -> None:
+    """Refuse a session whose open runs nobody carries on, since they would fail without an engine.
+
+    Args:
+        is_alone: whether there is no Ray that could have noted their engine.
+    """
     from turnwise.actors.client.attachment import has_noted_engine
 
     info: SessionInfo = await session.info()
     if info.active_run_id is None or may == "end" or (may == "cancel" and not info.queued_run_ids):
         return
-    if await asyncio.to_thread(has_noted_engine, session):
+    if not is_alone and await asyncio.to_thread(has_noted_engine, session):
         return
-    why = f"session {session.id!r} has open runs, such as {info.active_run_id!r}, and no process of this Ray has it"
+    where = "here is no Ray that could have it" if is_alone else "no process of this Ray has it"
+    why = f"session {session.id!r} has open runs, such as {info.active_run_id!r}, and {where}"
     raise TurnwiseError(
-        f"{why}; here is no engine to go on with them: connect to its Ray by RAY_ADDRESS, use it in a program that"
-        " has its engine, or end it by `turnwise end`"
+        f"{why}; here is no engine to go on with them: do it in the program that has its engine, connect to its Ray,"
+        " if that still runs, by RAY_ADDRESS, or end the session by `turnwise end`"
     )
 
 

@@ -25,6 +25,11 @@ from turnwise.memory.conversation.frozen_json import MAX_DEPTH
 Prompt = str | Block
 """A string is a `User` block."""
 
+_REMEDY = (
+    ": pass strings and blocks of turnwise.blocks, each as an argument of its own;"
+    " messages of a provider's API are for session.import_messages"
+)
+
 _BLOCKS = {Unknown, *KINDS.values()}
 
 
@@ -36,7 +41,7 @@ def plain_prompts(session_id: str, prompts: Sequence[Prompt]) -> tuple[Prompt, .
     """
     for prompt in prompts:
         if not isinstance(prompt, str) and type(prompt) not in _BLOCKS:
-            raise InvalidPromptError(session_id, f"{type(prompt).__name__} is not a string or a block")
+            raise InvalidPromptError(session_id, f"{type(prompt).__name__} is not a string or a block{_REMEDY}")
         if not isinstance(prompt, str) and is_too_deep(prompt):
             raise InvalidPromptError(
                 session_id, f"a block of kind {prompt.kind} is nested more than {MAX_DEPTH} levels deep"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
-from turnwise.errors import ConfigError, InvalidIdError
+from turnwise.errors import ConfigError, InvalidIdError, shown
 from turnwise.memory.conversation.ids import check_id
 
 
@@ -61,7 +61,8 @@ def as_engine(engine: Any) -> EngineBuilder:
 
 def _checked(field: str, engine: Any) -> EngineBuilder:
     if not isinstance(engine, EngineBuilder) or isinstance(engine, type):
-        raise ConfigError(field, type(engine).__name__, "pass an object with build(session), such as EchoEngine()")
+        such = f"OpenAIEngine({shown(engine)}) or EchoEngine()" if isinstance(engine, str) else "EchoEngine()"
+        raise ConfigError(field, type(engine).__name__, f"pass an object with build(session), such as {such}")
     return engine
 
 

@@ -122,6 +122,11 @@ def test_what_is_no_engine_is_refused(engine: Any, field: str) -> None:
     assert refused.value.setting == field
 
 
+def test_the_name_of_a_model_is_refused_with_its_engine() -> None:
+    with pytest.raises(ConfigError, match=r"such as OpenAIEngine\('gpt-5'\)"):
+        as_engine("gpt-5")
+
+
 # Metadata of turns
 
 

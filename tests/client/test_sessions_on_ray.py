@@ -565,7 +565,7 @@ def test_a_manager_refuses_what_it_cannot_use(make_manager: MakeManager, tmp_pat
     manager.open("chat")
     manager.close()
     manager.close()
-    with pytest.raises(StoreClosedError, match="manager of .* was closed: make a new SessionManager"):
+    with pytest.raises(StoreClosedError, match=r"manager of .* was closed: make a new SessionManager"):
         manager.open("chat")
 
 
@@ -657,6 +657,8 @@ async def test_the_async_family_does_the_same(make_manager: MakeManager) -> None
         assert (await (await fork.run("hello"))).text == "hello"
         await chat.end()
         await chat.delete()
+    with pytest.raises(StoreClosedError, match="AsyncSessionManager"):
+        await opened.open("chat")
 
 
 @pytest.mark.parametrize(

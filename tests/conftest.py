@@ -20,6 +20,7 @@ from hypothesis import settings
 from lanes import TAKEN, mark_of, may_need_ray, take
 
 from engines import ScriptedEngine
+from fork_server import workers_by_fork
 from scale import share
 from turnwise.actors.client.manager import SessionManager
 from turnwise.testing.faulty_url import register
@@ -139,16 +140,22 @@ def ray_session() -> Iterator[ModuleType]:
         configure_logging=False,
         log_to_driver=False,
     )
+
+    def start() -> int:
+        try:
+            init()
+        except Exception as error:  # Ray raises no class of its own
+            if "timed out during startup" not in str(error):
+                raise
+            init()
+        node: Any = ray._private.worker._global_node
+        node.kill_log_monitor()  # it reads all logs ten times in a second, and prints none
+        return int(node.all_processes["raylet"][0].process.pid)
+
     try:
-        init()
-    except Exception as error:  # Ray raises no class of its own
-        if "timed out during startup" not in str(error):
-            raise
-        init()
-    node: Any = ray._private.worker._global_node
-    node.kill_log_monitor()  # it reads all logs ten times in a second, and prints none
-    try:
-        yield ray
+        with workers_by_fork(start):
+            yield ray
+            ray.shutdown()
     finally:
         ray.shutdown()
 

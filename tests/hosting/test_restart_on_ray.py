@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from engines import Inventory
 from memory_engines import Mirror
 from test_agents_on_ray import until
 from test_sessions_on_ray import kill
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.gc_tuning import THRESHOLDS
-from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.lexical import LexicalMemory
 
@@ -34,15 +34,31 @@ def test_unsaved_turns_of_a_lost_process_are_saved_without_a_call(
     until(lambda: any("bees" in item.text for item in asker.memory.recall("bees")))
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
-def test_a_process_that_is_back_has_loaded_what_an_answer_needs_and_no_more(
-    make_manager: Callable[..., SessionManager], placement: Placement
-) -> None:
-    """Somebody waits for it meanwhile."""
-    chat = make_manager(engine=Inventory(), placement=placement).open("chat")
+COMES_BACK = """
+import sys
+import ray
+from engines import Inventory
+from test_sessions_on_ray import kill
+from turnwise import Dedicated, Packed, SessionManager
+
+address, store, placement = sys.argv[1:]
+ray.init(address, log_to_driver=False, logging_level="ERROR")
+with SessionManager(store, engine=Inventory(), placement=eval(placement)) as manager:
+    chat = manager.open("chat")
     chat.run("What have you?").wait(60)
     kill(chat)
-    thresholds, *loaded = chat.run("And now?").wait(60).text.split("\n")
+    print("answer:", chat.run("And now?").wait(60).text)
+"""
+
+
+@pytest.mark.parametrize("placement", ["Dedicated()", "Packed(hosts=1)"])
+def test_a_process_that_is_back_has_loaded_what_an_answer_needs_and_no_more(
+    ray_address: str, placement: str, tmp_path: Path
+) -> None:
+    """Somebody waits for it meanwhile. For a program of its own, Ray starts it as it does for users."""
+    command = [sys.executable, "-c", COMES_BACK, ray_address, f"sqlite:///{tmp_path}/chats.db", placement]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=100).stdout
+    thresholds, *loaded = printed.partition("answer: ")[2].splitlines()  # Ray prints what it thinks of kills, too
     assert thresholds == str(THRESHOLDS)
     assert "turnwise.memory.stores.sql.store" in loaded
     others = {"numpy", "chromadb", "openai", "sqlalchemy.dialects.postgresql", "turnwise.memory.stores.in_memory"}

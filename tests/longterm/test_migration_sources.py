@@ -269,7 +269,7 @@ def test_a_database_that_cannot_be_read_is_a_store_error(tmp_path: Path) -> None
     path.write_bytes(path.read_bytes()[:50_000] + b"\0" * 200_000)
     with pytest.raises(StoreError, match=r"^source .*flat\.db: .*malformed"):
         run(path, InMemoryFacts())
-    with pytest.raises(StoreError, match="can it be reached") as error:
+    with pytest.raises(StoreError, match="check that it is reachable") as error:
         run("postgresql://u:secret@localhost:1/d", InMemoryFacts())
     assert "secret" not in str(error.value)
 

@@ -32,7 +32,7 @@ KINDS: Mapping[str, str] = {
     "typo": "with a typo",
     "nothing": "need nothing: nothing found",
 }
-SAMPLE, QUICK_SAMPLE = 100, 10
+SAMPLE, QUICK_SAMPLE = 60, 10
 """How many messages of each kind are asked."""
 
 
@@ -66,10 +66,12 @@ async def found(peer: Peer, user: str, prompts: Sequence[str]) -> tuple[list[str
 
 
 def ask(bench: Bench) -> dict[str, Any]:
-    data = os.environ.get("DATA") or None
+    data = os.environ.get("DATA")
     maker = bench.one(bench.names[0], "material", Model())
     try:
-        given = maker.do("recall.material", data=data, sample=QUICK_SAMPLE if bench.quick else SAMPLE)
+        given = maker.do(
+            "recall.material", data=data and str(Path(data).resolve()), sample=QUICK_SAMPLE if bench.quick else SAMPLE
+        )
     finally:
         maker.close()
     result: dict[str, Any] = {"versions": {}, "saved": {}, "taken": {}, "shares": {}}

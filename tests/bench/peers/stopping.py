@@ -14,7 +14,7 @@ from typing import Any
 from peers.bench import Bench, Table, said, times_table
 from peers.peer import READ, TALKING, Peer
 
-ROUNDS, QUICK_ROUNDS = 40, 3
+ROUNDS, QUICK_ROUNDS = 30, 3
 
 
 async def stop(peer: Peer, number: int) -> float:

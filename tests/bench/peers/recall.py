@@ -32,7 +32,7 @@ KINDS: Mapping[str, str] = {
     "typo": "with a typo",
     "nothing": "need nothing: nothing found",
 }
-SAMPLE, QUICK_SAMPLE = 60, 10
+SAMPLE, QUICK_SAMPLE = 50, 10
 """How many messages of each kind are asked."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from peers.bench import Bench, Table, times_table
 from peers.peer import PROMPT, Model, Peer
 
-ROUNDS, QUICK_ROUNDS = 3, 1
+ROUNDS, QUICK_ROUNDS = 2, 1
 
 
 async def first(peer: Peer) -> bool:

@@ -200,7 +200,8 @@ class SessionMemory(_SessionMemory):
     ) -> _Items:
         """Return up to `limit` items that are relevant to the query, best first; several memories' items alternate.
 
-        An item's `memory` names its memory, `score` says how relevant it is, `words` and `passage` what matched. A
+        An item's `memory` names its memory, `score` says how relevant it is, `words` and `passage` what matched. Items
+        with a score of 0, such as facts of a `StaticMemory` that do not bear on the query, come after all others. A
         memory that fails is left out.
 
         Args:
@@ -396,7 +397,8 @@ class AsyncSessionMemory(_SessionMemory):
     ) -> _Items:
         """Return up to `limit` items that are relevant to the query, best first; several memories' items alternate.
 
-        An item's `memory` names its memory, `score` says how relevant it is, `words` and `passage` what matched. A
+        An item's `memory` names its memory, `score` says how relevant it is, `words` and `passage` what matched. Items
+        with a score of 0, such as facts of a `StaticMemory` that do not bear on the query, come after all others. A
         memory that fails is left out.
 
         Args:

@@ -86,7 +86,8 @@ class SessionMemoryAccess:
     ) -> list[MemoryItem]:
         """See `MemoryAccess.recall`. The best items of all memories come first, then the second best, and so on.
 
-        Each item names its memory.
+        Items with a score of 0, which a memory returns for any query, come after all others. Each item names its
+        memory.
         """
         if not self._slots:
             raise self._no_memory()
@@ -101,9 +102,10 @@ class SessionMemoryAccess:
             for slot, result in zip(self._slots, results, strict=True)
             if not isinstance(result, BaseException)
         ]
-        ranks = zip_longest(*named)
+        ranked = [item for item in chain.from_iterable(zip_longest(*named)) if item is not None]
+        ranked.sort(key=lambda item: item.score == 0)
         found: dict[str, MemoryItem] = {}
-        for item in filter(None, chain.from_iterable(ranks)):
+        for item in ranked:
             found.setdefault(item.text, item)
         return list(found.values())[:limit]
 

@@ -64,6 +64,7 @@ class MemoryAccess(Protocol):
     ) -> list[MemoryItem]:
         """Return up to `limit` items that are relevant to the query, the best first. See `LongTermMemory.recall`.
 
+        Items with a score of 0, which a memory returns for any query, come after those of all memories that have more.
         A memory that fails is left out; LongTermMemoryError is raised if all do.
         """
 

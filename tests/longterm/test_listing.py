@@ -150,7 +150,7 @@ async def test_saving_is_told_which_memory_and_wrong_names_are_refused() -> None
     memory = access(handbook=StaticMemory(["a rule"]), first=LexicalMemory(InMemoryFacts()), book=Book())
     await memory.save("Likes figs.", id="kept", memory="book")
     assert [each.memory for each in await memory.recall("Likes figs.") if each.id == "kept"] == ["book"]
-    assert [each.text for each in await memory.recall("Likes figs.")] == ["a rule", "Likes figs."]
+    assert [each.text for each in await memory.recall("Likes figs.")] == ["Likes figs.", "a rule"]
     ways: list[Callable[..., Any]] = [partial(memory.save, "figs"), memory.list_items]
     for way in ways:
         with pytest.raises(InvalidInputError, match="memory='shelf': must be one of handbook, first, book"):
@@ -159,6 +159,24 @@ async def test_saving_is_told_which_memory_and_wrong_names_are_refused() -> None
         await memory.save("figs", memory="handbook")
     with pytest.raises(NoMemoryError, match="list its items"):
         await memory.list_items(memory="book")
+
+
+@pytest.mark.parametrize("order", [["handbook", "first"], ["first", "handbook"]])
+async def test_items_that_do_not_bear_on_the_query_come_after_those_of_all_memories_that_do(order: list[str]) -> None:
+    rules = StaticMemory(["Leave is sixteen weeks.", "Warnings are written on Mondays."])
+    memories = {"handbook": rules, "first": LexicalMemory(InMemoryFacts())}
+    memory = access(**{name: memories[name] for name in order})
+    for text in ("Sarah likes to be written to.", "Sarah sails at weekends."):
+        await memory.save(text)
+
+    *relevant, last = await memory.recall("How does she like to be written to?")
+    assert [each.memory for each in relevant] == order
+    assert (last.text, last.score) == ("Leave is sixteen weeks.", 0.0)
+
+    (best,) = await memory.recall("Does Sarah sail?", limit=1)
+    assert best.text == "Sarah sails at weekends."
+    (rest,) = await memory.recall("Quantum chromodynamics?", limit=1)
+    assert rest.score == 0
 
 
 async def test_notes_are_cleared_to_the_first_text_of_their_format() -> None:

@@ -1,11 +1,17 @@
 """`turnwise show`: transcripts, turns, and what the model was sent."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from filled import files, filled, on_terminal, text_of, turnwise
+from turnwise.actors.session.core import SessionCore
+from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.urls import open_store
+from turnwise.testing.scripted_engine import ScriptedEngine
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +50,36 @@ def test_as_sent_is_what_the_model_had(store: str) -> None:
     assert "Take an umbrella." in last and "And tomorrow?" in last and "So it seems." not in last
     first = json.loads(turnwise("show", store, "chat", "r-1", "--as-sent", "--json").stdout)
     assert first["run"]["id"] == "r-1" and [block["text"] for block in first["blocks"]] == ["Will it rain?"]
+
+
+def test_as_sent_says_that_what_memory_added_is_not_shown(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    asyncio.run(_remembering(url))
+    shown = turnwise("show", url, "chat", "r-1", "--as-sent").stdout
+    assert shown.splitlines()[-1] == (
+        "(if memory added a profile, notes or recalled items to this, they are not shown: that text is not stored)"
+    )
+    assert "not stored" not in turnwise("show", url, "chat", "r-2", "--as-sent").stdout
+    assert "not stored" not in turnwise("show", url, "chat").stdout
+    runs = [json.loads(turnwise("show", url, "chat", each, "--as-sent", "--json").stdout) for each in ("r-1", "r-2")]
+    assert [each["run"]["memory"] for each in runs] == ["on", "off"]
+
+
+_USES: dict[str, MemoryUse] = {"r-1": "on", "r-2": "off"}
+
+
+async def _remembering(url: str) -> None:
+    """Make a session with a run that recalls, and one without memory."""
+    store = open_store(url)
+    try:
+        await store.create(SessionRecord(session_id="chat"))
+        core = SessionCore("chat", store, ScriptedEngine(["Here.", "There."]))
+        for run_id, use in _USES.items():
+            await core.start(["Where?"], run_id=run_id, memory=use)
+            while (await core.reads.run(run_id)).is_open:
+                await asyncio.sleep(0.005)
+    finally:
+        await store.close()
 
 
 def test_a_call_that_waits_is_shown_with_its_ids(store: str) -> None:

@@ -29,6 +29,8 @@ Line = tuple[str, str]
 
 _PAGE = 200
 
+_NOT_SHOWN = "(if memory added a profile, notes or recalled items to this, they are not shown: that text is not stored)"
+
 _HEAD, _QUIET = "bold", "dim"
 
 
@@ -51,7 +53,11 @@ def show(
     ] = None,
     *,
     as_sent: Annotated[
-        bool, typer.Option("--as-sent", help="What the model was sent for this turn, by default for the last one.")
+        bool,
+        typer.Option(
+            "--as-sent",
+            help="What the model was sent for this turn, by default for the last one; not what memory recalled.",
+        ),
     ] = False,
     last: Annotated[int | None, typer.Option("--last", "-n", min=1, help="Only so many of the newest turns.")] = None,
     user: User = None,
@@ -245,6 +251,8 @@ def _window(found: Sent) -> Iterator[Line]:
         yield f"tool of this run: {tool}", "blue"
     for block in found.blocks:
         yield from block_lines(block)
+    if record.memory != "off":
+        yield _NOT_SHOWN, _QUIET
 
 
 def block_lines(block: AnyBlock) -> Iterator[Line]:  # noqa: PLR0912 - one case for each kind

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -230,6 +230,45 @@ def bare_actor() -> Any:
     )
 
 
+def write_rows(connection: sqlite3.Connection, text: str) -> None:
+    """Write as many rows, in as many transactions, as a turn does."""
+    for _ in range(2):
+        connection.execute("BEGIN IMMEDIATE")
+        for number in range(5):
+            connection.execute("INSERT INTO t VALUES (?, ?)", (number, text))
+        connection.execute("COMMIT")
+
+
+def read_rows(connection: sqlite3.Connection, page: int) -> int:
+    """Read all events, by pages, and their bodies as JSON; return how many there are."""
+    select = "SELECT * FROM turnwise_events WHERE session = ? AND seq > ? ORDER BY seq LIMIT ?"
+    ((key,),) = connection.execute("SELECT key FROM turnwise_sessions WHERE session_id = 'replay'")
+    seq = count = 0
+    while found := connection.execute(select, (key, seq, page)).fetchall():
+        kept = [(row, json.loads(row[-1])) for row in found]
+        count += len(kept)
+        seq = found[-1][1]
+    return count
+
+
+IMPORTED = "import turnwise.actors.hosting.session_actor, turnwise.memory.stores.sql.store"
+"""What the process of a dedicated session on SQLite imports."""
+
+
+def import_s(first: str, then: str) -> float:
+    """Return how many seconds a statement takes after another, in a process of its own."""
+    code = f"import time; {first}; began = time.perf_counter(); {then}; print(time.perf_counter() - began)"
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def memory_after(statement: str) -> float:
+    """Return the memory of a process that has run a statement, in bytes; of what it shares, its part."""
+    command = [sys.executable, "-c", f"{statement}; print(); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()
+        return packing.pss_of(process.pid)
+
+
 class Bench:
     """The measurements in the order of the table."""
 
@@ -259,17 +298,31 @@ class Bench:
 
     def turns(self) -> None:
         """Measure a durable turn, compared with a bare call."""
-        calls, turns, both, prompt = Samples(), Samples(), 20, prompt_of(200)
-        with self.manager("turn", EchoEngine()) as manager:
+        calls, turns, alone, rows, both, prompt = Samples(), Samples(), Samples(), Samples(), 20, prompt_of(200)
+        path = self.folder / "rows.db"
+        with (
+            self.manager("turn", EchoEngine()) as manager,
+            asyncio.Runner() as runner,
+            closing(sqlite3.connect(path, isolation_level=None)) as connection,
+        ):
             session = manager.open()
+            core, store = runner.run(self._core_of("alone", EchoEngine()))
+            connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; CREATE TABLE t (a, b)")
             for _ in range(both):
                 self.call(Samples(), 10)
                 session.run(prompt).wait()
+            runner.run(self._turns_of(core, prompt, both, Samples()))
             for _ in range(self.scale.rounds):
                 self.call(calls, both)
                 for _ in range(both):
                     with turns.timed():
                         session.run(prompt).wait()
+                runner.run(self._turns_of(core, prompt, both, alone))
+                for _ in range(both):
+                    with rows.timed():
+                        write_rows(connection, prompt)
+            runner.run(core.ownership.leave())
+            runner.run(store.close())
             with counted_calls() as count:
                 for _ in range(both):
                     session.run(prompt).wait()
@@ -278,6 +331,12 @@ class Bench:
         self.table.line("bare call of an empty async actor", calls, "floor")
         self.table.judge("durable turn: run + wait, on SQLite", turns.median / calls.median, 2.5, samples=turns)
         self.table.line("  actor calls a turn, counted in this process", result=f"{count[0] / both:g}")
+        self.table.line(
+            "  its session core alone, in one process", alone, f"{alone.median / turns.median:.0%} of the turn"
+        )
+        self.table.line(
+            "  2 transactions of 5 rows each, by sqlite3", rows, f"{rows.median / turns.median:.0%} of the turn"
+        )
         transactions, statements = asyncio.run(self._sql_of_a_turn("traced", EchoEngine(), prompt, both))
         self.table.line(
             "  transactions a turn, counted at SQLite", result=f"{transactions:g}, of {statements:g} statements"
@@ -285,21 +344,33 @@ class Bench:
 
     async def _sql_of_a_turn(self, name: str, engine: EngineBuilder, prompt: str, turns: int) -> tuple[float, float]:
         """Return the numbers of transactions and statements of a turn, of a session core in this process."""
-        store, traced = SQLStore(self.url(name)), list[str]()
-        sa.event.listen(store._engine, "connect", lambda connection, _: connection.set_trace_callback(traced.append))
-        await store.create(SessionRecord(session_id=name))
-        core = SessionCore(name, store, engine)
-        await core.activate()
+        traced = list[str]()
+        core, store = await self._core_of(name, engine, traced.append)
         traced.clear()
-        for _ in range(turns):
-            started = await core.start([prompt], run_id=new_id())
-            await core.reads.wait(started.run_id)
+        await self._turns_of(core, prompt, turns, Samples())
         await core.ownership.leave()
         await store.close()
         commits = sum(sql == "COMMIT" for sql in traced)
         begins = sum(sql.startswith("BEGIN") for sql in traced)
         assert commits == begins > 0, traced
         return commits / turns, (len(traced) - commits - begins) / turns
+
+    async def _core_of(
+        self, name: str, engine: EngineBuilder, trace: Callable[[str], object] | None = None
+    ) -> tuple[SessionCore, SQLStore]:
+        """Return a new session's core in this process, and its store."""
+        store = SQLStore(self.url(name))
+        sa.event.listen(store._engine, "connect", lambda connection, _: connection.set_trace_callback(trace))
+        await store.create(SessionRecord(session_id=name))
+        core = SessionCore(name, store, engine)
+        await core.activate()
+        return core, store
+
+    async def _turns_of(self, core: SessionCore, prompt: str, turns: int, samples: Samples) -> None:
+        for _ in range(turns):
+            with samples.timed():
+                started = await core.start([prompt], run_id=new_id())
+                await core.reads.wait(started.run_id)
 
     def growths(self) -> None:
         for chars in (200, 500, 2000):
@@ -417,13 +488,15 @@ class Bench:
 
     def replays(self) -> None:
         """Measure how fast stored events are read from a cursor: from the store, and through a session's process."""
-        stored, replayed, count, page = Samples(), Samples(), self.scale.events, 1000
+        stored, rows, replayed, count, page = Samples(), Samples(), Samples(), self.scale.events, 1000
         written = asyncio.run(self._write_events("replay", count))
         with self.manager("replay", EchoEngine()) as manager:
             session = manager.open("replay")
             session.info()
             for _ in range(self.scale.replays):
                 asyncio.run(self._read_events("replay", stored, written, page))
+                with closing(sqlite3.connect(self.folder / "replay.db")) as connection, rows.timed():
+                    assert read_rows(connection, page) == len(written)
                 with replayed.timed():
                     read = list[Event]()
                     while found := session.events(read[-1].seq if read else 0, page):
@@ -436,6 +509,8 @@ class Bench:
             retire(session)
         what = f"{len(written):,} events read of SQLite, by {page:,}"
         self.table.judge(what, len(written) / stored.median, 100_000, " events/s", stored, bound="least")
+        rate = f"{len(written) / rows.median:,.0f} events/s"
+        self.table.line("  the same rows by sqlite3, their bodies as JSON", rows, rate)
         what, rate = "  the same with their blocks, of another process", len(written) / replayed.median
         self.table.judge(what, rate, 40_000, " events/s", replayed, bound="least")
 
@@ -661,7 +736,9 @@ class Bench:
             for _ in range(self.scale.openings):
                 measure()
         self.bare_s = floor.median
+        imported = Samples(import_s("import ray", IMPORTED) for _ in range(self.scale.openings))
         self.table.line("bare actor: made, first call answered", floor, "floor")
+        self.table.line("what a session's process imports, above ray", imported)
         self.table.line("session: open(), its process still starting", opened)
         self.table.judge("session: open() + first answer, process up", up.median / floor.median, 1.2, samples=up)
         self.table.line("session: open() + info(), loaded", loaded, f"{loaded.median / floor.median:.3g}x")
@@ -695,19 +772,10 @@ class Bench:
     def imports(self) -> None:
         """Measure imports, each in a process of its own."""
         taken = {"turnwise": Samples(), "ray": Samples(), "manager": Samples()}
-        now = "time.perf_counter()"
-        timed = f"import time; a = {now}; {{}}; b = {now}; {{}}; print(b - a, {now} - b)"
-
-        def measure(first: str, then: str) -> list[float]:
-            command = [sys.executable, "-c", timed.format(first, then)]
-            ran = subprocess.run(command, capture_output=True, text=True, check=True)
-            return [float(value) for value in ran.stdout.split()]
-
         for _ in range(max(2, self.scale.openings)):
-            taken["turnwise"].append(measure("import turnwise", "pass")[0])
-            ray_s, manager_s = measure("import ray", "from turnwise import SessionManager")
-            taken["ray"].append(ray_s)
-            taken["manager"].append(manager_s)
+            taken["turnwise"].append(import_s("pass", "import turnwise"))
+            taken["ray"].append(import_s("pass", "import ray"))
+            taken["manager"].append(import_s("import ray", "from turnwise import SessionManager"))
         self.table.judge("import turnwise", taken["turnwise"].median, 0.15, " s", taken["turnwise"])
         self.table.line("import ray", taken["ray"], "floor")
         what = "from turnwise import SessionManager, above that"
@@ -728,6 +796,8 @@ class Bench:
         floor, usual = statistics.median(bare) / 2**20, statistics.median(ours) / 2**20
         self.table.line("memory of a bare actor's process", result=f"{floor:.0f} MB, floor")
         self.table.line("memory of a session's process", result=f"{usual:.0f} MB")
+        modules = (memory_after(f"import ray; {IMPORTED}") - memory_after("import ray")) / 2**20
+        self.table.line("  of which modules, in a process without Ray's", result=f"{modules:.0f} MB")
         self.table.judge("  to that of a bare actor's", usual / floor, 1.25)
 
 

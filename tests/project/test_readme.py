@@ -85,7 +85,7 @@ def test_the_numbers_of_its_table_are_those_of_the_benchmarks() -> None:
         for what in ("2,000 turns of", "the last 100 of these turns")
     )
     for at, name in enumerate(("turnwise, dedicated", "LangGraph", "OpenAI Agents SDK")):
-        _, turns, times, megabytes, _ = growth[name]
+        _, turns, _, times, megabytes, _ = growth[name]
         after = "" if turns == "2,000" else f", after {turns.partition(' ')[0]}"
         assert stored[at] == megabytes + after
         assert slower[at].partition(" ")[2] == "times as long"

@@ -509,8 +509,8 @@ class Bench:
             retire(session)
         what = f"{len(written):,} events read of SQLite, by {page:,}"
         self.table.judge(what, len(written) / stored.median, 100_000, " events/s", stored, bound="least")
-        rate = f"{len(written) / rows.median:,.0f} events/s"
-        self.table.line("  the same rows by sqlite3, their bodies as JSON", rows, rate)
+        raw = f"{len(written) / rows.median:,.0f} events/s"
+        self.table.line("  the same rows by sqlite3, their bodies as JSON", rows, raw)
         what, rate = "  the same with their blocks, of another process", len(written) / replayed.median
         self.table.judge(what, rate, 40_000, " events/s", replayed, bound="least")
 

@@ -62,7 +62,7 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "p50_s": 0.07,
         "cpu_s": cpu,
         "bytes": 900.0,
-        "calls": 1 / 64,
+        "calls": 5 / 64,
         "callers": 64,
     }
     one |= {"recovery_s": 2.0, "restart_cpu_s": 1.5}
@@ -79,7 +79,7 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
     dear = {
         "cpu_s": {name: 2 * seconds for name, seconds in cpu.items()},
-        "calls": 1 / 16,
+        "calls": 5 / 16,
         "callers": 16,
         "rate": 500.0,
     }

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from capacity.model import Costs, Load, Outcome, costs_with, simulate
+from turnwise.actors.cluster.batcher import AT_ONCE
 
 ROOT = Path(__file__).parents[3]
 
 OFF_AT_MOST = 0.2
 """How far what the model says may be from what was measured."""
+GROUPS = AT_ONCE + 1
+"""Into how many groups the turns at one host divide: those that are under way, and the one that gathers meanwhile."""
 BUSY = 0.6
 """How much of a core is planned with, so that a burst finds room."""
 RATES, SESSIONS = (100, 1_000, 10_000), 1_000_000
@@ -42,12 +45,12 @@ what counts is how many turns begin and end in a second, and not how many are un
 MODEL = """A turn goes from its caller's process to its session's host, from there to the store, and back. Each process
 does one thing at a time; all need a core. The processor time of each is what was measured with **one** host, by
 {callers} callers and by {few}: turns that come at once go together, in one call and one transaction, so that each
-costs less; with more hosts for the same callers, as many times fewer go together. Everything else on this page follows
-from that by a simulation of events (`tests/bench/capacity/model.py`, on [SimPy](https://simpy.readthedocs.io)), or by
-multiplication, where it says so. More hosts, more nodes and kills of hosts are predictions: each is met if it is
-within {off:.0%} of the turns a second that were measured. The model's numbers are from the rows with one host. How
-many turns go together with more hosts was chosen while looking at earlier rows of 2 and 4 hosts on one node, so the
-rows with kills and with more nodes are the stricter test."""
+costs less. How many go together follows from the code: a caller has up to {at_once} batches under way at a host, and
+the next one gathers meanwhile, so a batch has one in {groups} of those who call that host. Everything else on this
+page follows from that by a simulation of events (`tests/bench/capacity/model.py`, on
+[SimPy](https://simpy.readthedocs.io)), or by multiplication, where it says so. More hosts, more nodes and kills of
+hosts are predictions: each is met if it is within {off:.0%} of the turns a second that were measured. The model's
+numbers are from the rows with one host."""
 
 LIMITS = {
     "caller": """**The process that calls**, at {rate} turns a second. It has one event loop, which starts and
@@ -95,7 +98,13 @@ def text_of(results: Mapping[str, Any], found: Sequence[Compared]) -> str:
         "## What a turn costs",
         markdown(cost_table(ones, cluster.connections)),
         "## The model, and this machine",
-        MODEL.format(off=OFF_AT_MOST, callers=results["callers"], few=min(run["callers"] for run in runs)),
+        MODEL.format(
+            off=OFF_AT_MOST,
+            callers=results["callers"],
+            few=min(run["callers"] for run in runs),
+            at_once=AT_ONCE,
+            groups=GROUPS,
+        ),
         markdown(checked(found)),
         "## Carried further",
         CARRIED.format(**planned, resident=results["resident_bytes"] / 1024),
@@ -234,13 +243,13 @@ def predicted(results: Mapping[str, Any], run: Mapping[str, Any]) -> Outcome:
     """Simulate a run, with what was measured at one host."""
     alone = [one for one in results["runs"] if one["hosts"] == 1 and one["store"] == run["store"]]
     measured = {1 / one["calls"]: Costs.of(one, connections_of(results["runs"])) for one in alone}
-    together = next(1 / one["calls"] for one in alone if one["callers"] == run["callers"])
+    together = 1 / run["calls"] if run in alone else run["callers"] / run["hosts"] / GROUPS
     load = Load(run["hosts"], run["callers"], results["cores"], seconds=SIMULATED_S)
     if seconds := run.get("kill_every_s"):
         one = max(alone, key=lambda each: each["callers"])
         again = {"recovery_s": one["recovery_s"], "restart_cpu_s": one["restart_cpu_s"]}
         load = replace(load, kill_every_s=seconds, **again)
-    return simulate(costs_with(measured, together / run["hosts"]), load)
+    return simulate(costs_with(measured, together), load)
 
 
 def every(seconds: float | None) -> str:

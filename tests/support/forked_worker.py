@@ -12,15 +12,10 @@ import sys
 ENVIRONMENT, LANGUAGE = "--serialized-runtime-env-context=", "--language="
 
 
-def is_forked() -> bool:
-    """Ask for a fork; return whether there is one."""
-    if any(each.startswith(ENVIRONMENT) and each != f"{ENVIRONMENT}{{}}" for each in sys.argv):
-        return False
-    asked = {
-        "arguments": [each for each in sys.argv[1:] if not each.startswith((ENVIRONMENT, LANGUAGE))],
-        "environment": dict(os.environ),
-        "folder": os.getcwd(),  # noqa: PTH109 - to import pathlib takes longer than all else here
-    }
+def is_forked(arguments: list[str]) -> bool:
+    """Ask for a fork with these arguments; return whether there is one."""
+    folder = os.getcwd()  # noqa: PTH109 - to import pathlib takes longer than all else here
+    asked = {"arguments": arguments, "environment": dict(os.environ), "folder": folder}
     try:
         with socket.socket(socket.AF_UNIX) as server:
             server.connect(f"{os.environ['TURNWISE_FORK_SERVER']}-{os.environ['RAY_JOB_ID']}")
@@ -31,7 +26,16 @@ def is_forked() -> bool:
         return False
 
 
-if __name__ == "__main__" and not is_forked():
-    from ray._private.workers import setup_worker
+def main() -> None:
+    environments = [each for each in sys.argv if each.startswith(ENVIRONMENT)]
+    if any(each != f"{ENVIRONMENT}{{}}" for each in environments):
+        from ray._private.workers import setup_worker  # which prepares that environment
 
-    os.execv(sys.executable, [sys.executable, setup_worker.__file__, *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, setup_worker.__file__, *sys.argv[1:]])
+    arguments = [each for each in sys.argv[1:] if not each.startswith((ENVIRONMENT, LANGUAGE))]
+    if not is_forked(arguments):
+        os.execv(sys.executable, [sys.executable, *arguments])
+
+
+if __name__ == "__main__":
+    main()

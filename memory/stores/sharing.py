@@ -36,7 +36,8 @@ def variables_of(address: str) -> dict[str, str]:
     a Ray that is found, but not for one that `RAY_ADDRESS` names.
     """
     variables = {"RAY_ADDRESS": address}
-    if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
+    mode = os.environ.get("RAY_AUTH_MODE")  # which Ray sets where it starts one
+    if mode == "token" or (mode is None and (Path.home() / ".ray" / "auth_token").exists()):
         variables["RAY_AUTH_MODE"] = "token"
     return variables
 

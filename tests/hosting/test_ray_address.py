@@ -58,5 +58,7 @@ def test_a_ray_is_named_with_its_token_where_there_is_one(monkeypatch: pytest.Mo
     token.parent.mkdir()
     token.touch()
     assert naming("head:6379") == "RAY_ADDRESS=head:6379 RAY_AUTH_MODE=token"
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as a Ray does that this process has started
+    assert naming("head:6379") == "RAY_ADDRESS=head:6379 RAY_AUTH_MODE=token"
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     assert naming("head:6379") == "RAY_ADDRESS=head:6379"

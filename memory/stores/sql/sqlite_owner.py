@@ -144,5 +144,5 @@ def _why(holder: RayId) -> str:
     name = f"set {naming(holder.address)}" if holder.address else "name it by RAY_ADDRESS"
     return (
         f"{who}, and two clusters would interrupt each other's runs: let all programs use one: run"
-        f" `ray start --head` before them, or {name}; or open it with read_only=True, or use PostgreSQL"
+        f" `ray start --head` before them, or {name}; only to read, open it with read_only=True; or use PostgreSQL"
     )

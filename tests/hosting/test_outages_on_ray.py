@@ -107,7 +107,7 @@ def outlive(outages: Outages, url: str, placement: Placement, folder: Path) -> N
         report.check()
         assert report.faults["outage"] >= EACH * len(outages) + 2, "of each, and two more looks for another"
         assert report.audit.counts["acknowledged prompt"] > 10
-        # Sessions try again for a while, so that it may be that no caller has heard of a short outage.
+        assert report.refused["StoreError"] > 0, report.refused
         assert not report.refused["SessionLostError"], report.refused
 
     asyncio.run(story())

@@ -5,7 +5,6 @@ Run as a program it fills its disk: `python test_outages.py URL`.
 
 import asyncio
 import pickle
-import re
 import resource
 import shutil
 import signal
@@ -110,7 +109,7 @@ async def test_calls_to_a_frozen_server_fail_and_succeed_when_it_continues(postg
         calls.append(store.commit("s", 1, whole_turn(session, 0)))
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, StoreError) for outcome in outcomes)
-    assert re.search("timeout expired; is it reachable|did not begin within 0.5 s", str(outcomes[0]))
+    assert "timeout expired; is it reachable" in str(outcomes[0])
     assert {str(outcome) for outcome in outcomes[-2:]} == {str(outcomes[-1])}
     assert "did not begin within 0.5 s" in str(outcomes[-1])
     await store.commit("s", 1, whole_turn(session, 0))

@@ -153,7 +153,7 @@ def test_a_killed_chat_is_resumed_by_its_id_and_shows_the_whole_answer(
     assert "You said: The first question" in text
     provider.token_delay_s = 0.0
     again.say("A third")
-    again.wait_for("You said: A third (message 5 of our conversation)")
+    again.wait_for(lambda text: "You said: A third (message 5 of our conversation)" in text and is_at_prompt(text))
     again.press(CTRL_D)
     assert again.wait() == 0
 

@@ -26,25 +26,41 @@ if sys.argv[2:]:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 engine = OpenAIEngine("local", base_url=sys.argv[1], middleware=[LogCalls()])
 with SessionManager("memory://logs", engine=engine) as manager:
-    print(manager.open("chat-7", user_id="ada").run("Hello!").wait().session_id)
+    print(manager.open("chat-7", user_id="ada").run("Hello!").wait().session_id, flush=True)
+    sys.stdin.read()
 """
 
 
-def run_program(*arguments: str) -> tuple[str, str]:
-    """Run a program that starts a Ray of its own; return what it printed, and what it wrote to stderr."""
+def run_program(*arguments: str, until: str = "") -> tuple[str, str]:
+    """Run a program that starts a Ray of its own; return what it printed, and what it wrote to stderr.
+
+    Args:
+        until: it ends after a line on stderr that has this.
+    """
     environment = {**os.environ, "RAY_ADDRESS": "local"}
     environment.pop("RAY_AUTH_MODE", None)
-    with LocalProvider() as provider:
-        done = subprocess.run(
+    with (
+        LocalProvider() as provider,
+        subprocess.Popen(
             [sys.executable, "-c", PROGRAM, provider.base_url, *arguments],
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
             env=environment,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+        ) as program,
+    ):
+        assert program.stdin and program.stdout and program.stderr
+        said = ""
+        if not until:
+            program.stdin.close()
+        for line in program.stderr:
+            said += line
+            if until and until in line:  # Ray brings the lines of other processes some time later
+                program.stdin.close()
+        printed = program.stdout.read()
+    assert program.returncode == 0, said
+    return printed, said
 
 
 @pytest.mark.ray
@@ -54,7 +70,7 @@ def test_a_plain_program_has_no_warnings_on_its_console() -> None:
 
 @pytest.mark.ray
 def test_session_processes_log_as_the_calling_program_does_with_the_session_in_front() -> None:
-    _, said = run_program("json")
+    _, said = run_program("json", until="turnwise.calls")
     lines = [line for line in said.splitlines() if "turnwise.calls" in line]
     assert len(lines) == 1 and "(Session(chat-7) pid=" in lines[0]
     logged = json.loads(lines[0][lines[0].index("{") :])

@@ -97,11 +97,12 @@ def take(tests: Sequence[Test], taken: str) -> Iterator[Test]:
 
 
 class Lane(threading.Thread):
-    """Runs kinds of tests one after the other, and prints what pytest prints."""
+    """Runs kinds of tests one after the other, prints what pytest prints, and keeps its lines of tests that failed."""
 
     def __init__(self, name: str, kinds: Sequence[str], arguments: Sequence[str], taken: str | None) -> None:
         super().__init__(name=name)
         self.codes: list[int] = []
+        self.failures: list[str] = []
         self._kinds, self._arguments, self._taken = list(kinds), arguments, taken
         self._process: subprocess.Popen[str] | None = None
 
@@ -124,6 +125,8 @@ class Lane(threading.Thread):
             ) as self._process:
                 for line in self._process.stdout or ():
                     print(f"{self.name} | {line}", end="", flush=True)
+                    if line.startswith(("FAILED ", "ERROR ")):
+                        self.failures.append(line)
             self.codes.append(self._process.returncode)
 
     def stop(self) -> None:
@@ -148,6 +151,9 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             for lane in lanes:
                 lane.stop()  # what an interrupt has left
+    for lane in lanes:
+        for line in lane.failures:  # once more, where whoever sees only the end of it sees them
+            print(f"{lane.name} | {line}", end="", flush=True)
     codes = [code for lane in lanes for code in lane.codes]
     failed = [code for code in codes if code not in (0, NO_TESTS)]
     return failed[0] if failed else min(codes)

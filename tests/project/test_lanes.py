@@ -1,5 +1,8 @@
 """The lanes of `make test` run each test once."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,3 +30,21 @@ def test_every_file_is_in_a_lane_and_the_longest_come_first() -> None:
         == {file.relative_to(TESTS).as_posix() for file in TESTS.rglob("test_*.py") if file.parent.parent == TESTS}
     )
     assert names["others"][: len(LONGEST)] == LONGEST
+
+
+def test_what_failed_is_named_once_more_at_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "test_two.py"
+    file.write_text("def test_bad():\n    assert 1 == 2\n\n\ndef test_good():\n    pass\n")
+    run = subprocess.run(
+        [sys.executable, TESTS / "lanes.py", file, "-q", "--durations=1", "--rootdir", tmp_path],
+        env={**os.environ, "CI": "1"},  # where pytest cuts no message
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    last = run.stdout.splitlines()[-1]
+    assert run.returncode == 1
+    assert "FAILED" in last
+    assert "test_bad" in last
+    assert "assert 1 == 2" in last

@@ -141,16 +141,14 @@ def ray_session() -> Iterator[ModuleType]:
         log_to_driver=False,
     )
 
-    def start() -> int:
+    def start() -> None:
         try:
             init()
         except Exception as error:  # Ray raises no class of its own
             if "timed out during startup" not in str(error):
                 raise
             init()
-        node: Any = ray._private.worker._global_node
-        node.kill_log_monitor()  # it reads all logs ten times in a second, and prints none
-        return int(node.all_processes["raylet"][0].process.pid)
+        ray._private.worker._global_node.kill_log_monitor()  # it reads all logs ten times in a second, and prints none
 
     try:
         with workers_by_fork(start):

@@ -11,7 +11,7 @@ import pytest
 from turnwise.actors.client.manager import SessionManager
 
 WAIT_S = 60
-"""For the server to have imported what it imports, and for the processes that Ray started before to be used up."""
+"""For the processes that Ray started before, for no job, to be used up."""
 
 PROGRAM = """
 import sys

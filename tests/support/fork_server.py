@@ -1,8 +1,10 @@
-"""A process that has imported Ray and turnwise, and forks itself for each worker of a Ray: `workers_by_fork`.
+"""A process that has imported Ray and turnwise, and forks itself for each worker of a job: `workers_by_fork`.
 
 Ray starts a process for each actor, which takes 0.7 s of a processor to import what all of them import: two thirds of
-what tests of sessions took. With this server, Ray starts `forked_worker.py` instead, which asks for a fork and gives it
-its arguments, environment, folder and standard files. The fork runs Ray's own worker program.
+what tests of sessions took. Here, Ray starts `forked_worker.py` instead, which asks this server for a fork and gives it
+its arguments, environment, folder and standard files. The fork runs Ray's own worker program. The job's first worker
+starts the server, which ends with its Ray, or some time after its last fork. It serves one job, since Ray's library
+reads which one when it is loaded. Workers of other jobs start as Ray starts them.
 """
 
 import array
@@ -12,20 +14,20 @@ import json
 import os
 import random
 import runpy
-import signal
+import select
 import socket
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ADDRESS = "TURNWISE_FORK_SERVER"
-"""The environment variable from which workers know where the server listens."""
+ADDRESS, JOB = "TURNWISE_FORK_SERVER", "TURNWISE_FORK_JOB"
+"""The environment variables from which workers know where the server listens, and for the workers of which job."""
 
-JOB = "01000000"
-"""The job whose workers are forked: a Ray's first, of the program that has started it."""
+IDLE_S = 60
+"""For so long a server without forks waits for somebody who wants one."""
 
 IMPORTED = [
     "ray._private.workers.default_worker",
@@ -42,47 +44,47 @@ IMPORTED = [
     "openai",
     "psycopg",
     "redis.asyncio",
-    "engines",
 ]
 """What a fork need not import. None of it may start a thread, as Chroma does: a fork would not have it."""
 
 
-@contextmanager
-def workers_by_fork(start: Callable[[], int]) -> Iterator[None]:
-    """Start a Ray by a function that returns its raylet's process id; while this is open, its workers are forked.
+FORKED_WORKER = str(Path(__file__).with_name("forked_worker.py")) if sys.platform == "linux" else ""
+"""What takes the place of `ray._private.ray_constants.SETUP_WORKER_FILENAME` where a Ray is started; none beside Linux."""
 
-    Its first workers, and those of other programs, start as ever. This is for Linux; elsewhere it changes nothing.
+
+@contextmanager
+def fork_environment(program: int) -> Iterator[dict[str, str]]:
+    """Yield what the environment of a Ray with `FORKED_WORKER` needs besides, as long as it runs.
+
+    Args:
+        program: the workers of the first program that connects to it are forked, or of the second.
     """
-    if sys.platform != "linux":
-        start()
-        yield
-        return
+    with tempfile.TemporaryDirectory(prefix="turnwise-") as folder:
+        yield {ADDRESS: f"{folder}/forks", JOB: f"{program:02x}000000"}
+
+
+@contextmanager
+def workers_by_fork(start: Callable[[], object]) -> Iterator[None]:
+    """Start a Ray by a function; while this is open, this program's workers on it are forked."""
     from ray._private import ray_constants
 
-    with tempfile.TemporaryDirectory(prefix="turnwise-") as folder:
-        address, usual = f"{folder}/forks", ray_constants.SETUP_WORKER_FILENAME
-        ray_constants.SETUP_WORKER_FILENAME = str(Path(__file__).with_name("forked_worker.py"))
-        os.environ[ADDRESS] = address
+    with fork_environment(1) as env:
+        usual = ray_constants.SETUP_WORKER_FILENAME
+        ray_constants.SETUP_WORKER_FILENAME = FORKED_WORKER or usual
+        os.environ |= env
         try:
-            raylet = start()
+            start()
         finally:
             ray_constants.SETUP_WORKER_FILENAME = usual
-            del os.environ[ADDRESS]
-        # Ray's library reads these when it is loaded.
-        env = {**os.environ, "RAY_JOB_ID": JOB, "RAY_RAYLET_PID": str(raylet)}
-        command = [sys.executable, __file__, f"{address}-{JOB}"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, env=env) as server:
-            assert server.stdin is not None
-            try:
-                yield
-                assert server.poll() is None, "the fork server has ended"
-            finally:
-                server.stdin.close()  # and with it the server
+            for name in env:
+                del os.environ[name]
+        yield
 
 
 def serve(address: str) -> None:
-    """Fork for each connection, until standard input ends; forks stay."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Linux forgets children that have ended
+    """Fork for each connection, as long as the raylet is there, and a fork or somebody who asks for one."""
+    raylet = Path("/proc", os.environ["RAY_RAYLET_PID"])
+    sys.path[0] = str(Path(importlib.import_module("ray._private.workers.default_worker").__file__ or "").parent)
     for name in IMPORTED:
         importlib.import_module(name)
     threads = len([*Path("/proc/self/task").iterdir()])
@@ -92,18 +94,29 @@ def serve(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen(64)
-        if os.fork() == 0:
-            server.close()
-            sys.stdin.buffer.read()
-            os.kill(os.getppid(), signal.SIGTERM)
-            return
-        while True:
-            client, _ = server.accept()
-            if os.fork() == 0:
-                server.close()
-                become_worker(client)
-                return
-            client.close()
+        Path(f"{address}.starting").unlink()
+        wanted = time.monotonic()
+        while raylet.exists() and time.monotonic() < wanted + IDLE_S:
+            if select.select([server], [], [], 1)[0]:
+                client, _ = server.accept()
+                if os.fork() == 0:
+                    server.close()
+                    become_worker(client)
+                    return
+                client.close()
+            if has_forks():
+                wanted = time.monotonic()
+        Path(address).unlink()  # a worker that has connected since then is told by the closed connection
+
+
+def has_forks() -> bool:
+    """Return whether a fork is left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def become_worker(client: socket.socket) -> None:
@@ -122,7 +135,6 @@ def become_worker(client: socket.socket) -> None:
     os.environ.update(asked["environment"])
     client.sendall(b"+")
     client.close()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     random.seed()
     sys.argv = asked["arguments"]
     runpy.run_path(sys.argv[0], run_name="__main__")

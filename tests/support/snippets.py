@@ -20,6 +20,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner
 
+from fork_server import FORKED_WORKER, fork_environment
 from markdown_blocks import Block
 from served import served
 from turnwise.cli import app
@@ -36,6 +37,8 @@ _AWAITS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 A_RAY = """
 import sys
 import ray
+from ray._private import ray_constants
+ray_constants.SETUP_WORKER_FILENAME = sys.argv[1] or ray_constants.SETUP_WORKER_FILENAME
 ray.init(address="local", num_cpus=4, include_dashboard=False, configure_logging=False, log_to_driver=False)
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
@@ -48,13 +51,13 @@ def snippet_environment() -> Iterator[dict[str, str]]:
 
     Of this clone it has only the package. Starting Ray takes longer than most blocks.
     """
-    with LocalProvider() as provider:
+    with LocalProvider() as provider, fork_environment(2) as forks:
         local = {"OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": "local-key", "PYTHONPATH": str(ROOT / "src")}
         local |= {"ANTHROPIC_BASE_URL": provider.anthropic_url, "ANTHROPIC_API_KEY": "local-key"}
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | local | token
+        env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | local | token | forks
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        with subprocess.Popen([sys.executable, "-c", A_RAY], env=env, **pipes) as process:
+        with subprocess.Popen([sys.executable, "-c", A_RAY, FORKED_WORKER], env=env, **pipes) as process:
             assert process.stdout
             address = process.stdout.readline().strip()
             assert address, "no Ray was started"

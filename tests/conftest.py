@@ -148,7 +148,8 @@ def ray_session() -> Iterator[ModuleType]:
             if "timed out during startup" not in str(error):
                 raise
             init()
-        ray._private.worker._global_node.kill_log_monitor()  # it reads all logs ten times in a second, and prints none
+        node: Any = ray._private.worker._global_node
+        node.kill_log_monitor()  # it reads all logs ten times in a second, and prints none
 
     try:
         with workers_by_fork(start):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from turnwise.actors.cluster import diagnosis, ray_address, ray_runtime
 from turnwise.actors.cluster.diagnosis import RayFacts
-from turnwise.cli import app, doctor
+from turnwise.cli import app, doctor, environment
 from turnwise.cli.environment import Facts
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.sharing import RayId
@@ -140,6 +140,7 @@ WELL: dict[str, Any] = {
     "vocabulary": "/there/o200k_base",
     "embedding": "/there/onnx",
     "free_bytes": {"/data": 5 * GIGABYTE},
+    "uncompiled": (),
 }
 
 
@@ -162,6 +163,7 @@ WELL: dict[str, Any] = {
         ({"turnwise": None}, "versions", "fail", "turnwise is not installed"),
         ({"turnwise": "0.0.1"}, "versions", "fail", "turnwise 0.0.1"),
         ({"python": "2.7.18"}, "versions", "fail", "Python 2.7.18"),
+        ({"uncompiled": ("ray", "openai")}, "imports", "warn", "compiles these again: ray, openai; "),
         ({}, "disk", "ok", "5.0 GB free in /data"),
         ({"free_bytes": {"/data": GIGABYTE // 2}}, "disk", "warn", "0.5 GB free"),
         ({"free_bytes": {"/data": 1}}, "disk", "fail", "0.0 GB free"),
@@ -174,7 +176,17 @@ def test_what_a_process_finds_is_judged(
     _, found = look()
     assert (found[check]["state"], said in found[check]["said"]) == (state, True), found[check]
     assert bool(found[check]["do"]) == (state != "ok")
-    assert facts or "versions" not in found, "equal versions are not worth a line"
+    assert facts or not {"versions", "imports"} & set(found), "what is as it should be there is not worth a line"
+
+
+def test_packages_that_are_compiled_by_each_process_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "openai.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "openai", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert "openai" in environment.facts("file://", ()).uncompiled
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert environment.facts("file://", ()).uncompiled == ()
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ IMPORTED = [
 
 
 FORKED_WORKER = str(Path(__file__).with_name("forked_worker.py")) if sys.platform == "linux" else ""
-"""What takes the place of `ray._private.ray_constants.SETUP_WORKER_FILENAME` where a Ray is started; none beside Linux."""
+"""What takes the place of `ray._private.ray_constants.SETUP_WORKER_FILENAME`; empty where that is not done."""
 
 
 @contextmanager

@@ -349,6 +349,10 @@ def _environment(found: Facts, where: str) -> Iterator[Finding]:
     else:
         why = f"{where}: Chroma's default model is not there; a VectorMemory fetches 80 MB at first use"
         yield Finding("embedding", "warn", why, "nothing, without a VectorMemory; until then it finds by words alone")
+    if found.uncompiled:
+        why = f"{where}: each process compiles these again: {', '.join(found.uncompiled)}; so it starts slowly"
+        do = "run `python -m compileall` on site-packages once, or unset PYTHONDONTWRITEBYTECODE where `ray start` runs"
+        yield Finding("imports", "warn", why, do)
     for folder, free in found.free_bytes.items():
         state: State = "fail" if free < TOO_LITTLE else "warn" if free < LITTLE else "ok"
         yield Finding(

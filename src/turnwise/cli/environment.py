@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
+import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -23,6 +25,9 @@ _VOCABULARY = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.t
 """The address under which tiktoken keeps the vocabulary of today's models."""
 
 _REFUSED = (401, 403)
+
+_IMPORTED = ("ray", "openai", "pydantic", "sqlalchemy", "turnwise")
+"""Packages that take long to import, and are imported by each process of a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,8 @@ class Facts:
     """The folder of the embedding model; None if it is not there."""
     free_bytes: dict[str, int]
     """Free disk space, by folder."""
+    uncompiled: tuple[str, ...]
+    """Packages that each process compiles again when it imports them."""
 
 
 def facts(base_url: str | None, folders: tuple[str, ...]) -> Facts:
@@ -70,6 +77,7 @@ def facts(base_url: str | None, folders: tuple[str, ...]) -> Facts:
         vocabulary=_vocabulary(),
         embedding=_embedding(),
         free_bytes={folder: shutil.disk_usage(folder).free for folder in folders if Path(folder).is_dir()},
+        uncompiled=tuple(name for name in _IMPORTED if _is_compiled_each_time(name)),
     )
 
 
@@ -99,3 +107,11 @@ def _embedding() -> str | None:
     folder = Path.home() / ".cache/chroma/onnx_models/all-MiniLM-L6-v2/onnx"
     is_there = all((folder / name).is_file() for name in ("model.onnx", "tokenizer.json"))
     return str(folder) if is_there else None
+
+
+def _is_compiled_each_time(package: str) -> bool:
+    """Return whether there is no bytecode of a package, and none may be written."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None or Path(importlib.util.cache_from_source(found.origin)).exists():
+        return False
+    return sys.dont_write_bytecode or not os.access(Path(found.origin).parent, os.W_OK)

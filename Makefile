@@ -12,7 +12,7 @@ TESTING := .venv/testing
 
 export RAY_USAGE_STATS_ENABLED := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-unexport PYTHONDONTWRITEBYTECODE # else each of some thousand processes compiles again what it imports
+unexport PYTHONDONTWRITEBYTECODE # else each process of a session compiles again what it imports
 
 .DEFAULT_GOAL := help
 

@@ -49,6 +49,10 @@ ROOMS = [str(folder) for folder in sorted(Path(__file__).parent.iterdir()) if fo
 sys.path += [room for room in ROOMS if room not in sys.path]
 os.environ["PYTHONPATH"] = os.pathsep.join([*ROOMS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
+# Thousands of processes need not compile again what they import.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # What tests write need not outlive the machine: where memory is to be had for files, no test waits for a disk.
 IN_MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
 if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > ENOUGH:

@@ -46,7 +46,7 @@ LONGEST = [
     "hosting/test_own_ray.py",
     "hosting/test_waits_on_ray.py",
 ]
-"""These are taken first, so that no lane ends long after the others. mypy comes later, with the cache of `make lint`."""
+"""These are taken first, so that no lane ends long after the others. mypy comes later, with the cache of its lint."""
 
 TAKEN = "TURNWISE_TAKEN"
 """The environment variable that names a folder. It has an empty file for each file of tests that a lane has taken."""

@@ -81,7 +81,7 @@ def test_an_approval_outlives_the_process_and_calls_are_made_once(make_manager: 
 
 
 def test_a_provider_that_dies_fails_the_run_and_the_session_goes_on(make_manager: MakeManager) -> None:
-    with LocalProvider(reply="one two three four five six seven", token_delay_s=0.2) as provider:
+    with LocalProvider(reply="one two three four five six seven", token_delay_s=1.0) as provider:
         manager = make_manager(engine=engine_of(provider.base_url, OpenAIResponsesModel))
         session = manager.open()
         run = session.run("hello")

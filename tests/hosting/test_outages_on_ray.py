@@ -76,8 +76,8 @@ def test_sessions_outlive_crashes_and_freezes_of_their_redis(
     outlive(outages, f"{server.url}?socket_timeout=1.5", placement, tmp_path)
 
 
-async def opened(manager: AsyncSessionManager) -> int:
-    """Open new sessions, one after the other, until it is cancelled; return how often the store was away.
+async def asked(manager: AsyncSessionManager) -> int:
+    """Read from the store, again and again, until it is cancelled; return how often the store was away.
 
     What a session stores is tried again for a while, so that callers of sessions may notice nothing of a short outage.
     """
@@ -85,7 +85,7 @@ async def opened(manager: AsyncSessionManager) -> int:
     with suppress(asyncio.CancelledError):
         while True:
             try:
-                await manager.open()
+                await manager.list(limit=1)
             except StoreError:
                 refused += 1
             await asyncio.sleep(0.1)
@@ -114,7 +114,7 @@ def outlive(outages: Outages, url: str, placement: Placement, folder: Path) -> N
         async with AsyncSessionManager(
             url, engine=EchoEngine(token_delay_s=0.01), config=config, namespace=namespace, placement=placement
         ) as manager:
-            asking = asyncio.create_task(opened(manager))
+            asking = asyncio.create_task(asked(manager))
             report = await chaos(
                 manager,
                 lambda: open_store(url),

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
+from turnwise.errors import SessionNotFoundError
 from turnwise.http import HttpSettings, create_app
 from turnwise.memory.conversation.blocks import System, ToolResult
 from turnwise.testing import LocalProvider, Message, tool_script
@@ -128,6 +130,13 @@ async def until(holds: Any) -> None:
     async with asyncio.timeout(WAIT_S):
         while not await holds():
             await asyncio.sleep(0.02)
+
+
+async def has_run(service: Service, session_id: str) -> bool:
+    try:
+        return bool(await (await service.manager.get(session_id, user_id="ann")).runs())
+    except SessionNotFoundError:
+        return False
 
 
 async def test_stateless_completions(ray_session: ModuleType, folder: Path, provider: LocalProvider) -> None:
@@ -297,8 +306,12 @@ async def test_a_client_that_leaves_keeps_or_cancels_its_run(
                         await anext(aiter(opened))
                         await opened.close()
                     else:
-                        with pytest.raises(openai.APITimeoutError):
-                            await client.chat.completions.create(model="slow", messages=long, timeout=1.0)
+                        waiting = asyncio.create_task(
+                            client.chat.completions.create(model="slow", messages=long, timeout=60)
+                        )
+                        await until(partial(has_run, service, session_id))
+                        assert not waiting.done()
+                        waiting.cancel()  # which closes its connection
                 chat = await service.manager.get(session_id, user_id="ann")
 
                 async def ended(chat: Any = chat) -> bool:

@@ -40,6 +40,7 @@ import ray
 from ray._private import ray_constants
 ray_constants.SETUP_WORKER_FILENAME = sys.argv[1] or ray_constants.SETUP_WORKER_FILENAME
 ray.init(address="local", num_cpus=4, include_dashboard=False, configure_logging=False, log_to_driver=False)
+ray._private.worker._global_node.kill_log_monitor()
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 """

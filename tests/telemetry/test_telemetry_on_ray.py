@@ -75,7 +75,7 @@ def test_one_trace_leads_from_the_caller_to_the_provider_and_to_tools(
 def test_a_run_that_resumes_after_a_kill_links_to_its_first_span(
     make_manager: MakeManager, collector: Collector, caller: trace.Span
 ) -> None:
-    with LocalProvider(token_delay_s=0.05) as provider:
+    with LocalProvider(token_delay_s=1.0) as provider:
         engine = OpenAIEngine("m", base_url=provider.base_url)
         config = SessionConfig(on_lost="resume")
         manager = make_manager(engine=engine, config=config, telemetry=telemetry(collector))

@@ -1,6 +1,6 @@
 """Measures turns, streams, events, tools, sessions and windows, if possible against a lower bound: `make bench`.
 
-    python tests/bench/bench.py            more than twenty minutes; it may be parts only, named behind it
+    python tests/bench/bench.py            more than twenty minutes; with names of parts, only these
     python tests/bench/bench.py --quick    a short check that it works; its numbers mean little
 
 After a warm-up, the lower bound and the subject are sampled in alternating rounds, so that other load affects both.

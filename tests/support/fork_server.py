@@ -106,7 +106,7 @@ def serve(address: str) -> None:
                 client.close()
             if has_forks():
                 wanted = time.monotonic()
-        Path(address).unlink()  # a worker that has connected since then is told by the closed connection
+        Path(address).unlink(missing_ok=True)  # a worker that has connected since then is told by the closed connection
 
 
 def has_forks() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
 from typing import Any, Literal, Required, TypedDict, Unpack
@@ -41,12 +41,13 @@ from turnwise.errors import (
     TurnIdTakenError,
     shown,
 )
-from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import Block, Document, Image, ToolResult, ToolUse
 from turnwise.memory.conversation.events import PromptAppended, RunQueued, SessionEnded
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
-from turnwise.memory.conversation.prompts import Prompt, accept, check_calls, takes_all
+from turnwise.memory.conversation.prompts import Prompt, accept, check_calls
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.runs import REPLACED, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, join
@@ -502,9 +503,11 @@ class RunAdmission:
         """Return the prompts as blocks and as stored text; see `prompts.accept`."""
         if isinstance(self._engines.whole.builder, NamedEngines):
             await self._transactor.loaded()  # the session's row says which engine takes the prompts
+        return accept(self._state.session_id, prompts, self._engines.config.max_prompt_bytes, self._why_refused)
+
+    def _why_refused(self, block: Image | Document) -> str | None:
         builder = self._engines.current.builder
-        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
-        return accept(self._state.session_id, prompts, self._engines.config.max_prompt_bytes, refuses)
+        return builder.refuses(block) if isinstance(builder, Selective) else None
 
     def _check_calls(self, before: Spans, blocks: Sequence[Block], *, is_whole: bool) -> None:
         """Check the tool calls and results among a turn's prompts: those stored before, and these blocks."""

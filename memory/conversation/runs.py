@@ -36,7 +36,7 @@ RUN_CHANGES: tuple[str, ...] = (
 """The fields of a run that may change after it was stored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """A run as it is stored."""
 

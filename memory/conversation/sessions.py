@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.notebook_display import record_html
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.usage import Usage
 
 SessionStatus = Literal["active", "ended"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SessionRecord:
     """A session's row: its owner, its settings, and the counters that its next commit starts from."""
 

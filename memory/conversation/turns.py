@@ -25,7 +25,7 @@ OPEN_STATUSES = ("pending", "queued", "running")
 """The statuses of turns that have not ended. The status of a turn is `running` while its run waits for approval."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TurnRecord:
     """A turn as it is stored: where its blocks are, not the blocks.
 

@@ -43,7 +43,7 @@ class Page(Generic[Item]):
         return items_html(self.items, self.cursor and "more by the page's cursor", unreadable)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Commit:
     """One change of a session's state. It is stored whole or not at all."""
 

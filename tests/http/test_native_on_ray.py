@@ -266,8 +266,10 @@ async def test_calls_are_approved_rejected_and_provided(ray_session: None, folde
             while not any(each["kind"] == "approval_requested" for each in page["items"]):
                 query = {"after": page["next"], "wait_s": 60}
                 page = (await client.get(f"/v1/runs/{run['id']}/events", params=query)).json()
-            waits = (await client.get(f"/v1/runs/{run['id']}/wait?timeout_s=0")).json()
-            assert waits["state"] == "awaiting_approval"
+            state = "running"  # a call is asked for while others may still be carried out
+            while state == "running":
+                state = (await client.get(f"/v1/runs/{run['id']}/wait?timeout_s=0")).json()["state"]
+            assert state == "awaiting_approval"
             (call,) = (await client.get(f"/v1/runs/{run['id']}/pending")).json()["items"]
             return run["id"], call
 

@@ -163,7 +163,7 @@ def test_each_kind_of_page_uses_its_index(tmp_path: Path) -> None:
         with history._engine.connect() as connection:
             bounds = {"session_id": "s", "after": 0, "limit": 10, "run_id": "r"}
             return [
-                str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {select._text}", select.bind(bounds)).all())
+                str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {select.text}", select.bind(bounds)).all())
                 for select in (history._page, history._page_of_run)
             ]
 

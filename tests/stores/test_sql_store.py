@@ -305,8 +305,8 @@ def test_unsettled_and_expired_sessions_are_found_by_an_index(filled: Path) -> N
         found = []
         with store._engine.connect() as connection:
             for statement in (store._sql.unsettled, store._sql.expired):
-                statement._text = f"EXPLAIN QUERY PLAN {statement._text}"
-                found.append("; ".join(row.detail for row in statement(connection, bounds)))
+                rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement.text}", statement.bind(bounds))
+                found.append("; ".join(row.detail for row in rows))
         return found
 
     unsettled, expired = using(f"sqlite:///{filled}", plans)

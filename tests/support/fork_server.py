@@ -44,6 +44,7 @@ IMPORTED = [
     "openai",
     "psycopg",
     "redis.asyncio",
+    "numpy",
 ]
 """What a fork need not import. None of it may start a thread, as Chroma does: a fork would not have it."""
 
@@ -85,6 +86,7 @@ def serve(address: str) -> None:
     """Fork for each connection, as long as the raylet is there, and a fork or somebody who asks for one."""
     raylet = Path("/proc", os.environ["RAY_RAYLET_PID"])
     sys.path[0] = str(Path(importlib.import_module("ray._private.workers.default_worker").__file__ or "").parent)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # else numpy starts some
     for name in IMPORTED:
         importlib.import_module(name)
     threads = len([*Path("/proc/self/task").iterdir()])

@@ -1,9 +1,11 @@
-"""The statements of `SQLStore`, compiled once for its dialect."""
+"""The statements of `SQLStore`, each compiled once for its dialect."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -23,30 +25,55 @@ _SIZES = (32, 8)
 """Row counts for which multi-row INSERT statements are compiled."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    text: str
+    pick: Callable[[dict[str, Any]], tuple[Any, ...]] | None
+    """Picks a row's parameters in order; None for a driver that takes them by name."""
+    constants: dict[str, Any]
+    inserts: dict[int, str]
+    """By number of rows: the statement that inserts that many."""
+
+
 class Statement:
-    """A statement compiled once. Executing a Core statement through SQLAlchemy costs more than SQLite's commit."""
+    """A statement that is compiled at its first use, and then kept.
+
+    Executing a Core statement through SQLAlchemy costs more than SQLite's commit. To compile all statements of a store
+    takes 50 ms, and most processes need a few of them.
+    """
 
     def __init__(self, statement: Any, dialect: sa.Dialect, columns: Sequence[str] | None = None) -> None:
-        compiled = statement.compile(dialect=dialect, column_keys=columns)
-        self._text = str(compiled)
-        self._pick = _picker(compiled.positiontup)
-        self._constants = {name: value for name, value in compiled.params.items() if value is not None}
+        self._statement, self._dialect, self._columns = statement, dialect, columns
+
+    @cached_property
+    def _compiled(self) -> _Compiled:
+        compiled = self._statement.compile(dialect=self._dialect, column_keys=self._columns)
+        text = str(compiled)
         # Multi-row statements help only with SQLite: PostgreSQL gets all rows of a statement in one round trip anyway.
-        values = _VALUES.search(self._text) if dialect.name == "sqlite" else None
-        self._inserts = {size: _with_rows(values, size) for size in _SIZES} if values else {}
-        """By number of rows: the statement that inserts that many."""
+        values = _VALUES.search(text) if self._dialect.name == "sqlite" else None
+        return _Compiled(
+            text,
+            _picker(compiled.positiontup),
+            {name: value for name, value in compiled.params.items() if value is not None},
+            {size: _with_rows(values, size) for size in _SIZES} if values else {},
+        )
+
+    @property
+    def text(self) -> str:
+        """The statement in SQL, with the driver's parameters."""
+        return self._compiled.text
 
     def __call__(
         self, connection: sa.Connection, values: dict[str, Any] | list[dict[str, Any]]
     ) -> sa.CursorResult[Any]:
         if isinstance(values, list):
-            return connection.exec_driver_sql(self._text, [self.bind(row) for row in values])
-        return connection.exec_driver_sql(self._text, self.bind(values))
+            return connection.exec_driver_sql(self.text, [self.bind(row) for row in values])
+        return connection.exec_driver_sql(self.text, self.bind(values))
 
     def rows(self, connection: sa.Connection, values: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Return all rows as the driver's tuples. For small, frequent reads."""
         cursor = connection.connection.cursor()
-        cursor.execute(self._text, self.bind(values))
+        cursor.execute(self.text, self.bind(values))
         return list(cursor.fetchall())
 
     def write(self, cursor: Any, rows: Sequence[Row]) -> int:
@@ -54,9 +81,9 @@ class Statement:
         if len(rows) >= _SIZES[-1]:
             rows = self._insert_many(cursor, rows)
         if len(rows) == 1:
-            cursor.execute(self._text, rows[0])
+            cursor.execute(self.text, rows[0])
         elif rows:
-            cursor.executemany(self._text, rows)
+            cursor.executemany(self.text, rows)
         return int(cursor.rowcount) if rows else 0
 
     def _insert_many(self, cursor: Any, rows: Sequence[Row]) -> Sequence[Row]:
@@ -65,7 +92,7 @@ class Statement:
         The driver releases the GIL for each row of an `executemany`. While a busy event loop then holds the GIL, all
         other writers of the file wait.
         """
-        for size, text in self._inserts.items():
+        for size, text in self._compiled.inserts.items():
             while len(rows) >= size:
                 cursor.execute(text, list(chain.from_iterable(rows[:size])))
                 rows = rows[size:]
@@ -73,9 +100,10 @@ class Statement:
 
     def bind(self, values: dict[str, Any]) -> Row:
         """Return a row's parameters in the driver's form."""
-        if self._constants:
-            values = self._constants | values
-        return values if self._pick is None else self._pick(values)
+        compiled = self._compiled
+        if compiled.constants:
+            values = compiled.constants | values
+        return values if compiled.pick is None else compiled.pick(values)
 
 
 _VALUES = re.compile(r"VALUES (\([^()]*\))")
@@ -87,27 +115,37 @@ def _with_rows(values: re.Match[str], count: int) -> str:
 
 
 def _picker(names: Sequence[str] | None) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
-    """Return a function that picks the values of these names in order; None for a driver that takes them by name."""
     if names is None:
         return None
     return itemgetter(*names) if len(names) > 1 else lambda values: tuple(values[name] for name in names)
+
+
+def statements_of(dialect: sa.Dialect) -> Statements:
+    """Return the statements for a dialect. All stores of a process that use the same driver share them."""
+    key = dialect.name, dialect.driver
+    if key not in _OF_DRIVER:
+        _OF_DRIVER[key] = Statements(dialect)
+    return _OF_DRIVER[key]
+
+
+_OF_DRIVER: dict[tuple[str, str], Statements] = {}
 
 
 class Statements:
     """The statements of the store's methods, for one dialect."""
 
     def __init__(self, dialect: sa.Dialect) -> None:
-        def compiled(statement: Any, columns: Sequence[str] | None = None) -> Statement:
-            return Statement(statement, dialect, columns)
+        def statement(core: Any, columns: Sequence[str] | None = None) -> Statement:
+            return Statement(core, dialect, columns)
 
         sessions, turns, runs, events = schema.sessions, schema.turns, schema.runs, schema.events
         bind = sa.bindparam
         owner = sa.select(sessions.c.key).where(sessions.c.session_id == bind("session_id")).scalar_subquery()
         columns = [column.name for column in sessions.columns]
         fresh = insert_into(sessions, dialect).on_conflict_do_nothing()
-        self.insert_session = compiled(fresh.returning(sessions.c.key), columns)
-        self.session = compiled(sa.select(sessions).where(sessions.c.session_id == bind("session_id")))
-        self.raise_epoch = compiled(
+        self.insert_session = statement(fresh.returning(sessions.c.key), columns)
+        self.session = statement(sa.select(sessions).where(sessions.c.session_id == bind("session_id")))
+        self.raise_epoch = statement(
             sa.update(sessions)
             .where(sessions.c.session_id == bind("session_id", unique=False))
             .values(
@@ -116,8 +154,8 @@ class Statements:
             )
             .returning(*sessions.columns, self._now(dialect).label("now"))
         )
-        self.now = compiled(sa.select(self._now(dialect)))
-        self.put_session = compiled(
+        self.now = statement(sa.select(self._now(dialect)))
+        self.put_session = statement(
             sa.update(sessions)
             .where(
                 sessions.c.key == bind("b_key"),
@@ -128,14 +166,14 @@ class Statements:
             )
             .values({name: bind(f"b_{name}") for name in CHANGED_COLUMNS})
         )
-        self.insert_borrowed = compiled(sa.insert(schema.borrowed))
-        self.insert_block = compiled(sa.insert(schema.blocks))
+        self.insert_borrowed = statement(sa.insert(schema.borrowed))
+        self.insert_block = statement(sa.insert(schema.blocks))
         blocks = schema.blocks.c
         within = (blocks.log == bind("log"), blocks.at >= bind("start"), blocks.at < bind("stop"))
-        self.blocks = compiled(sa.select(blocks.at, blocks.body).where(*within))
-        self.count_blocks = compiled(sa.select(sa.func.count()).select_from(schema.blocks).where(*within))
+        self.blocks = statement(sa.select(blocks.at, blocks.body).where(*within))
+        self.count_blocks = statement(sa.select(sa.func.count()).select_from(schema.blocks).where(*within))
         upsert = insert_into(turns, dialect)
-        self.put_turn = compiled(
+        self.put_turn = statement(
             upsert.on_conflict_do_update(
                 index_elements=["session", "idx"],
                 set_={
@@ -145,16 +183,16 @@ class Statements:
                 },
             )
         )
-        self.drop_turn = compiled(
+        self.drop_turn = statement(
             sa.delete(turns).where(turns.c.session == bind("b_session"), turns.c.idx == bind("b_idx"))
         )
         of_key = turns.c.session == bind("key")
         open_turn = turns.c.status.in_(_literals(OPEN_STATUSES))
-        self.head = compiled(
+        self.head = statement(
             sa.select(turns).where(of_key, ~open_turn).order_by(turns.c.idx.desc()).limit(sa.literal_column("1"))
         )
-        self.open_turns = compiled(sa.select(turns).where(of_key, open_turn).order_by(turns.c.idx))
-        self.open_runs = compiled(
+        self.open_turns = statement(sa.select(turns).where(of_key, open_turn).order_by(turns.c.idx))
+        self.open_runs = statement(
             sa.select(runs)
             .where(runs.c.session == bind("key"), runs.c.state.in_(_literals(OPEN_STATES)))
             .order_by(runs.c.turn_index)
@@ -171,12 +209,12 @@ class Statements:
             .limit(bind("limit"))
             .subquery()
         )
-        self.unsettled = compiled(
+        self.unsettled = statement(
             sa.select(sessions.c.key, sessions.c.session_id)
             .join(unsettled, unsettled.c.session == sessions.c.key)
             .order_by(sessions.c.key)
         )
-        self.expired = compiled(
+        self.expired = statement(
             sa.select(sessions)
             .where(
                 sessions.c.ttl_s.is_not(None),
@@ -186,26 +224,26 @@ class Statements:
             .order_by(sessions.c.key)
             .limit(bind("limit"))
         )
-        self.insert_run = compiled(sa.insert(runs))
-        self.put_run = compiled(
+        self.insert_run = statement(sa.insert(runs))
+        self.put_run = statement(
             sa.update(runs)
             .where(runs.c.session == bind("b_session"), runs.c.turn_index == bind("b_turn_index"))
             .values({name: bind(f"b_{name}") for name in CHANGED_RUN_COLUMNS})
         )
-        self.run = compiled(
+        self.run = statement(
             sa.select(runs, sessions.c.session_id.label("owner"))
             .join(sessions, sessions.c.key == runs.c.session)
             .where(runs.c.run_id == bind("run_id"))
         )
-        self.run_of_key = compiled(
+        self.run_of_key = statement(
             sa.select(runs).where(runs.c.session == owner, runs.c.idempotency_key == bind("idempotency_key"))
         )
-        self.forget_events = compiled(
+        self.forget_events = statement(
             sa.delete(events).where(
                 events.c.session == bind("b_session"), events.c.seq <= bind("b_upto"), events.c.event_key.is_(None)
             )
         )
-        self.forget_turns = compiled(
+        self.forget_turns = statement(
             sa.delete(events).where(
                 events.c.session == bind("b_session"),
                 events.c.turn_index <= bind("b_upto"),
@@ -213,7 +251,7 @@ class Statements:
             )
         )
         lent = schema.borrowed.c
-        self.clear_block = compiled(
+        self.clear_block = statement(
             sa.update(schema.blocks)
             .where(
                 blocks.log == bind("b_log"),
@@ -222,13 +260,13 @@ class Statements:
             )
             .values(body=bind("b_body"))
         )
-        self.insert_event = compiled(sa.insert(events))
-        self.event_of_key = compiled(
+        self.insert_event = statement(sa.insert(events))
+        self.event_of_key = statement(
             sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))
         )
 
         def page(table: sa.Table, number: sa.Column[Any]) -> Statement:
-            return compiled(
+            return statement(
                 sa.select(table)
                 .where(table.c.session == owner, number > bind("after"))
                 .order_by(number)

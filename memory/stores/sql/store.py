@@ -56,7 +56,7 @@ from turnwise.memory.stores.sql.rows import (
     turn_row,
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
-from turnwise.memory.stores.sql.statements import Statement, Statements
+from turnwise.memory.stores.sql.statements import Statement, statements_of
 
 Result = TypeVar("Result")
 
@@ -113,7 +113,7 @@ class SQLStore(SecureDeleteDatabase):
 
     def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
-        self._sql = Statements(self._engine.dialect)
+        self._sql = statements_of(self._engine.dialect)
         self._commits = CommitWriter(self._sql, self._engine.dialect, lock_timeout_s)
         self._group = GroupCommit[Asked](self._threads, self._commit_group)
         self._along = GroupCommit[_Job](self._threads, self._do_jobs)

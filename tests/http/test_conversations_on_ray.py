@@ -57,7 +57,7 @@ def service(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def client_of(service: Served, user: str) -> Any:
-    return openai.OpenAI(base_url=f"{service.url}/openai/v1", api_key=f"{user}'s-secret-token", max_retries=0)
+    return service.openai_client(f"{user}'s-secret-token")
 
 
 def checked(kind: Any, value: Any) -> Any:

@@ -83,7 +83,7 @@ def service(store: str, options: dict[str, Any]) -> Iterator[Served]:
 
 
 def client_of(service: Served, user: str = "ann") -> Any:
-    return openai.OpenAI(base_url=f"{service.url}/openai/v1", api_key=f"{user}'s-secret-token", max_retries=0)
+    return service.openai_client(f"{user}'s-secret-token")
 
 
 def checked(response: Any) -> Any:
@@ -337,20 +337,20 @@ def test_a_kill_of_the_server_in_the_middle_of_a_stream_costs_no_event(ray_addre
         words = [f"sqlite:///{tmp_path}/chats.db", *base]
         seen: list[Any] = []
         with processes.served(*words, RAY_ADDRESS=ray_address) as running:
-            client = openai.OpenAI(base_url=f"{running.url}/openai/v1", api_key="none", max_retries=0)
-            stream = client.responses.create(model="m", input="Tell me a story.", stream=True)
-            with contextlib.suppress(openai.APIError, httpx2.TransportError):
-                for event in stream:
-                    seen.append(event)
-                    if len(seen) == 9:
-                        os.kill(running.process.pid, signal.SIGKILL)
+            with openai.OpenAI(base_url=f"{running.url}/openai/v1", api_key="none", max_retries=0) as client:
+                stream = client.responses.create(model="m", input="Tell me a story.", stream=True)
+                with contextlib.suppress(openai.APIError, httpx2.TransportError):
+                    for event in stream:
+                        seen.append(event)
+                        if len(seen) == 9:
+                            os.kill(running.process.pid, signal.SIGKILL)
             assert seen[-1].type == "response.output_text.delta"
         with processes.served(*words, RAY_ADDRESS=ray_address) as running:
-            client = openai.OpenAI(base_url=f"{running.url}/openai/v1", api_key="none", max_retries=0)
             made = seen[0].response.id
-            with client.responses.retrieve(made, stream=True, starting_after=seen[-1].sequence_number) as rest:
-                seen += rest
-            assert checked(client.responses.retrieve(made)).output_text == TEXT
+            with openai.OpenAI(base_url=f"{running.url}/openai/v1", api_key="none", max_retries=0) as client:
+                with client.responses.retrieve(made, stream=True, starting_after=seen[-1].sequence_number) as rest:
+                    seen += rest
+                assert checked(client.responses.retrieve(made)).output_text == TEXT
         assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == TEXT
         numbers = [event.sequence_number for event in seen]
         assert numbers == sorted(set(numbers)) and seen[-1].type == "response.completed"

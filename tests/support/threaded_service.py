@@ -6,10 +6,11 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import openai
 import uvicorn
 
 from turnwise.actors.client.manager import AsyncSessionManager
@@ -23,6 +24,12 @@ class Served:
     url: str
     manager: AsyncSessionManager
     loop: asyncio.AbstractEventLoop
+    clients: ExitStack = field(default_factory=ExitStack)
+
+    def openai_client(self, token: str) -> Any:
+        """Return a client of `openai`, which is closed before the service ends."""
+        made = openai.OpenAI(base_url=f"{self.url}/openai/v1", api_key=token, max_retries=0)
+        return self.clients.enter_context(made)
 
     def call(self, work: Any) -> Any:
         """Run a coroutine on the service's event loop; return its result."""
@@ -57,7 +64,8 @@ def served(*store: Any, auth: Any = None, settings: HttpSettings | None = None, 
     thread.start()
     service, server = started.result(60)
     try:
-        yield service
+        with service.clients:
+            yield service
     finally:
         server.should_exit = True
         thread.join()

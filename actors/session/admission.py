@@ -506,6 +506,7 @@ class RunAdmission:
         return accept(self._state.session_id, prompts, self._engines.config.max_prompt_bytes, self._why_refused)
 
     def _why_refused(self, block: Image | Document) -> str | None:
+        """Return why the session's engine refuses a picture or a file; None if it takes it."""
         builder = self._engines.current.builder
         return builder.refuses(block) if isinstance(builder, Selective) else None
 

@@ -15,10 +15,11 @@ else:
     def replace(record: Record, /, **changes: Any) -> Record:
         """Return a copy of a frozen dataclass without slots, with some fields changed.
 
-        It does what `dataclasses.replace` does, in a fraction of its time, but that it calls no `__post_init__`.
+        It does what `dataclasses.replace` does, in a fraction of its time, except that it calls no `__post_init__`.
 
         Raises:
             TypeError: the record has no such field.
+            AttributeError: its class has slots: use `dataclasses.replace`.
         """
         values = record.__dict__ | changes
         if len(values) > len(record.__dict__):

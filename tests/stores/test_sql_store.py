@@ -17,6 +17,7 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 from open_stores import closing, own, run_with
 from scale import share
@@ -36,6 +37,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.schema import SCHEMA
+from turnwise.memory.stores.sql.statements import Statements, statements_of
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import open_store, resolve_url
 
@@ -294,6 +296,21 @@ async def count(store: SQLStore) -> int:
 
 async def create(store: SQLStore) -> SessionRecord:
     return await store.create(SessionRecord(session_id="new"))
+
+
+def test_stores_of_one_driver_share_statements_and_those_of_another_have_their_own(tmp_path: Path) -> None:
+    one, two = create_engine(f"sqlite:///{tmp_path}/one.db"), create_engine(f"sqlite:///{tmp_path}/two.db")
+    other = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")  # which nothing connects to
+    assert statements_of(one.dialect) is statements_of(two.dialect)
+    assert "?" in statements_of(one.dialect).session.text
+    assert "%(session_id)s" in statements_of(other.dialect).session.text
+
+
+def test_a_statement_is_compiled_at_its_first_use(tmp_path: Path) -> None:
+    statements = Statements(create_engine(f"sqlite:///{tmp_path}/one.db").dialect)
+    assert not [name for name, each in vars(statements).items() if "_compiled" in vars(each)]
+    assert statements.session.text.startswith("SELECT")
+    assert [name for name, each in vars(statements).items() if "_compiled" in vars(each)] == ["session"]
 
 
 def test_unsettled_and_expired_sessions_are_found_by_an_index(filled: Path) -> None:

@@ -96,7 +96,7 @@ class Line:
             seq, at, turn_index, run_id, key, kind, body = self.value
             _check_values(self.number, json.loads(body))
             about = {"seq": seq, "at": at, "turn_index": turn_index, "run_id": run_id, "key": key}
-            return decode_event(kind, body, session_id=session_id, **about)
+            return decode_event(kind, body, {"session_id": session_id, **about})
         except (ValueError, TypeError, RecursionError) as error:
             raise ArchiveError(self.number, f"no event: {error}") from error
 

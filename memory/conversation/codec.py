@@ -81,16 +81,16 @@ def record_of(cls: type[Record], values: Mapping[str, Any], **others: Any) -> Re
     return cls(**_converted(kind, values), **others)
 
 
-def decoded_event(kind: str, body: str, *, session_id: str, seq: int, **columns: Any) -> AnyEvent:
+def decoded_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
     """Return the event with this body, and with the fields that are stored beside it: see `decode_event`.
 
     Raises:
         CorruptRecordError: the body is damaged; names the event.
     """
     try:  # not by `decoded`: sessions have more events than other records
-        return decode_event(kind, body, session_id=session_id, seq=seq, **columns)
+        return decode_event(kind, body, columns)
     except _UNREADABLE as error:
-        raise CorruptRecordError(f"event {session_id}:{seq}", why_unreadable(error)) from None
+        raise CorruptRecordError(f"event {columns['session_id']}:{columns['seq']}", why_unreadable(error)) from None
 
 
 def decoded(key: str, decode: Callable[[], Value]) -> Value:

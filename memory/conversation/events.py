@@ -6,6 +6,7 @@ of a running answer are published but not stored, so stored sequence numbers hav
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
 
 import pydantic_core
@@ -560,8 +561,11 @@ def without_blocks(event: Event) -> AnyEvent:
     return cast(AnyEvent, event.model_copy(update=held) if held else event)
 
 
-def decode_event(kind: str, body: str, **columns: Any) -> AnyEvent:
+def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
     """Return the event that `encode_body` encoded; a kind that this version does not know becomes `UnknownEvent`.
+
+    Args:
+        columns: the fields that are stored beside the body.
 
     Raises:
         ValueError: the body is not JSON or does not fit the kind.
@@ -573,7 +577,8 @@ def decode_event(kind: str, body: str, **columns: Any) -> AnyEvent:
     for name in _BLOCKS:
         if name in own:
             own[name] = tuple(decode_json(block) for block in own[name])
-    values = columns | own
+    values = {**columns, **own}
     if len(values) < len(columns) + len(own):
         raise ValueError("the body has a field that is stored beside it")
-    return cast(AnyEvent, cls.model_validate(values))
+    event: AnyEvent = cls.__pydantic_validator__.validate_python(values)  # `model_validate` adds a tenth of its time
+    return event

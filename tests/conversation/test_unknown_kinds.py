@@ -69,7 +69,8 @@ def by_pickle(event: Event) -> tuple[Event, object]:
 def test_an_event_of_an_unknown_kind_is_written_back_unchanged(
     kind: str, codec: Callable[[Event], tuple[Event, object]], written: Callable[[str], object]
 ) -> None:
-    event = decode_event(kind, BODY, session_id="s", seq=3, at=1.5, turn_index=2, run_id="r", key="k")
+    place = {"session_id": "s", "seq": 3, "at": 1.5, "turn_index": 2, "run_id": "r", "key": "k"}
+    event = decode_event(kind, BODY, place)
     assert isinstance(event, UnknownEvent)
     assert (event.kind, event.stored_kind, event.payload) == ("unknown", kind, PAYLOAD)
     again, stored = codec(event)

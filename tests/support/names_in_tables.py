@@ -107,8 +107,13 @@ def _held(owner: Any, name: str) -> Any:
     """Return an attribute, or its name if only instances have it; None if there is none."""
     if hasattr(owner, name) or not inspect.isclass(owner):
         return getattr(owner, name, None)
-    sources = [inspect.getsource(each) for each in owner.__mro__ if each.__module__.startswith("turnwise.")]
+    sources = [_source(each) for each in owner.__mro__ if each.__module__.startswith("turnwise.")]
     return name if any(re.search(rf"\bself\.{name}\b|\n    {name}: ", source) for source in sources) else None
+
+
+@functools.cache
+def _source(owner: type) -> str:
+    return inspect.getsource(owner)  # which parses the whole file
 
 
 def _takes(function: Any, call: ast.Call) -> bool:

@@ -171,7 +171,7 @@ async def open_event(texts: Unsealing, session_id: str, event: Event) -> AnyEven
         raise NotEncryptedError(place.record)
     kind, body = await _open(texts, place, event.payload)
     columns = {name: getattr(event, name) for name in ("session_id", "seq", "at", "turn_index", "run_id", "key")}
-    return decoded_event(kind, body, **columns)
+    return decoded_event(kind, body, columns)
 
 
 async def open_events(texts: Unsealing, session_id: str, events: Iterable[Event]) -> list[AnyEvent]:

@@ -29,8 +29,8 @@ def decode_event_text(key: str, session_id: str, text: bytes) -> AnyEvent:
     def decode() -> AnyEvent:
         head, body = text[PLACE_DIGITS:].decode().split("\n", 1)
         kind, at, turn_index, run_id, event_key = json.loads(head)
-        own: dict[str, Any] = {"turn_index": turn_index, "run_id": run_id, "key": event_key}
-        return decode_event(kind, body, session_id=session_id, seq=int(text[:PLACE_DIGITS]), at=at, **own)
+        place: dict[str, Any] = {"session_id": session_id, "seq": int(text[:PLACE_DIGITS]), "at": at}
+        return decode_event(kind, body, {**place, "turn_index": turn_index, "run_id": run_id, "key": event_key})
 
     return decoded(key, decode)
 

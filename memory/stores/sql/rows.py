@@ -267,9 +267,8 @@ def event_row(key: int, event: Event, *, blocks: bool = False) -> dict[str, Any]
 def read_event(row: Iterable[Any], session_id: str) -> AnyEvent:
     """Return the event of a row, which has the columns of an events table in their order."""
     _, seq, at, turn_index, run_id, key, kind, body = row  # access by name would take longer than decoding the body
-    return decoded_event(
-        kind, body, session_id=session_id, seq=seq, at=at, turn_index=turn_index, run_id=run_id, key=key
-    )
+    place = {"session_id": session_id, "seq": seq, "at": at, "turn_index": turn_index, "run_id": run_id, "key": key}
+    return decoded_event(kind, body, place)
 
 
 def read_sessions(rows: Iterable[Any]) -> tuple[tuple[SessionRecord, ...], tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Examples of one file each, run as a user would run them: in a process of their own, without a key."""
+"""Examples of one file each, run without a key: short ones in one process after another, others as a user would."""
 
 import ast
 import json
@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from example_program import EXAMPLES, play_example, started_example
+from snippets import SnippetRunner
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -34,7 +34,6 @@ EXPECTED = {
     "custom_store.py": ["keeps the laws", "create plans", "commit plans completed", "delete plans"],
     "custom_strategy.py": ["keeps the laws in 300 random", "Plan a week", "What about day 11?", "Is it done?"],
     "adapters_mcp.py": ["It comes tomorrow.", "model\norder\nmodel"],
-    "approval_over_http.py": ["approved, for 700 euros", "call_decided", "completed: The hotel is paid."],
     "adapters_agents_sdk.py": ["waits for pay({'euros': 700})", "The hotel is paid."],
     "adapters_agents_sdk_session.py": ["You said: Do whales", "refused: session 'sarah' is busy", "'assistant'"],
     "adapters_langgraph_memory.py": ["sarah: I know: []", "sarah: I know: ['I eat no meat.']", "tom: I know: []"],
@@ -46,20 +45,19 @@ EXPECTED = {
 """What examples print, in order."""
 
 
-def test_examples_do_what_they_say(ray_address: str, tmp_path: Path) -> None:
-    """All at once, as each waits most of the time."""
-    with ExitStack() as stack:
-        processes = {}
-        for program in EXPECTED:
-            (folder := tmp_path / program).mkdir()
-            processes[program] = stack.enter_context(started_example(ray_address, folder, program))
-        printed = {program: process.communicate(timeout=200)[0] for program, process in processes.items()}
-    for program, expected in EXPECTED.items():
-        errors = (tmp_path / program / "errors").read_text(encoding="utf-8")
-        assert processes[program].returncode == 0, printed[program] + errors
-        at = [printed[program].find(text) for text in expected]
-        assert -1 not in at and at == sorted(at), printed[program]
-    assert "What about day 0?" not in printed["custom_strategy.py"], "it is neither first nor new"
+@pytest.mark.parametrize("program", EXPECTED)
+def test_an_example_does_what_it_says(program: str, snippets: SnippetRunner, tmp_path: Path) -> None:
+    text = (EXAMPLES / program).read_text(encoding="utf-8")
+    printed = snippets.run(text, tmp_path, hidden=["OPENAI_", "ANTHROPIC_"])
+    at = [printed.find(words) for words in EXPECTED[program]]
+    assert -1 not in at and at == sorted(at), printed
+    assert program != "custom_strategy.py" or "What about day 0?" not in printed, "it is neither first nor new"
+
+
+def test_a_person_approves_from_another_process(ray_address: str, tmp_path: Path) -> None:
+    printed = play_example(ray_address, tmp_path, "approval_over_http.py")
+    at = [printed.find(words) for words in ("approved, for 700 euros", "call_decided", "completed: The hotel is paid.")]
+    assert -1 not in at and at == sorted(at), printed
 
 
 def test_a_batch_goes_on_where_a_kill_left_it(ray_address: str, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Runs programs one after the other, each as `__main__`: their imports and their connection to Ray are made once.
 
-It reads lines of JSON, the path of a program and the folder to run it in, and answers each with a line of JSON: whether
-it ended without an exception, and what it printed.
+It reads lines of JSON: the path of a program, the folder to run it in, and prefixes of environment variables that it
+does not get. It answers each with a line of JSON: whether it ended without an exception, and what it printed.
 """
 
 import contextlib
@@ -14,8 +14,12 @@ from pathlib import Path
 from types import ModuleType
 
 
-def run(path: str, folder: str) -> tuple[bool, str]:
+def run(path: str, folder: str, hidden: list[str]) -> tuple[bool, str]:
     os.chdir(folder)
+    usual = dict(os.environ)
+    for name in usual:
+        if name.startswith(tuple(hidden)):
+            del os.environ[name]
     module = ModuleType("__main__")
     module.__file__ = path
     sys.modules["__main__"] = module
@@ -26,6 +30,8 @@ def run(path: str, folder: str) -> tuple[bool, str]:
         except BaseException:  # noqa: BLE001 - whatever a program raises is its outcome
             traceback.print_exc()
             return False, printed.getvalue()
+        finally:
+            os.environ.update(usual)
     return True, printed.getvalue()
 
 
@@ -48,9 +54,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no answer
     for line in sys.stdin:
-        path, folder = json.loads(line)
+        path, folder, hidden = json.loads(line)
         before = actors()
-        outcome = run(path, folder)
+        outcome = run(path, folder, hidden)
         if "SessionManager(" in Path(path).read_text(encoding="utf-8"):  # its own, and not those of a service
             end(actors() - before)
         answers.write(json.dumps(outcome) + "\n")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,13 +78,17 @@ class SnippetRunner:
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
 
-    def run(self, text: str, folder: Path) -> str:
-        """Return what the program prints; fail if it raises or hangs."""
+    def run(self, text: str, folder: Path, *, hidden: Sequence[str] = ()) -> str:
+        """Return what the program prints; fail if it raises or hangs.
+
+        Args:
+            hidden: prefixes of environment variables that it does not get.
+        """
         script = folder / "snippet.py"
         script.write_text(text, encoding="utf-8")
         process = self._process or self._start()
         assert process.stdin
-        process.stdin.write(json.dumps([str(script), str(folder)]) + "\n")
+        process.stdin.write(json.dumps([str(script), str(folder), hidden]) + "\n")
         process.stdin.flush()
         try:
             answer = self._answers.get(timeout=self._timeout_s)

@@ -17,7 +17,7 @@ from typing import Any
 from peers.bench import Bench, Table, times_table
 from peers.peer import PROMPT, Model, Peer
 
-ROUNDS: Mapping[int, int] = {1: 40, 10: 20, 100: 6, 1000: 1}
+ROUNDS: Mapping[int, int] = {1: 30, 10: 15, 100: 4, 1000: 1}
 """For each number of conversations, how often."""
 QUICK_ROUNDS: Mapping[int, int] = {1: 3, 10: 2}
 MOST: Mapping[str, int] = {"turnwise, dedicated": 10}

@@ -19,7 +19,7 @@ from peers.bench import Bench, Table, megabytes
 from peers.peer import PROMPT, Model, Peer
 from peers.worker import descendants
 
-COUNT, QUICK_COUNT = 500, 20
+COUNT, QUICK_COUNT = 300, 20
 FEWER: Mapping[str, int] = {"turnwise, dedicated": 8}
 """Those that have a process for each conversation."""
 

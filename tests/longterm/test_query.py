@@ -2,6 +2,8 @@
 
 import pickle
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import given, strategies as st
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Source
+from turnwise.memory.longterm.search import word_frequency
 from turnwise.memory.longterm.search.analyzer import stem
 from turnwise.memory.longterm.search.irregular_forms import BASES
 from turnwise.memory.longterm.search.passages import LONG, SIZE, passages_of, shown
@@ -298,3 +301,18 @@ def test_items_outlive_pickling_with_all_of_their_values() -> None:
         getattr(made, each.name) for each in fields(MemoryItem)
     ]
     assert "MemoryItem" in repr(copied) and len(pickle.dumps(made)) < 600
+
+
+def test_queries_that_come_first_at_the_same_time_load_the_words_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def slowly(language: str) -> dict[str, float]:
+        read.append(language)
+        time.sleep(0.05)
+        return {"whale": -9.0}
+
+    monkeypatch.setattr(word_frequency, "_tables", {})
+    monkeypatch.setattr(word_frequency, "_read", slowly)
+    with ThreadPoolExecutor(8) as threads:
+        assert {*threads.map(log_frequency, ["whale"] * 8)} == {-9.0}
+    assert read == ["english"]

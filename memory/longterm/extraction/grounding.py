@@ -237,7 +237,7 @@ def _is_asserted(said: UserStatement, number: int) -> bool:
 def _quote(said: UserStatement, begin: int, end: int, most: int) -> str:
     """Return the sentences, with neighbouring text that shows their meaning unless it is too long."""
     first, last = begin, end
-    if said.made_up and len(said.raw) <= most and not overrides_instructions(said.text):
+    if said.made_up and len(said.cased) <= most and not overrides_instructions(said.text):
         first, last = 0, len(said.sentences)
     if first and said.text[slice(*said.sentences[first - 1])].rstrip().endswith(":"):
         first -= 1

@@ -36,8 +36,8 @@ class UserStatement:
     item: MemoryItem
     source: Source
     text: str
-    raw: str
-    """The text as the user wrote it."""
+    cased: str
+    """The text with the upper and lower case in which the user wrote it."""
     question: str
     """The assistant's question just before the statement, on one line, if the statement may answer it."""
     clauses: tuple[Clause, ...]
@@ -57,16 +57,15 @@ class UserStatement:
         if OTHERS_WORDS.search(normal(beside)) or beside.rstrip().endswith(":"):
             made_up = (-1, *made_up)
         sentences = tuple(sentences_of(text))
-        flat_text = text.replace("\n", " ")
-        return cls(item, source, flat_text, raw, flat(asked), clauses, subjects(asked), sentences, made_up)
+        flat_text, cased = text.replace("\n", " "), shown(raw).replace("\n", " ")
+        return cls(item, source, flat_text, cased, flat(asked), clauses, subjects(asked), sentences, made_up)
 
     def quote(self, start: int, stop: int) -> str:
-        """Return this part of the text in its original case. Takes time linear in the text."""
-        found = shown(self.raw).replace("\n", " ")
-        if len(found) != len(self.text):  # case folding turns some characters into several
-            ends = list(accumulate(len(char.casefold()) for char in found))
+        """Return this part of the text in its original case."""
+        if len(self.cased) != len(self.text):  # case folding turns some characters into several
+            ends = list(accumulate(len(char.casefold()) for char in self.cased))
             start, stop = bisect_right(ends, start), bisect_right(ends, stop)
-        return found[start:stop].strip()
+        return self.cased[start:stop].strip()
 
 
 @dataclass(frozen=True, slots=True)

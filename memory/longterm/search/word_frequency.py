@@ -6,8 +6,8 @@ The counts are those of `pyspellchecker`, which has them from film subtitles, so
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
-from functools import cache
 
 from turnwise.memory.longterm.search.analyzer import ENGLISH, is_common, is_dense, words
 from turnwise.memory.longterm.search.irregular_forms import BASES
@@ -56,9 +56,21 @@ def load() -> None:
     _table(ENGLISH)
 
 
-@cache  # one a language
 def _table(language: str) -> Mapping[str, float]:
     """Return the log frequencies of the most frequent words; empty for a language without counts."""
+    if language not in _tables:
+        with _LOADING:  # else queries that come first at the same time would each load it
+            if language not in _tables:
+                _tables[language] = _read(language)
+    return _tables[language]
+
+
+_tables: dict[str, Mapping[str, float]] = {}
+
+_LOADING = threading.Lock()
+
+
+def _read(language: str) -> Mapping[str, float]:
     if language not in _CODES:
         return {}
     from spellchecker import SpellChecker

@@ -1,6 +1,7 @@
 """`VectorMemory`: items found by their words and their vectors together."""
 
 import asyncio
+import itertools
 import logging
 import random
 import sqlite3
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from scale import share
 from turnwise.errors import ConfigError, InvalidMemoryError, StoreError
@@ -363,25 +364,25 @@ async def test_concurrent_readers_and_writers_agree_in_the_end(make: MakeMemory)
     await memory.close()
 
 
-@settings(max_examples=share(100, 4))
-@given(query=st.text(max_size=100), texts=st.lists(st.text(max_size=60), min_size=1, max_size=4))
-def test_any_text_and_any_query_is_accepted(
-    tmp_path_factory: pytest.TempPathFactory, query: str, texts: list[str]
-) -> None:
-    folder = tmp_path_factory.mktemp("any")
+def test_any_text_and_any_query_is_accepted(make: MakeMemory) -> None:
+    memory, users = make(place=ChromaInMemory()), itertools.count()
 
-    async def check() -> None:
-        index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
-        memory = VectorMemory(SQLItems(f"sqlite:///{folder}/memory.db"), index)
+    async def use(query: str, texts: list[str]) -> None:
         kept = [item(str(at), text) for at, text in enumerate(texts) if text.strip()]
-        await memory.remember(ANN, kept)
+        scope = Scope(user_id=str(next(users)))
+        await memory.remember(scope, kept)
         assert memory.trouble is None
         for one in kept:
-            await memory.recall(ANN, one.text)
-        assert len(await memory.recall(ANN, query)) <= len(kept)
-        await memory.close()
+            await memory.recall(scope, one.text)
+        assert len(await memory.recall(scope, query)) <= len(kept)
 
-    asyncio.run(check())
+    @given(query=st.text(max_size=100), texts=st.lists(st.text(max_size=60), min_size=1, max_size=4))
+    def check(query: str, texts: list[str]) -> None:
+        runner.run(use(query, texts))
+
+    with asyncio.Runner() as runner:
+        check()
+        runner.run(memory.close())
 
 
 async def test_forgotten_items_lose_their_vectors_of_all_embedding_functions(

@@ -303,14 +303,14 @@ async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Pat
             of_them = [item(f"{at}-{each}", f"{scope.user_id} saw {new_id()} and {new_id()}") for each in range(count)]
             await memory.remember(scope, of_them)
     await memory.flush()
-    vectors = list(index.get(await memory.keys(ANN)).values())
+    vectors = list(index.get(await memory.keys(ANN)).values())[::4]
     others = index.get(await memory.keys(BOB))
 
     def left() -> int:
         held = bytes_in(tmp_path / "chroma")
         return sum(vector.tobytes()[400:440] in held for vector in vectors)
 
-    assert left() > 100
+    assert left() > 25
     erased = await erase(memory, ANN)
     assert (erased.items, erased.verified, erased.why) == (200, True, None)
     assert left() == 0
@@ -365,6 +365,7 @@ async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, mon
         await memory.remember(BOB, [item(f"more-{done}", f"kettle {done}")])
         assert [found.id for found in await memory.recall(BOB, "lighthouse")] == ["1"]
         done += 1
+        await asyncio.sleep(0.01)
     assert (await erasing).verified and done >= 5 and memory.trouble is None
     assert len(await memory.recall(BOB, "kettle", limit=done + 1)) == done
     await memory.close()

@@ -133,23 +133,6 @@ async def test_items_of_others_do_not_change_scores(make: MakeMemory) -> None:
     await memory.close()
 
 
-async def test_items_of_an_agent_are_recalled_by_that_agent_and_by_time(make: MakeMemory) -> None:
-    memory = make()
-    hr = Scope(user_id="ann", agent="hr")
-    items = [
-        item("skill", "walrus skill", type=MemoryType.SKILL, created_at=10.0),
-        item("fact", "walrus fact", created_at=20.0),
-        item("old", "walrus once", created_at=5.0, superseded_at=15.0, superseded_by="fact"),
-    ]
-    await memory.remember(hr, items)
-    assert set(await ids(memory, "walrus", hr)) == {"skill", "fact"}
-    assert set(await ids(memory, "walrus", Scope(user_id="ann", agent="it"))) == {"fact"}
-    assert set(await ids(memory, "walrus")) == {"fact"}
-    assert set(await ids(memory, "walrus", hr, as_of=12.0)) == {"skill", "old"}
-    assert set(await ids(memory, "walrus", hr, as_of=7.0)) == {"old"}
-    await memory.close()
-
-
 async def test_a_restart_keeps_items_and_vectors(make: MakeMemory) -> None:
     memory = make()
     await memory.remember(ANN, [item("1", "a walrus", source=Source(session_id="s", turn_index=1))])

@@ -121,11 +121,11 @@ def test_texts_of_the_schema_do_not_count(tmp_path: Path) -> None:
         database.execute("INSERT INTO turnwise_meta VALUES ('walrus', '1')")
         database.execute("INSERT INTO quokkas VALUES ('marmot', 'a zyzzyva that is said')")
     database.close()
-    found = search([file], ["zyzzyva", "marmot", "walrus", "quokkas", "zyzzyva that"])
+    found = search_here([file], ["zyzzyva", "marmot", "walrus", "quokkas", "zyzzyva that"])
     assert set(found.pieces) == {"marmot", "zyzzyva that"}
     broken = tmp_path / "broken.db"
     broken.write_bytes(file.read_bytes()[:100] + b"zyzzyva")
-    assert set(search([broken], ["zyzzyva"]).pieces) == {"zyzzyva"}
+    assert set(search_here([broken], ["zyzzyva"]).pieces) == {"zyzzyva"}
 
 
 def test_prints_depend_on_the_salt_and_reveal_no_text() -> None:
@@ -169,7 +169,7 @@ def test_text_in_free_space_is_found(tmp_path: Path) -> None:
         database.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, text TEXT)")
         database.executemany("INSERT INTO rows VALUES (?, ?)", [(1, "a zyzzyva"), (2, "a quokka"), (3, "a tapir")])
         database.execute("DELETE FROM rows WHERE id = 2")
-    prints = fingerprints_of(["zyzzyva", "quokka", "tapir"], SALT)
-    found = byte_search.search(parts_of([file], {file: [1, 2]}), prints, SALT)
+    needles = Needles(fingerprints_of(["zyzzyva", "quokka", "tapir"], SALT), SALT)
+    found = byte_search._search(parts_of([file], {file: [1, 2]}), needles)
     assert (found.files, found.pieces) == (1, {"quokka": [str(file)]})
-    assert byte_search.search(parts_of([file], {file: [1]}), prints, SALT).pieces == {}
+    assert byte_search._search(parts_of([file], {file: [1]}), needles).pieces == {}

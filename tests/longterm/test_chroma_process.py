@@ -14,7 +14,7 @@ import pytest
 
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.vector import folder_lock
-from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS, ChromaProcess
+from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.locations import ChromaFolder
 from turnwise.testing.embedding import HashEmbedding
@@ -51,6 +51,22 @@ def test_vectors_outlive_a_kill_of_the_process_between_requests_and_within_one(i
     assert set(vectors) == set(TEXTS) and np.allclose([vectors[text] for text in TEXTS], index.embed(TEXTS))
 
 
+def test_a_process_that_was_forked_starts_one_of_its_own(tmp_path: Path) -> None:
+    process = CHROMA_PROCESS
+    key = ChromaFolder(tmp_path), "test", "none"
+    assert process.ask(key, "count") == (0, None)
+    process.ask(key, "close")
+    first, process._owner = process._process, 0  # as it is in a fork
+    assert process.ask(key, "count") == (0, None) and first is not process._process
+    second = process._process
+    process.end()
+    assert first and second and second.returncode == 0
+    first.communicate()
+    assert first.returncode == 0
+    folder_lock.take(tmp_path)
+    folder_lock.leave(tmp_path)
+
+
 def test_a_process_that_ends_whenever_it_is_asked_is_an_error_that_names_the_folder(
     index: VectorIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,20 +92,18 @@ sys.stdin.read()
 """
 
 
-def test_the_process_ends_with_the_one_that_started_it_also_when_that_is_killed(
+def test_the_process_ends_when_the_one_that_started_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for end in (signal.SIGKILL, signal.SIGTERM):
-        command = [sys.executable, "-c", OWNER, str(tmp_path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
-            assert owner.stdout and owner.stdout.readline() == "1\n"
-            with pytest.raises(StoreError, match="another process"):
-                folder_lock.take(tmp_path)
-            owner.send_signal(end)
-        with monkeypatch.context() as patient:
-            patient.setattr(folder_lock, "WAIT_S", 60.0)  # a busy machine takes a while to end a process
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout and owner.stdout.readline() == "1\n"
+        with pytest.raises(StoreError, match="another process"):
             folder_lock.take(tmp_path)
-        folder_lock.leave(tmp_path)
+        owner.kill()
+    monkeypatch.setattr(folder_lock, "WAIT_S", 60.0)  # a busy machine takes a while to end a process
+    folder_lock.take(tmp_path)
+    folder_lock.leave(tmp_path)
 
 
 def test_a_thread_that_is_interrupted_leaves_its_answer_to_nobody_else(index: VectorIndex) -> None:
@@ -109,19 +123,3 @@ def test_each_of_many_threads_gets_its_own_answer(index: VectorIndex) -> None:
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda text: index.get([text]), TEXTS * 10))
     assert [list(each) for each in found] == [[text] for text in TEXTS * 10]
-
-
-def test_a_process_that_was_forked_starts_one_of_its_own(tmp_path: Path) -> None:
-    process = ChromaProcess()
-    key = ChromaFolder(tmp_path), "test", "none"
-    assert process.ask(key, "count") == (0, None)
-    process.ask(key, "close")
-    first, process._owner = process._process, 0  # as it is in a fork
-    assert process.ask(key, "count") == (0, None) and first is not process._process
-    second = process._process
-    process.end()
-    assert first and second and second.returncode == 0
-    first.communicate()
-    assert first.returncode == 0
-    folder_lock.take(tmp_path)
-    folder_lock.leave(tmp_path)

@@ -35,7 +35,7 @@ from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing.embedding import HashEmbedding
-from vector_memories import FlakyEmbedding, bytes_in, chroma_server, item
+from vector_memories import FlakyEmbedding, bytes_in, item
 
 pytestmark = pytest.mark.usefixtures("restless")
 
@@ -53,7 +53,10 @@ LONG = "\n".join(
 )
 
 
-@pytest.fixture(params=["lexical", "extractive", "vector"])
+KINDS = ("lexical", "extractive", "vector")
+
+
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Makes memories on the same files."""
     name = f"test-{new_id()}"
@@ -118,8 +121,11 @@ WAYS: dict[str, tuple[Scope, list[str] | None, int | None, str]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("look", [erase, erase_and_search])
+LOOKS = (erase, erase_and_search)
+CASES = [(kind, way, LOOKS[(at + number) % 2]) for at, kind in enumerate(KINDS) for number, way in enumerate(WAYS)]
+
+
+@pytest.mark.parametrize(("make", "way", "look"), CASES, indirect=["make"])
 @pytest.mark.usefixtures("one_searcher")
 async def test_forgotten_text_is_in_no_file(make: Make, tmp_path: Path, way: str, look: Look) -> None:
     scope, ids, turn, gone = WAYS[way]
@@ -182,17 +188,17 @@ async def test_texts_that_other_items_contain_may_stay(make: Make) -> None:
     await memory.close()
 
 
-@pytest.mark.parametrize(
-    "rest",
-    [
-        "The zyzzyva is a “weevil”.".encode(),
-        json.dumps("The zyzzyva is a “weevil”.").encode(),
-        json.dumps({"a": "The zyzzyva is a “weevil”."}, ensure_ascii=False).encode(),
-        LONG[2450:2700].encode(),  # a part of it, as on a page
-        json.dumps(LONG.splitlines()[77]).encode(),
-        b"kerfuffle",
-    ],
-)
+RESTS = [
+    "The zyzzyva is a “weevil”.".encode(),
+    json.dumps("The zyzzyva is a “weevil”.").encode(),
+    json.dumps({"a": "The zyzzyva is a “weevil”."}, ensure_ascii=False).encode(),
+    LONG[2450:2700].encode(),  # a part of it, as on a page
+    json.dumps(LONG.splitlines()[77]).encode(),
+    b"kerfuffle",
+]
+
+
+@pytest.mark.parametrize(("make", "rest"), list(zip(KINDS * 2, RESTS, strict=True)), indirect=["make"])
 @pytest.mark.usefixtures("one_searcher")
 async def test_remaining_text_is_found_in_every_form(make: Make, tmp_path: Path, rest: bytes) -> None:
     memory = make()
@@ -297,14 +303,14 @@ async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Pat
             of_them = [item(f"{at}-{each}", f"{scope.user_id} saw {new_id()} and {new_id()}") for each in range(count)]
             await memory.remember(scope, of_them)
     await memory.flush()
-    vectors = list(index.get(await memory.keys(ANN)).values())
+    vectors = list(index.get(await memory.keys(ANN)).values())[::4]
     others = index.get(await memory.keys(BOB))
 
     def left() -> int:
         held = bytes_in(tmp_path / "chroma")
         return sum(vector.tobytes()[400:440] in held for vector in vectors)
 
-    assert left() > 100
+    assert left() > 25
     erased = await erase(memory, ANN)
     assert (erased.items, erased.verified, erased.why) == (200, True, None)
     assert left() == 0
@@ -314,7 +320,7 @@ async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Pat
 
 
 def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in texts that are embedded and in items that are read: as many with two users as with twenty."""
+    """Counted in texts that are embedded and in items that are read: as many with two users as with ten."""
     read = 0
     decode = full_text_rows._decode
 
@@ -331,18 +337,18 @@ def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeyp
         index = VectorIndex(ChromaFolder(tmp_path / f"chroma-{users}"), embedding)
         memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/{users}.db"), index)
         for user in range(users):
-            items = [item(str(at), f"user {user} has {new_id()}") for at in range(30)]
+            items = [item(str(at), f"user {user} has {new_id()}") for at in range(10)]
             await memory.remember(Scope(user_id=str(user)), items)
         embedding.calls.clear()
         read = 0
         erased = await erase(memory, Scope(user_id="1"))
-        assert (erased.items, erased.verified) == (30, True)
+        assert (erased.items, erased.verified) == (10, True)
         count = read
         await memory.close()
         return sum(embedding.calls), count
 
-    few, many = asyncio.run(story(2)), asyncio.run(story(20))
-    assert few == many and few[0] == 0 and 30 <= few[1] <= 200
+    few, many = asyncio.run(story(2)), asyncio.run(story(10))
+    assert few == many and few[0] == 0 and 10 <= few[1] <= 70
 
 
 async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,6 +365,7 @@ async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, mon
         await memory.remember(BOB, [item(f"more-{done}", f"kettle {done}")])
         assert [found.id for found in await memory.recall(BOB, "lighthouse")] == ["1"]
         done += 1
+        await asyncio.sleep(0.01)
     assert (await erasing).verified and done >= 5 and memory.trouble is None
     assert len(await memory.recall(BOB, "kettle", limit=done + 1)) == done
     await memory.close()
@@ -416,22 +423,6 @@ async def test_a_file_with_remaining_text_is_rewritten(make: Make, tmp_path: Pat
     assert (erased.items, erased.found, erased.verified) == (1, (), True)
     assert b"zyzzyva is" not in bytes_in(tmp_path)
     await memory.close()
-
-
-async def test_deletions_on_a_vector_server_are_not_verified(tmp_path: Path) -> None:
-    with chroma_server(tmp_path) as server:
-        index = VectorIndex(server, HashEmbedding(), name="test")
-        memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index)
-        await memory.remember(ANN, [item("1", "zyzzyva")])
-        await memory.remember(BOB, [item("1", "a lighthouse")])
-        await memory.flush()
-        assert index.count() == 2
-        erased = await erase(memory, ANN)
-        assert erased == Erasure(items=1, files=0, found=(), verified=False, why=erased.why)
-        assert "not in files of this machine" in (erased.why or "")
-        assert index.count() == 1
-        assert b"zyzzyva" not in (tmp_path / "memory.db").read_bytes()
-        await memory.close()
 
 
 async def test_deletions_on_a_database_server_are_not_verified(database: str) -> None:

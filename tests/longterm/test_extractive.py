@@ -3,9 +3,8 @@
 import asyncio
 import hashlib
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError
 from turnwise.memory.conversation.blocks import AnyBlock, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm import conformance as contract
-from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.extraction.contradiction import contradict
 from turnwise.memory.longterm.extraction.grounding import quoted_in
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
@@ -33,31 +32,18 @@ from turnwise.memory.tokens.counter import ByteCounter
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def make_facts(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], FactStore]:
-    """Opens stores on the same data."""
-    if request.param == "memory":
-        facts = InMemoryFacts()
-        return lambda: facts
-    return partial(SQLFacts, f"sqlite:///{tmp_path}/facts.db")
-
-
-@pytest.fixture
-def facts(make_facts: Callable[[], FactStore]) -> Iterator[FactStore]:
+def facts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FactStore]:
     """A store that is closed after the test."""
-    facts = make_facts()
+    facts = InMemoryFacts() if request.param == "memory" else SQLFacts(f"sqlite:///{tmp_path}/facts.db")
     yield facts
     asyncio.run(facts.close())
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_items_without_blocks_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], FactStore]) -> None:
-    """Cases 50, 51, 52 and 54, as each law says; no model is asked."""
-    model = Model()
-
-    def make() -> LongTermMemory:
-        return ExtractiveMemory(model, make_facts())
-
-    asyncio.run(check_law(law, make))
+def test_items_without_blocks_obey_the_laws_of_memories(law: Law) -> None:
+    """Cases 50, 51, 52 and 54, as each law says; no model is asked. On databases, `LexicalMemory` obeys them."""
+    model, facts = Model(), InMemoryFacts()
+    asyncio.run(check_law(law, lambda: ExtractiveMemory(model, facts)))
     assert model.calls == []
 
 
@@ -108,10 +94,9 @@ NOT_OF_FACTS = {
 
 
 @pytest.mark.parametrize("law", [law for law in contract.LAWS if law not in NOT_OF_FACTS], ids=lambda law: law.__name__)
-def test_extracted_facts_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], FactStore]) -> None:
+def test_extracted_facts_obey_the_laws_of_memories(law: Law) -> None:
     """Cases 50, 51 and 54, as each law says; by an item's id all that was made of it is forgotten."""
-    facts = make_facts()
-    memory = AsSaid(facts)
+    memory = AsSaid(InMemoryFacts())
     asyncio.run(check_law(law, lambda: memory))
 
 
@@ -456,10 +441,10 @@ async def _hears_lies(answer: Any) -> None:
 
 async def test_facts_beyond_the_limit_are_ignored() -> None:
     facts = InMemoryFacts()
-    said = [f"I own boat {at}." for at in range(10_000)]
+    said = [f"I own boat {at}." for at in range(200)]
     memory = ExtractiveMemory(Model(lambda _: [fact(text) for text in said]), facts, max_facts_per_call=5)
     await memory.remember(USER, [told(1, " ".join(said))])
-    assert memory.stats == {"calls": 1, "added": 5, "superseded": 0, "too_many": 9995}
+    assert memory.stats == {"calls": 1, "added": 5, "superseded": 0, "too_many": 195}
 
 
 async def test_instructions_injected_in_messages_become_no_facts() -> None:
@@ -498,16 +483,16 @@ async def test_recalled_text_never_becomes_a_fact() -> None:
     # what another memory knows, and recalls each time
     other = [MemoryItem(id=str(at), text=f"Secret{at} is kept in vault{at}.", created_at=1.0) for at in range(20)]
     said = set()
-    for turn in range(share(1000, 8)):
+    for turn in range(share(1000)):
         recalled = [*await memory.recall(USER, "What do I own? boat", limit=5), other[turn % 20]]
         prompt = make_sections([RetrievalResult(items=recalled)], now=5.0, counter=ByteCounter()).text
         ever.extend(item.text for item in recalled)
-        own = f"I own boat{turn % 100}."
+        own = f"I own boat{turn % 20}."
         said.add(own)
         pasted = (prompt, prompt[prompt.index("<") :], prompt[prompt.index("- [") :])[turn % 3]
         blocks: list[AnyBlock] = [
             System(text=prompt),
-            User(text=(own, f"{own}\n{pasted}", pasted)[turn % 3] if turn >= 100 else own),
+            User(text=(own, f"{own}\n{pasted}", pasted)[turn % 3] if turn >= 20 else own),
             ToolUse(call_id="1", name="recall_memories", input={"query": "boat"}),
             ToolResult(call_id="1", text="\n".join(item.text for item in recalled)),
             Text(text=f"I remember: {' '.join(item.text for item in recalled)} Is that right?"),

@@ -351,13 +351,13 @@ def test_invalid_items_are_reported_and_the_others_copied(tmp_path: Path) -> Non
 def test_deeply_nested_records_are_reported_and_the_others_copied(tmp_path: Path) -> None:
     def nested(depth: int) -> str:
         inner = '{"a": ' * depth + "1" + "}" * depth
-        return f'{{"namespace": ["u", "memories"], "key": "deep", "value": {{"content": {inner}}}}}\n'
+        return f'{{"namespace": ["u", "memories"], "key": "{depth}", "value": {{"content": {inner}}}}}\n'
 
-    path = tmp_path / "flat.jsonl"
-    for depth in range(700, 1000):
-        path.write_text(nested(depth) + json.dumps(record("u.memories", "k", {"content": "x"})), encoding="utf-8")
-        report = run(path, InMemoryFacts())
-        assert (report.read, report.written + report.skipped.get(SkipReason.UNREADABLE, 0)) == (2, 2)
+    path = lines_of(tmp_path / "flat.jsonl", [record("u.memories", "k", {"content": "x"})])
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(map(nested, range(700, 1000)))
+    report = run(path, InMemoryFacts())
+    assert (report.read, report.written + report.skipped.get(SkipReason.UNREADABLE, 0)) == (301, 301)
 
 
 def test_expired_memories_are_skipped_and_later_expiries_counted(tmp_path: Path, database: str) -> None:

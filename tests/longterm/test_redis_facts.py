@@ -16,6 +16,7 @@ import pytest
 
 from open_stores import run_with
 from redis_server import Line, RedisServer
+from scale import share
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,
@@ -98,7 +99,7 @@ def test_redis_facts_obey_the_law_that(law: Law, redis_url: str, redis_server: R
     audit(redis_server)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(share(40, 10)))
 async def test_random_calls_have_the_same_results_as_in_memory(
     seed: int, facts: RedisFacts, redis_server: RedisServer
 ) -> None:

@@ -1,10 +1,11 @@
 """`UserIndex`: the index by which one user's items are ranked."""
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
 from turnwise.memory.longterm.base import Source
-from turnwise.memory.longterm.search.passages import MOST_VECTORS, vectors_of
+from turnwise.memory.longterm.search.passages import vectors_of
 from turnwise.memory.longterm.search.ranking import FACTS
 from turnwise.memory.longterm.search.user_index import UserIndex, find
 from turnwise.memory.longterm.vector.item_rows import Revision, Row
@@ -56,12 +57,13 @@ def test_passages_have_the_vector_of_the_item_until_they_have_their_own() -> Non
     assert not user_index.missing()
 
 
-def test_a_text_of_any_length_has_a_bounded_number_of_vectors() -> None:
-    row = long("0", 30_000, "key")
-    assert len(row.item.text) > 1 << 20
-    user_index = UserIndex().grown(Revision(1, 0, 1), [row])
-    assert len(user_index.missing()) == len(vectors_of("key", row.item.text)) == MOST_VECTORS
-    assert len(user_index.rows) > MOST_VECTORS
+def test_a_text_of_any_length_has_a_bounded_number_of_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("passages", "user_index"):
+        monkeypatch.setattr(f"turnwise.memory.longterm.search.{module}.MOST_VECTORS", 20)
+    row = long("0", 1000, "key")
+    grown = UserIndex().grown(Revision(1, 0, 1), [row])
+    assert len(grown.missing()) == len(vectors_of("key", row.item.text)) == 20
+    assert len(grown.rows) > 20
 
 
 def test_two_extensions_of_one_index_have_their_own_vectors() -> None:

@@ -9,10 +9,14 @@ import pytest
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.longterm.base import Scope
+from turnwise.memory.longterm.deletion import Erasure, erase
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
+from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
-from vector_memories import FlakyEmbedding, chroma_server, constant, free_port
+from vector_memories import FlakyEmbedding, chroma_server, constant, free_port, item
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,22 @@ def test_a_server_that_is_down_is_used_once_it_is_up(server: ChromaServer) -> No
     collection._place = server
     assert index.count() == 0
     index.close()
+
+
+async def test_deletions_on_a_server_are_not_verified(server: ChromaServer, tmp_path: Path) -> None:
+    ann, bob = Scope(user_id="ann"), Scope(user_id="bob")
+    index = VectorIndex(server, HashEmbedding(), name=f"test-{new_id()}")
+    memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index)
+    await memory.remember(ann, [item("1", "zyzzyva")])
+    await memory.remember(bob, [item("1", "a lighthouse")])
+    await memory.flush()
+    assert index.count() == 2
+    erased = await erase(memory, ann)
+    assert erased == Erasure(items=1, files=0, found=(), verified=False, why=erased.why)
+    assert "not in files of this machine" in (erased.why or "")
+    assert index.count() == 1
+    assert b"zyzzyva" not in (tmp_path / "memory.db").read_bytes()
+    await memory.close()
 
 
 def test_a_scrub_blanks_free_space_for_vectors(tmp_path: Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from typer.testing import Result
 
 from filled import turnwise
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.http.app import _App, create_app
 
 FILE = '[engines.mine]\nmodel = "from-the-file"\n'
 
@@ -17,9 +22,19 @@ FILE = '[engines.mine]\nmodel = "from-the-file"\n'
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("RAY_ADDRESS", "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "TURNWISE_STORE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_App, "openapi", lambda _: described())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.toml").write_text(FILE, encoding="utf-8")
     return tmp_path
+
+
+describe = _App.openapi
+
+
+@functools.cache
+def described() -> dict[str, Any]:
+    """Return what a service says of itself, which takes a second to make and is the same for all here."""
+    return describe(cast(_App, create_app(AsyncSessionManager("memory://x", engine=EchoEngine()))))
 
 
 def check(*words: str, **env: str) -> Result:

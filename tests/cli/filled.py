@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
 import pty
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pyte
-from typer.testing import CliRunner, Result
+from typer import testing
+from typer.main import get_command
 
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.core import SessionCore
@@ -82,9 +84,12 @@ def filled(url: str) -> str:
     return url
 
 
-def turnwise(*words: str, **settings: Any) -> Result:
+vars(testing)["_get_command"] = functools.cache(get_command)  # to make all commands takes longer than to carry out one
+
+
+def turnwise(*words: str, **settings: Any) -> testing.Result:
     """Carry out a command in this process, without a terminal."""
-    return CliRunner().invoke(app, words, **settings)
+    return testing.CliRunner().invoke(app, words, **settings)
 
 
 def rows(shown: str) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""`turnwise serve --check`: which model would be served, and the same as JSON."""
+"""`turnwise serve --check`: which model would be served, to whom, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -63,6 +63,18 @@ def test_the_model_is_the_options_then_the_files_then_the_variables(
     assert ran.stdout.count("\n") == 1
     found = json.loads(ran.stdout)
     assert {key: value for key, value in found.items() if key.startswith("engine ")} == {f"engine {name}": model}
+
+
+def test_telemetry_is_an_option() -> None:
+    assert "telemetry" in json.loads(check("--telemetry", OPENAI_API_KEY="k").stdout)
+    assert "telemetry" not in json.loads(check(OPENAI_API_KEY="k").stdout)
+
+
+def test_with_tokens_it_may_listen_anywhere(folder: Path) -> None:
+    tokens = folder / "tokens.json"
+    tokens.write_text(json.dumps({"a-very-secret-token": "ann"}), encoding="utf-8")
+    told = check("--demo", "--host", "0.0.0.0", "--tokens", str(tokens))
+    assert json.loads(told.stdout)["users"] == f"tokens from {tokens}" and "a-very-secret-token" not in told.output
 
 
 def test_two_models_are_refused() -> None:

@@ -67,7 +67,7 @@ ROOMS = {
     "actors": ["inference", "memory", "session", "cluster", "hosting", "client"],
 }
 """The rooms and single files of a floor: each imports from those before it only."""
-ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
+ERRORS: list[Any] = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
 
 
 @dataclass

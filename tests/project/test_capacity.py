@@ -27,7 +27,7 @@ def test_a_caller_alone_waits_for_each_part_in_turn() -> None:
     ("hosts", "cores", "bound"), [(1, 8, 1 / COSTS.serial), (8, 2, 2 / COSTS.all), (8, 32, 1 / COSTS.caller)]
 )
 def test_the_busiest_part_is_the_bound(hosts: int, cores: int, bound: float) -> None:
-    found = simulate(COSTS, Load(hosts=hosts, callers=64, cores=cores, seconds=4.0))
+    found = simulate(COSTS, Load(hosts=hosts, callers=64, cores=cores, seconds=2.0))
     assert found.rate == pytest.approx(bound, rel=0.1)
 
 

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, cast
 
@@ -678,39 +678,36 @@ def test_after_a_kill_each_checkpoint_is_whole_and_what_was_acknowledged_is_ther
         assert set(children(saver).values()) == {1}
 
 
+def say(url: str, name: str, turns: int, begin: Callable[[], object]) -> None:
+    """Have so many turns in a thread that another process writes to, too; repeat those that are refused."""
+    with TurnwiseSaver(url) as saver:
+        app, number = chat(saver), 0
+        begin()
+        while number < turns:
+            with suppress(CheckpointFencedError):
+                app.invoke(said(f"{name}{number}"), T)
+                number += 1
+
+
 RIVAL = """
 import sys
-from test_langgraph_saver import T, chat, said
-from turnwise.adapters import TurnwiseSaver
-from turnwise.errors import CheckpointFencedError
-name, turns = sys.argv[2], int(sys.argv[3])
-with TurnwiseSaver(sys.argv[1]) as saver:
-    app = chat(saver)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    number = 0
-    while number < turns:
-        try:
-            app.invoke(said(f"{name}{number}"), T)
-            number += 1
-        except CheckpointFencedError:
-            pass
+from test_langgraph_saver import say
+say(sys.argv[1], "a", int(sys.argv[2]), lambda: print("ready", flush=True) or sys.stdin.readline())
 """
 
 
 def test_two_processes_that_repeat_what_was_refused_lose_nothing_and_fork_nothing(tmp_path: Path) -> None:
     url, turns = f"sqlite:///{tmp_path}/threads.db", scale.share(100, 10)
-    with ExitStack() as stack:
-        command = [sys.executable, "-c", RIVAL, url]
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        rivals = [stack.enter_context(subprocess.Popen([*command, name, str(turns)], **pipes)) for name in "ab"]
-        for rival in rivals:
-            assert rival.stdout and rival.stdout.readline() == "ready\n"
-        for rival in rivals:
-            assert rival.stdin
+    command = [sys.executable, "-c", RIVAL, url, str(turns)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rival:
+
+        def go() -> None:
+            assert rival.stdin and rival.stdout and rival.stdout.readline() == "ready\n"
             rival.stdin.write("go\n")
             rival.stdin.flush()
-    assert [rival.returncode for rival in rivals] == [0, 0]
+
+        say(url, "b", turns, go)
+    assert rival.returncode == 0
     with TurnwiseSaver(url) as saver:
         assert set(children(saver).values()) == {1}
         told = list(dict.fromkeys(latest(chat(saver))))

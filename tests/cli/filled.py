@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
+import multiprocessing
 import os
 import pty
 import select
 import struct
-import subprocess
 import sys
 import termios
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
 import pyte
-from typer.testing import CliRunner, Result
+from typer import testing
+from typer.main import get_command
 
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.core import SessionCore
@@ -82,9 +83,12 @@ def filled(url: str) -> str:
     return url
 
 
-def turnwise(*words: str, **settings: Any) -> Result:
+vars(testing)["_get_command"] = functools.cache(get_command)  # to make all commands takes longer than to carry out one
+
+
+def turnwise(*words: str, **settings: Any) -> testing.Result:
     """Carry out a command in this process, without a terminal."""
-    return CliRunner().invoke(app, words, **settings)
+    return testing.CliRunner().invoke(app, words, **settings)
 
 
 def rows(shown: str) -> list[dict[str, str]]:
@@ -102,24 +106,37 @@ def on_terminal(
     master, slave = pty.openpty()
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     settings = {**os.environ, "TERM": "xterm-256color", **env}
-    program = [sys.executable, "-m", "turnwise", *words]
-    child = subprocess.Popen(program, stdin=slave, stdout=slave, stderr=slave, env=settings, close_fds=True)
+    child = _FORKS.Process(target=_carry_out, args=(words, os.ttyname(slave), settings))
+    child.start()
+    while master in select.select([master, child.sentinel], [], [], 60)[0]:
+        shown = os.read(master, 65_536)
+        stream.feed(shown)
+        if raw is not None:
+            raw += shown
+    child.join(10)
+    child.close()
     os.close(slave)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if select.select([master], [], [], 0.1)[0]:
-            try:
-                shown = os.read(master, 65_536)
-            except OSError:  # the terminal's other end is closed
-                break
-            if not shown:
-                break
-            stream.feed(shown)
-            if raw is not None:
-                raw += shown
-    child.wait(timeout=10)
     os.close(master)
     return screen
+
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__, "turnwise.actors.client.manager", "turnwise.memory.stores.sql.store"])
+
+
+def _carry_out(words: Sequence[str], terminal: str, settings: dict[str, str]) -> None:
+    """Carry out a command in this process, which is a new one, on a terminal."""
+    file = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+    for number in range(3):
+        os.dup2(file, number)
+    os.close(file)
+    os.environ.clear()
+    os.environ.update(settings)
+    encoding = settings.get("PYTHONIOENCODING", "utf-8")
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(number, mode, encoding=encoding) for number, mode in enumerate(("r", "w", "w"))
+    )
+    app(words, prog_name="turnwise")
 
 
 def text_of(screen: pyte.Screen) -> str:

@@ -4,9 +4,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from turnwise.cli import app
+from filled import turnwise
 
 
 @pytest.mark.parametrize(
@@ -17,7 +16,7 @@ from turnwise.cli import app
     ],
 )
 def test_the_command_refuses_what_cannot_be_served(options: list[str], why: str, tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["console", f"sqlite:///{tmp_path}/chats.db", *options])
+    found = turnwise("console", f"sqlite:///{tmp_path}/chats.db", *options)
     assert found.exit_code == 1 and why in found.stderr
     assert not list(tmp_path.iterdir()), "it only reads"
 
@@ -25,11 +24,11 @@ def test_the_command_refuses_what_cannot_be_served(options: list[str], why: str,
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        found = CliRunner().invoke(app, ["console", f"sqlite:///{tmp_path}/chats.db", "--port", port])
+        found = turnwise("console", f"sqlite:///{tmp_path}/chats.db", "--port", port)
     assert found.exit_code == 1 and "nobody can listen" in found.stderr
 
 
 def test_what_only_reads_needs_no_engine(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/chats.db"
-    found = CliRunner().invoke(app, ["console", store, "--read-only", "--model", "any"])
+    found = turnwise("console", store, "--read-only", "--model", "any")
     assert found.exit_code == 2 and "leave out --read-only" in found.stderr

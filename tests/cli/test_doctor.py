@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from filled import turnwise
 from turnwise.actors.cluster import diagnosis, ray_address, ray_runtime
 from turnwise.actors.cluster.diagnosis import RayFacts
-from turnwise.cli import app, doctor, environment
+from turnwise.cli import doctor, environment
 from turnwise.cli.environment import Facts
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.sharing import RayId
@@ -37,7 +37,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def look(*words: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the exit code, and the findings by what was checked."""
-    ran = CliRunner().invoke(app, ["doctor", *words, "--json"])
+    ran = turnwise("doctor", *words, "--json")
     assert KEY not in ran.output and "Traceback" not in ran.output
     return ran.exit_code, {each["check"]: each for each in json.loads(ran.stdout)}
 
@@ -121,7 +121,7 @@ def test_a_ray_that_is_not_there_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_ray_that_is_not_there_is_said_at_once(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    ran = CliRunner().invoke(app, [command, store_at(tmp_path)])
+    ran = turnwise(command, store_at(tmp_path))
     assert (ran.exit_code, ran.stdout) == (1, "")
     assert ran.stderr.startswith("error: RAY_ADDRESS='127.0.0.1:9': nobody answers there")
 
@@ -216,7 +216,7 @@ def test_where_the_holder_of_a_file_cannot_be_asked_for_that_is_said(
 
 
 def test_people_get_a_line_for_each_check(tmp_path: Path) -> None:
-    ran = CliRunner().invoke(app, ["doctor", store_at(tmp_path)])
+    ran = turnwise("doctor", store_at(tmp_path))
     lines = ran.stdout.splitlines()
     assert ran.exit_code == 0
     assert all(line.startswith(("ok ", "warn ", "fail ", "unknown ", "    ")) for line in lines), ran.stdout

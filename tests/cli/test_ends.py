@@ -30,7 +30,7 @@ def program(*words: str, **env: str) -> subprocess.Popen[bytes]:
 
 
 def test_whoever_reads_the_output_may_leave_early(store: str) -> None:
-    for words in (["ls", store], ["export", store, "chat"], ["show", store, "chat", "--json"]):
+    for words in (["ls", store], ["export", store, "chat"]):
         running = program(*words)
         assert running.stdout and running.stderr
         running.stdout.close()
@@ -87,12 +87,6 @@ def test_a_file_that_somebody_has_open_is_read_beside_them(tmp_path: Path) -> No
     assert set(files(tmp_path)) == {"store.db"}
 
 
-def test_debug_shows_where_an_error_comes_from(store: str) -> None:
-    running = program("--debug", "show", store, "none")
-    _, err = running.communicate(timeout=60)
-    assert running.returncode == 1 and b"Traceback" in err and b"NotFoundError" in err
-
-
 def test_long_work_shows_a_bar_on_a_terminal_and_no_other(store: str, tmp_path: Path) -> None:
     file = str(tmp_path / "chat.jsonl")
     assert turnwise("export", store, "chat", file).output == ""
@@ -118,20 +112,18 @@ def test_a_sweep_counts_sessions_on_a_terminal(tmp_path: Path) -> None:
     assert re.search(rb"sweep\x1b?\S* 3 ", raw), raw
 
 
-def test_each_command_prints_json_unless_it_has_another_output() -> None:
-    without = {"export", "console", "mcp"}
-    names = re.findall(r"^\u2502 ([a-z]+) ", turnwise("--help").stdout, re.MULTILINE)
-    memory = re.findall(r"^\u2502 ([a-z]+) ", turnwise("memory", "--help").stdout, re.MULTILINE)
-    commands = [[name] for name in names if name != "memory"] + [["memory", name] for name in memory]
-    lacks = [" ".join(words) for words in commands if "--json" not in turnwise(*words, "--help").stdout]
-    assert set(lacks) == without
+def described(*words: str) -> str:
+    ran = turnwise(*words, "--help")
+    assert ran.exit_code == 0
+    return ran.stdout
 
 
-def test_all_commands_describe_themselves() -> None:
-    shown = turnwise("--help").stdout
-    names = re.findall(r"^\u2502 ([a-z]+) ", shown, re.MULTILINE)
+def test_all_commands_describe_themselves_and_each_prints_json_unless_it_has_another_output() -> None:
+    names = re.findall(r"^\u2502 ([a-z]+) ", described(), re.MULTILINE)
     assert {"ls", "show", "runs", "usage", "cancel", "approve", "reject", "end", "rm", "fork"} <= set(names)
     assert {"export", "import", "sweep", "memory", "serve", "console"} <= set(names)
-    for name in names:
-        assert turnwise(name, "--help").exit_code == 0
+    memory = re.findall(r"^\u2502 ([a-z]+) ", described("memory"), re.MULTILINE)
+    commands = [[name] for name in names if name != "memory"] + [["memory", name] for name in memory]
+    lacks = {" ".join(words) for words in commands if "--json" not in described(*words)}
+    assert lacks == {"export", "console", "mcp"}
     assert turnwise("lss").exit_code == 2

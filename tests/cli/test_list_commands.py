@@ -174,39 +174,33 @@ def test_who_looks_removes_no_file_of_those_who_write(tmp_path: Path) -> None:
     assert {"new", "newer"} <= {row["session"] for row in rows(turnwise("ls", store).stdout)}
 
 
-def test_texts_of_users_steer_no_terminal_and_are_no_markup(store: str) -> None:
+def test_a_terminal_shows_a_table_with_colours_and_is_not_steered_by_texts_of_users(store: str) -> None:
     plain = turnwise("ls", store).stdout
     assert "\x1b" not in plain and "\u202e" not in plain and "[bold red]danger[/bold red]" in plain
     screen = on_terminal("ls", store, columns=160)
     shown = text_of(screen)
     assert "[bold red]danger[/bold red]" in shown and "\u241b[2J" in shown
-    assert len(shown.splitlines()) > 6, "it did not clear the screen"
-    assert json.loads(turnwise("ls", store, "--title", "danger", "--json").stdout)["items"][0]["title"] == HOSTILE
-
-
-def test_a_terminal_shows_tables_with_colours(store: str) -> None:
-    screen = on_terminal("ls", store, columns=120)
-    lines = text_of(screen).splitlines()
+    lines = shown.splitlines()
+    assert len(lines) > 6, "it did not clear the screen"
     assert lines[0].split() == ["session", "title", "user", "agent", "state", "turns", "tokens", "changed"]
     place = next(at for at, line in enumerate(lines) if line.startswith("long"))
     assert screen.buffer[place][lines[place].index("running")].fg == "brown"  # yellow, as pyte calls it
-    dull = on_terminal("ls", store, columns=120, NO_COLOR="1")
-    assert {char.fg for line in dull.buffer.values() for char in line.values()} == {"default"}
+    assert json.loads(turnwise("ls", store, "--title", "danger", "--json").stdout)["items"][0]["title"] == HOSTILE
 
 
-def test_a_narrow_terminal_cuts_titles_but_no_ids(store: str) -> None:
-    shown = text_of(on_terminal("ls", store, columns=70))
+def test_a_narrow_terminal_cuts_titles_but_no_ids_and_colours_can_be_switched_off(store: str) -> None:
+    dull = on_terminal("ls", store, columns=70, NO_COLOR="1")
+    shown = text_of(dull)
     assert "A week in Oslo" not in shown and all(name in shown for name in ("chat", "money", "mine"))
+    assert {char.fg for line in dull.buffer.values() for char in line.values()} == {"default"}
 
 
 def test_a_shell_completes_ids_of_sessions(store: str) -> None:
     def completed(words: str, **env: str) -> list[str]:
-        settings = {**os.environ, "_TURNWISE_COMPLETE": "complete_bash", "COMP_WORDS": words, **env}
+        settings = {"_TURNWISE_COMPLETE": "complete_bash", "COMP_WORDS": words, **env}
         settings["COMP_CWORD"] = str(len(words.split(" ")) - 1)
-        ran = subprocess.run(
-            [sys.executable, "-m", "turnwise"], env=settings, capture_output=True, text=True, timeout=60, check=True
-        )
-        assert ran.stderr == ""
+        ran = turnwise(env=settings, prog_name="turnwise")
+        assert (ran.exit_code, ran.stderr) == (0, "")
         return ran.stdout.split()
 
     assert completed("turnwise show m", TURNWISE_STORE=store) == ["mine", "money"]

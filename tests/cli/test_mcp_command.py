@@ -12,11 +12,9 @@ import httpx2
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
-from typer.testing import CliRunner
 
-from filled import filled
+from filled import filled, turnwise
 from turnwise.adapters import mcp_server
-from turnwise.cli import app
 from turnwise.cli.chat import engine_of
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.ids import own_id
@@ -168,10 +166,10 @@ def test_what_would_be_open_to_all_or_without_a_model_is_refused(
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TURNWISE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    result = CliRunner().invoke(app, ["mcp", store, "--user", "ann", *args])
+    result = turnwise("mcp", store, "--user", "ann", *args)
     assert result.exit_code == 1 and why in result.stderr
-    assert CliRunner().invoke(app, ["mcp", store]).exit_code == 2, "nobody is the user"
-    missing = CliRunner().invoke(app, ["mcp", "sqlite:////no/such.db", "--user", "ann", "--read-only"])
+    assert turnwise("mcp", store).exit_code == 2, "nobody is the user"
+    missing = turnwise("mcp", "sqlite:////no/such.db", "--user", "ann", "--read-only")
     assert missing.exit_code == 1 and "there is no file" in missing.stderr
 
 

@@ -1,14 +1,19 @@
-"""`turnwise serve --check`: which model would be served, and the same as JSON."""
+"""`turnwise serve --check`: which model would be served, to whom, and the same as JSON."""
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from typer.testing import Result
 
 from filled import turnwise
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.http.app import _App, create_app
 
 FILE = '[engines.mine]\nmodel = "from-the-file"\n'
 
@@ -17,9 +22,19 @@ FILE = '[engines.mine]\nmodel = "from-the-file"\n'
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("RAY_ADDRESS", "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "TURNWISE_STORE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_App, "openapi", lambda _: described())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.toml").write_text(FILE, encoding="utf-8")
     return tmp_path
+
+
+describe = _App.openapi
+
+
+@functools.cache
+def described() -> dict[str, Any]:
+    """Return what a service says of itself, which takes a second to make and is the same for all here."""
+    return describe(cast(_App, create_app(AsyncSessionManager("memory://x", engine=EchoEngine()))))
 
 
 def check(*words: str, **env: str) -> Result:
@@ -48,6 +63,18 @@ def test_the_model_is_the_options_then_the_files_then_the_variables(
     assert ran.stdout.count("\n") == 1
     found = json.loads(ran.stdout)
     assert {key: value for key, value in found.items() if key.startswith("engine ")} == {f"engine {name}": model}
+
+
+def test_telemetry_is_an_option() -> None:
+    assert "telemetry" in json.loads(check("--telemetry", OPENAI_API_KEY="k").stdout)
+    assert "telemetry" not in json.loads(check(OPENAI_API_KEY="k").stdout)
+
+
+def test_with_tokens_it_may_listen_anywhere(folder: Path) -> None:
+    tokens = folder / "tokens.json"
+    tokens.write_text(json.dumps({"a-very-secret-token": "ann"}), encoding="utf-8")
+    told = check("--demo", "--host", "0.0.0.0", "--tokens", str(tokens))
+    assert json.loads(told.stdout)["users"] == f"tokens from {tokens}" and "a-very-secret-token" not in told.output
 
 
 def test_two_models_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +210,3 @@ def test_what_keeps_it_from_starting_is_one_line(words: list[str], why: str, tmp
     told = CliRunner().invoke(app, ["serve", *words])
     assert told.exit_code == 1 and told.stderr.startswith("error: ") and why in told.stderr, told.output
     assert told.stderr.count("\n") == 1
-
-
-def test_with_tokens_it_may_listen_anywhere(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.json"
-    tokens.write_text(json.dumps({"a-very-secret-token": "ann"}), encoding="utf-8")
-    told = CliRunner().invoke(app, ["serve", "--demo", "--host", "0.0.0.0", "--tokens", str(tokens), "--check"])
-    assert told.exit_code == 0, told.output
-    assert f"tokens from {tokens}" in told.output and "a-very-secret-token" not in told.output

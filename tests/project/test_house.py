@@ -1,6 +1,7 @@
 """The house rules: the direction of imports, public names, and errors."""
 
 import ast
+import functools
 import graphlib
 import importlib
 import inspect
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,26 +67,40 @@ ROOMS = {
     "actors": ["inference", "memory", "session", "cluster", "hosting", "client"],
 }
 """The rooms and single files of a floor: each imports from those before it only."""
-ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
+ERRORS: list[Any] = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
 
 
-def imports_of(path: Path) -> list[tuple[int, str]]:
-    """Return the line and the full name of each import in the file."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+@dataclass
+class Source:
+    """What these tests ask about a file of the package; the syntax trees of all files take a lot of memory."""
+
+    doc: str
+    imports: list[tuple[int, str]] = field(default_factory=list)
+    """The line and the full name of each import."""
+    only_types: set[int] = field(default_factory=set)
+    """The lines that only type checkers read."""
+    loaded: set[str] = field(default_factory=set)
+    """What is imported when the file is."""
+    classes: dict[str, list[str]] = field(default_factory=dict)
+    """The names of the bases of each class."""
+
+
+@functools.cache
+def source_of(path: Path) -> Source:
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    found = Source(ast.get_docstring(tree) or "", loaded={*loaded_by(tree.body)})
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            found.imports += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            found += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+            found.imports += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            found.only_types |= {line for part in node.body for line in range(part.lineno, (part.end_lineno or 0) + 1)}
+        elif isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(base) for base in node.bases]
+            found.classes[node.name] = [base.partition("[")[0].rpartition(".")[2] for base in bases]
     return found
-
-
-def type_checking_lines(path: Path) -> set[int]:
-    """Return the lines that only type checkers read."""
-    blocks = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.If)]
-    blocks = [block for block in blocks if ast.unparse(block.test).endswith("TYPE_CHECKING")]
-    return {line for block in blocks for part in block.body for line in range(part.lineno, (part.end_lineno or 0) + 1)}
 
 
 def loaded_by(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -112,8 +128,8 @@ def files_of(floor: str) -> list[Path]:
 def test_imports_run_from_actors_to_strategies_to_memory_to_errors_and_only_actors_import_ray(floor: str) -> None:
     below = ["_exports", "__version__", *FLOORS[: FLOORS.index(floor) + 1]]
     for path in files_of(floor):
-        only_types = type_checking_lines(path) if floor == "errors" else set()
-        for line, name in imports_of(path):
+        only_types = source_of(path).only_types if floor == "errors" else set()
+        for line, name in source_of(path).imports:
             top, _, rest = name.partition(".")
             where = f"{path.relative_to(ROOT)}:{line} imports {name}"
             assert top != "", f"{where}, relatively: write turnwise.<module>"
@@ -134,9 +150,8 @@ def test_a_room_imports_only_from_the_rooms_before_it(floor: str) -> None:
         if room == "__init__":
             continue
         assert room in rooms, f"{path.relative_to(ROOT)}: say in ROOMS which rooms it may import from"
-        only_types = type_checking_lines(path)
-        for line, name in imports_of(path):
-            if name.startswith(f"turnwise.{floor}.") and line not in only_types:
+        for line, name in source_of(path).imports:
+            if name.startswith(f"turnwise.{floor}.") and line not in source_of(path).only_types:
                 other = name.split(".")[2]
                 where = f"{path.relative_to(ROOT)}:{line} imports {name}"
                 assert other in rooms[: rooms.index(room) + 1], f"{where}: {room} comes before {other}"
@@ -149,8 +164,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     paths = {".".join(each).removesuffix(".__init__"): path for path, each in parts.items()}
     imported: dict[str, set[str]] = {}
     for module, path in paths.items():
-        names = loaded_by(ast.parse(path.read_text(encoding="utf-8")).body)
-        found = {name if name in paths else name.rpartition(".")[0] for name in names}
+        found = {name if name in paths else name.rpartition(".")[0] for name in source_of(path.resolve()).loaded}
         loading = {*parents_of(module), module}
         imported[module] = (found | {each for name in found for each in parents_of(name)} - loading) & paths.keys()
     graphlib.TopologicalSorter(imported).prepare()  # a CycleError names the modules
@@ -161,7 +175,7 @@ def test_each_room_says_what_is_in_it_and_from_where_to_import(floor: str) -> No
     rooms = [path for path in files_of(floor) if path.name == "__init__.py"]
     assert rooms
     for path in rooms:
-        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        doc = source_of(path).doc
         where = path.relative_to(ROOT)
         assert len(doc.split("\n")) >= 3, f"{where}: say in two or three lines what is in it"
         assert re.search(r"\b[Ii]mport", doc), (
@@ -174,12 +188,11 @@ def test_chains_of_inheritance_grow_no_longer() -> None:
     named: dict[str, str] = {}
     bases: dict[str, set[str]] = {}
     for path in [path for floor in FLOORS if floor != "errors" for path in files_of(floor)]:
-        classes = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.ClassDef)]
-        here = {node.name: f"{path.stem}.{node.name}" for node in classes}
+        classes = source_of(path).classes
+        here = {name: f"{path.stem}.{name}" for name in classes}
         named |= here
-        for node in classes:
-            found = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
-            bases[here[node.name]] = {here.get(name, name) for name in found} - {here[node.name]}
+        for name, found in classes.items():
+            bases[here[name]] = {here.get(base, base) for base in found} - {here[name]}
 
     def steps(name: str) -> int:
         above = [named.get(base, base) for base in bases[name]]
@@ -199,7 +212,7 @@ def parents_of(name: str) -> set[str]:
 
 def test_nobody_imports_from_the_package_root() -> None:
     for path in [*(ROOT / "src/turnwise").glob("*.py"), *(path for floor in FLOORS for path in files_of(floor))]:
-        for line, name in imports_of(path):
+        for line, name in source_of(path).imports:
             top, _, rest = name.partition(".")
             where = f"{path.relative_to(ROOT)}:{line} imports {name}"
             assert top != "turnwise" or "." in rest or rest == "__version__", (
@@ -210,7 +223,7 @@ def test_nobody_imports_from_the_package_root() -> None:
 def test_the_stand_in_provider_has_nothing_of_turnwise_so_that_neither_hides_mistakes_of_the_other() -> None:
     package = "turnwise.testing.local_provider"
     for path in sorted((ROOT / "src" / package.replace(".", "/")).rglob("*.py")):
-        for line, name in imports_of(path):
+        for line, name in source_of(path).imports:
             its_own = name.startswith(package) or name.partition(".")[0] in sys.stdlib_module_names
             assert its_own, f"{path.relative_to(ROOT)}:{line} imports {name}"
 
@@ -271,14 +284,14 @@ def test_the_root_has_only_names_for_a_first_program_and_an_agent() -> None:
     assert {"SessionManager", "OpenAIEngine", "SessionConfig", "TurnwiseError"} <= set(dir(turnwise))
 
 
-@pytest.mark.parametrize(("module", "name"), NAMES)
-def test_a_public_name_has_a_docstring_of_its_own(module: ModuleType, name: str) -> None:
-    value = getattr(module, name)
-    if not isinstance(value, type | ModuleType) and not inspect.isroutine(value):
-        pytest.skip("neither class nor function nor module: Python keeps no docstring for it")
-    doc = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
-    assert doc, name
-    assert not doc.startswith(f"{name}("), "the signature that dataclass() puts where a docstring is missing"
+def test_a_public_name_has_a_docstring_of_its_own() -> None:
+    """If it is a class, a function or a module: for others, Python keeps none."""
+    for module, name in NAMES:
+        value = getattr(module, name)
+        if isinstance(value, type | ModuleType) or inspect.isroutine(value):
+            doc = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+            assert doc, name
+            assert not doc.startswith(f"{name}("), "the signature that dataclass() puts where a docstring is missing"
 
 
 def drawn_errors() -> dict[str, str | None]:
@@ -339,28 +352,28 @@ def test_the_error_tree_in_the_docstring_is_the_real_one() -> None:
     }
 
 
-@pytest.mark.parametrize("cls", ERRORS)
-def test_error_classes_end_in_error_and_have_a_docstring(cls: type[errors.TurnwiseError]) -> None:
-    assert cls.__name__.endswith("Error")
-    assert issubclass(cls, errors.TurnwiseError)
-    assert vars(cls).get("__doc__")
+def test_error_classes_end_in_error_and_have_a_docstring() -> None:
+    for cls in ERRORS:
+        assert cls.__name__.endswith("Error")
+        assert issubclass(cls, errors.TurnwiseError)
+        assert vars(cls).get("__doc__"), cls
 
 
-@pytest.mark.parametrize("cls", ERRORS)
-def test_an_error_survives_a_pickle_round_trip(cls: type[errors.TurnwiseError]) -> None:
-    error = sample(cls)
-    again = pickle.loads(pickle.dumps(error))
-    assert type(again) is cls
-    assert again.args == error.args
-    assert vars(again) == vars(error)
-    assert str(again) == str(error)
+def test_an_error_survives_a_pickle_round_trip() -> None:
+    for cls in ERRORS:
+        error = sample(cls)
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is cls
+        assert again.args == error.args
+        assert vars(again) == vars(error)
+        assert str(again) == str(error)
 
 
-@pytest.mark.parametrize("cls", ERRORS)
-def test_an_errors_message_has_all_its_fields(cls: type[errors.TurnwiseError]) -> None:
-    error = sample(cls)
-    for name in sorted(set(cls.fields) - {"turn"}):
-        assert str(getattr(error, name)) in str(error), name
+def test_an_errors_message_has_all_its_fields() -> None:
+    for cls in ERRORS:
+        error = sample(cls)
+        for name in sorted(set(cls.fields) - {"turn"}):
+            assert str(getattr(error, name)) in str(error), (cls, name)
 
 
 def test_each_cited_case_is_in_the_list_of_cases() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import sqlite3
 import threading
 import traceback
@@ -261,7 +262,10 @@ def test_store_readers_import_nothing_that_could_execute_stored_data() -> None:
     files = sorted((ROOT / "memory").rglob("*.py"))
     assert files
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if (CODE_MODULES | CODE_CALLS).isdisjoint(re.findall(r"\w+", text)):
+            continue
+        for node in ast.walk(ast.parse(text)):
             names: list[str] = []
             match node:
                 case ast.Import():

@@ -74,14 +74,14 @@ from window_conversations import (
     ],
 )
 def test_the_laws_hold_on_random_conversations(make: Callable[[Case], OverflowStrategy], start: int) -> None:
-    """Cases 34, 35 and 36: 20,100 conversations with `make races`, each of which goes on for two exchanges more."""
-    check_strategy(make, seeds(start, share(3350)))
+    """Cases 34, 35 and 36: 20,000 conversations with `make races`, each of which goes on for an exchange more."""
+    check_strategy(make, seeds(start, share(2500, 30)))
 
 
 def test_random_conversations_have_all_kinds_of_blocks() -> None:
     """Nothing is shown by conversations that are all alike."""
     kinds: dict[str, int] = {}
-    for seed in range(400):
+    for seed in range(200):
         conversation, budget = random_case(Random(seed))
         window = conversation.window()
         assert not refusals(read(window)), seed
@@ -94,13 +94,13 @@ def test_random_conversations_have_all_kinds_of_blocks() -> None:
         kinds["fits in parts"] = kinds.get("fits in parts", 0) + (
             window.tokens_from(window.newest.start, budget) <= budget.max_tokens < window.taken(budget)
         )
-    assert min(kinds.values()) > 20, kinds
+    assert min(kinds.values()) > 10, kinds
     assert len(kinds) == 12 + 4, kinds
 
 
 def test_remaining_requests_are_valid_on_the_wire() -> None:
     """Case 36: by rules that know nothing of blocks."""
-    for seed in seeds(600_000, share(500, 4)):
+    for seed in seeds(600_000, share(500, 10)):
         dice = Random(seed)
         conversation, budget = random_case(dice)
         for strategy in (Trim(), DeleteOldest(2), summarize(Case(conversation, budget))):
@@ -126,19 +126,15 @@ STRATEGIES: list[OverflowStrategy] = [
 ]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
-def test_deciding_on_a_long_history_reads_no_more_than_on_a_short_one(strategy: OverflowStrategy) -> None:
-    cost = []
-    for size in (1_000, 100_000):
-        cache = CountingCache()
-        conversation = long_conversation(size, cache)
-        window = conversation.window()
-        cache.blocks_read = 0
-        plan = decide(strategy, window, TokenBudget(2000))
-        assert plan
-        cost.append(cache.blocks_read)
-    assert cost[1] <= 1.1 * cost[0]
-    assert cost[0] < 400
+def test_deciding_on_a_long_history_reads_no_more_than_on_a_short_one() -> None:
+    caches = CountingCache(), CountingCache()
+    windows = [long_conversation(size, cache).window() for size, cache in zip((1_000, 20_000), caches, strict=True)]
+    for strategy in STRATEGIES:
+        for cache, window in zip(caches, windows, strict=True):
+            cache.blocks_read = 0
+            assert decide(strategy, window, TokenBudget(2000))
+        short, long = (cache.blocks_read for cache in caches)
+        assert long <= 1.1 * short and short < 400, strategy
 
 
 def test_the_last_turns_or_messages_stay_whatever_their_size() -> None:

@@ -19,7 +19,6 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from typer.testing import CliRunner
 
 from engines import Asking, ScriptedEngine
 from turnwise.actors.client.trace_context import callers_trace, received
@@ -30,7 +29,6 @@ from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.budget import Price
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.cli import app
 from turnwise.errors import ConfigError
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
@@ -467,12 +465,9 @@ def test_the_current_span_comes_before_a_requests_header() -> None:
     span.end()
 
 
-def test_a_service_has_telemetry_by_its_configuration_or_an_option(tmp_path: Path) -> None:
+def test_a_service_has_telemetry_by_its_configuration(tmp_path: Path) -> None:
     engines = {"main": {"model": "m", "base_url": "http://127.0.0.1:9/v1"}}
     config, source = load(None, store=f"sqlite:///{tmp_path}/a.db", engines=engines, telemetry={"content": True})
     assert assemble(config, source).manager.config.telemetry == Telemetry(content=True)
     with pytest.raises(ConfigError, match="setup"):
         load(None, engines=engines, telemetry={"setup": "os:getpid"})
-    options = ["--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--check", "--telemetry"]
-    done = CliRunner().invoke(app, ["serve", f"sqlite:///{tmp_path}/b.db", *options])
-    assert done.exit_code == 0 and "telemetry" in done.output, done.output

@@ -1,7 +1,4 @@
-"""Case 65: stores that are frozen, restarted, full, locked, damaged or missing fail in bounded time, then recover.
-
-Run as a program it fills its disk: `python test_outages.py URL`.
-"""
+"""Case 65: stores that are frozen, restarted, full, locked, damaged or missing fail in bounded time, then recover."""
 
 import asyncio
 import pickle
@@ -9,8 +6,6 @@ import resource
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from engines import ScriptedEngine
+from forks import Fork
 from open_stores import own
 from packed_hosts import OpenResources
 from postgres_server import PostgresServer
@@ -292,9 +288,10 @@ async def fill(url: str) -> None:
 def test_a_log_that_cannot_grow_refuses_the_commit_whole(tmp_path: Path) -> None:
     """The disk is full, or the quota used up, while SQLite writes its log."""
     url = f"sqlite:///{tmp_path}/store.db"
-    done = subprocess.run([sys.executable, __file__, url], capture_output=True, text=True, timeout=BOUND_S, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "store.db: " in done.stdout and "disk" in done.stdout.partition("; ")[2]
+    with Fork(lambda: asyncio.run(fill(url))) as process:
+        error = process.out.read()
+        assert process.wait() == 0
+    assert "store.db: " in error and "disk" in error.partition("; ")[2]
 
 
 async def test_calls_that_wait_for_a_locked_file_fail_in_time_and_later_ones_succeed(tmp_path: Path) -> None:
@@ -512,7 +509,3 @@ async def test_an_idle_process_that_cannot_reach_its_store_exits_when_the_store_
 
 async def keep_nothing(*_: object) -> None:
     pass
-
-
-if __name__ == "__main__":
-    asyncio.run(fill(sys.argv[1]))

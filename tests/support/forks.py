@@ -78,6 +78,9 @@ def _work(work: Callable[[], object], stdin: int, into: int, out: int, stdout: i
         work()
         sys.stdout.flush()
         code = 0
+    except SystemExit as end:
+        sys.stdout.flush()
+        code = int(end.code or 0)
     except BaseException:  # noqa: BLE001 - its code says so
         traceback.print_exc()
     finally:

@@ -19,6 +19,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.summary_expansion import find, originals, reach
 from turnwise.errors import ArchiveError, RequestRefusedError
+from turnwise.memory.archive import block_order
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.archive.validation import MAX_SPANS
 from turnwise.memory.conversation.blocks import (
@@ -432,7 +433,7 @@ async def test_checking_overlapping_summaries_takes_linear_time() -> None:
     await check_runs(core)
 
 
-MOST_CALLS = share(2_000_000, 2)
+MOST_CALLS = share(2_000_000, 4)
 """How many calls and returns of functions others on an event loop may wait for: some tenths of a second."""
 
 
@@ -460,11 +461,15 @@ async def most_calls() -> int:
 
 
 @pytest.mark.timeout(60)
-async def test_turns_with_the_most_spans_can_run_and_do_not_block_the_event_loop() -> None:
+async def test_turns_with_the_most_spans_can_run_and_do_not_block_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a plain run with a quarter of the spans, of which a quarter is checked at once."""
+    monkeypatch.setattr(block_order, "AT_ONCE", share(block_order.AT_ONCE, 4))
     count = share(MAX_SPANS, 4)
     blocks: list[Block] = [HI, YES, HI] * count
     spans = [["", 3 * at, 3 * at + 2] for at in range(count)]
-    turns = [turn(spans, index=index) for index in range(4)]
+    turns = [turn(spans, index=index) for index in range(9)]
 
     store = InMemoryStore()
     idle = asyncio.create_task(most_calls())

@@ -218,4 +218,4 @@ def test_the_result_of_an_executed_tool_is_in_the_history_unless_the_process_die
             ended = not result.is_error and result.text.startswith(world.workshop.names[call])
             assert count == 1 and (ended or world.workshop.names[call] == "stubborn"), f"{call} gave {result}"
 
-    assert spread(share(2000), life)
+    assert spread(share(2000, 40), life)

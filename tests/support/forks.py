@@ -11,7 +11,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self, TextIO
 
 _ENDS: set[TextIO] = set()
@@ -38,9 +37,7 @@ class Fork:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         for end in (self.into, self.out):
             _ENDS.discard(end)

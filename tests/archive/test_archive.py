@@ -1,7 +1,4 @@
-"""Exports and imports: an imported session is the exported one, and an import is whole or leaves nothing.
-
-Run as a program it begins to import, and waits when it has read so many lines: `python test_archive.py URL FILE COUNT`.
-"""
+"""Exports and imports: an imported session is the exported one, and an import is whole or leaves nothing."""
 
 import asyncio
 import hashlib
@@ -12,11 +9,12 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
 
+from forks import Fork
+from scale import share
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
@@ -204,7 +202,7 @@ async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Pat
         await others[-1].delete("copy 2")
         assert others[-1]._logs == {}  # type: ignore[attr-defined]
 
-    for seed in range(8):
+    for seed in range(share(8, 2)):
         stores: list[SessionStore] = [
             SQLStore(f"sqlite:///{tmp_path}/{seed}.db"),
             SQLStore(database),
@@ -363,7 +361,7 @@ async def test_an_archive_that_is_cut_off_anywhere_imports_nothing(lines: list[s
 
 async def test_an_archive_with_a_changed_letter_imports_nothing(lines: list[str]) -> None:
     words = random.Random(0)
-    for _ in range(150):
+    for _ in range(share(150, 3)):
         at = words.randrange(len(lines) - 1)
         line = lines[at]
         spot = words.randrange(len(line) - 1)
@@ -501,29 +499,17 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
         assert 10 < play(story(fails)) < 99
 
 
-class Stop:
-    """Lines that say when so many were read, and then come no more."""
+def test_a_kill_during_an_import_leaves_a_session_marked_as_unfinished(lines: list[str], url: str) -> None:
+    """Case 63: what came in is deleted with one call, and then the import can be repeated."""
+    count = max(at for at, line in enumerate(lines) if line.startswith('{"run"'))
 
-    def __init__(self, path: str, count: int) -> None:
-        self.lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-        self.count = count
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self.lines[: self.count]
+    def first_lines() -> Iterator[str]:
+        yield from lines[:count]
         print("there", flush=True)
         sys.stdin.readline()
 
-
-def test_a_kill_during_an_import_leaves_a_session_marked_as_unfinished(
-    lines: list[str], url: str, tmp_path: Path
-) -> None:
-    """Case 63: what came in is deleted with one call, and then the import can be repeated."""
-    (tmp_path / "s.jsonl").write_text("".join(lines), encoding="utf-8")
-    count = max(at for at, line in enumerate(lines) if line.startswith('{"run"'))
-    command = [sys.executable, __file__, url, str(tmp_path / "s.jsonl"), str(count)]
-    with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
-        assert process.stdout and process.stdout.readline() == "there\n"
-        process.kill()
+    with Fork(lambda: asyncio.run(import_session(SQLStore(url), first_lines()))) as process:
+        assert process.out.readline() == "there\n"
 
     async def story() -> None:
         store = SQLStore(url)
@@ -542,7 +528,3 @@ def test_a_kill_during_an_import_leaves_a_session_marked_as_unfinished(
         await store.close()
 
     play(story())
-
-
-if __name__ == "__main__":
-    asyncio.run(import_session(SQLStore(sys.argv[1]), Stop(sys.argv[2], int(sys.argv[3]))))

@@ -29,6 +29,7 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
+from turnwise.memory.archive import expiry
 from turnwise.memory.archive.expiry import Swept, archived, sweep
 from turnwise.memory.archive.export import import_session
 from turnwise.memory.conversation.events import UnknownEvent
@@ -58,9 +59,12 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and ".db" not in path.name]
 
 
-async def test_a_sweep_exports_and_deletes_expired_sessions_only(tmp_path: Path) -> None:
+async def test_a_sweep_exports_and_deletes_expired_sessions_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More than a page, and ids that are no names of files."""
-    names = ["plain", "a/b", "../up", "..", "user.1", "ü" * 200, "😀" * 256, "A b", *(f"s{at}" for at in range(120))]
+    monkeypatch.setattr(expiry, "PAGE", 10)
+    names = ["plain", "a/b", "../up", "..", "user.1", "ü" * 200, "😀" * 256, "A b", *(f"s{at}" for at in range(16))]
 
     store, history = SQLStore(f"sqlite:///{tmp_path}/store.db"), InMemoryHistory()
     for name in names:

@@ -19,6 +19,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.summary_expansion import find, originals, reach
 from turnwise.errors import ArchiveError, RequestRefusedError
+from turnwise.memory.archive import block_order
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.archive.validation import MAX_SPANS
 from turnwise.memory.conversation.blocks import (
@@ -45,7 +46,7 @@ from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.summarize import Summarize
 
-FUZZED = share(10_000, 40)
+FUZZED = share(10_000, 100)
 
 PICTURE = Image(data="aGk=", media_type="image/png")
 
@@ -407,7 +408,7 @@ async def test_expanding_a_summary_that_replaces_itself_ends() -> None:
 @pytest.mark.timeout(60)
 async def test_checking_overlapping_summaries_takes_linear_time() -> None:
     """Forty levels of two summaries, each of both below: a walk without a memory takes 2**40 steps."""
-    levels, wide = 40, 4000
+    levels, wide = 40, 1500
     blocks: list[Block] = [HI]
     for level in range(levels):
         below = (0, 1) if level == 0 else (2 * level - 1, 2 * level + 1)
@@ -432,7 +433,7 @@ async def test_checking_overlapping_summaries_takes_linear_time() -> None:
     await check_runs(core)
 
 
-MOST_CALLS = 2_000_000
+MOST_CALLS = share(2_000_000, 4)
 """How many calls and returns of functions others on an event loop may wait for: some tenths of a second."""
 
 
@@ -460,9 +461,14 @@ async def most_calls() -> int:
 
 
 @pytest.mark.timeout(60)
-async def test_turns_with_the_most_spans_can_run_and_do_not_block_the_event_loop() -> None:
-    blocks: list[Block] = [HI, YES, HI] * MAX_SPANS
-    spans = [["", 3 * at, 3 * at + 2] for at in range(MAX_SPANS)]
+async def test_turns_with_the_most_spans_can_run_and_do_not_block_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a plain run with a quarter of the spans, of which a quarter is checked at once."""
+    monkeypatch.setattr(block_order, "AT_ONCE", share(block_order.AT_ONCE, 4))
+    count = share(MAX_SPANS, 4)
+    blocks: list[Block] = [HI, YES, HI] * count
+    spans = [["", 3 * at, 3 * at + 2] for at in range(count)]
     turns = [turn(spans, index=index) for index in range(9)]
 
     store = InMemoryStore()

@@ -21,7 +21,7 @@ from pydantic_core.core_schema import CoreSchema, any_schema
 
 from engines import ScriptedEngine
 from scale import share
-from turnwise.actors.client import arguments as inputs, session_memory
+from turnwise.actors.client import arguments as inputs, execution, session_memory
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
@@ -162,6 +162,7 @@ class World:
         PORTAL.run(core.start(["hello"], run_id=RUN))
         PORTAL.run(core.reads.wait(RUN))
         self.client.asked.clear()
+        self.subjects: dict[Any, Any] = {}
 
     def subject(self, family: Any) -> Any:
         if issubclass(family, SessionManager | AsyncSessionManager):
@@ -177,7 +178,9 @@ class World:
         return family(self.client, *ids)
 
     def call(self, verb: Verb, **given: Any) -> Any:
-        return verb.call(self.subject(verb.family), given)
+        if verb.family not in self.subjects:
+            self.subjects[verb.family] = self.subject(verb.family)
+        return verb.call(self.subjects[verb.family], given)
 
     def check_that_it_works(self) -> None:
         assert self.run("still there?", if_busy="enqueue").text == "still there?"
@@ -258,8 +261,11 @@ PARAMETERS = [pytest.param(verb, each, id=f"{verb}-{each.name}") for verb in VER
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def world() -> Iterator[World]:
+    """A world in which all is refused: it works as before at the end of the file."""
+    world = World()
+    yield world
+    world.check_that_it_works()
 
 
 def nested(depth: int) -> Any:
@@ -354,8 +360,9 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
     world: World, verb: Verb, parameter: inspect.Parameter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What holds itself again and again is copied up to the limit, which takes its time.
-    monkeypatch.setattr(inputs.json_object, "__defaults__", (inputs.MAX_JSON_BYTES // 20,))
-    monkeypatch.setattr(session_memory, "MAX_JSON_BYTES", inputs.MAX_JSON_BYTES // 20)
+    monkeypatch.setattr(inputs.json_object, "__defaults__", (inputs.MAX_JSON_BYTES // 200,))
+    for module in (execution, session_memory):
+        monkeypatch.setattr(module, "MAX_JSON_BYTES", inputs.MAX_JSON_BYTES // 200)
     world.client.asked.clear()
     for value in wrong_values(parameter.annotation):
         with pytest.raises(InvalidInputError) as refused:
@@ -366,7 +373,6 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
             name = parameter.name.removesuffix("_id").replace("_", " ")
             assert name in str(refused.value).replace("_", " ")
             assert not world.client.asked
-    world.check_that_it_works()
 
 
 OUT_OF_RANGE = [
@@ -401,7 +407,6 @@ def test_a_value_out_of_range_is_refused(world: World, name: str, parameter: str
     for verb in [verb for verb in VERBS if verb.name == name and parameter in {p.name for p in verb.parameters}]:
         with pytest.raises(InvalidInputError):
             world.call(verb, **{parameter: value})
-    world.check_that_it_works()
 
 
 def test_values_of_kinds_that_mean_the_same_are_taken() -> None:
@@ -501,7 +506,8 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 
 def test_every_store_takes_what_verbs_let_through(stored: World) -> None:
-    for verb in VERBS:
+    """Those of one family, whose requests are also the other's."""
+    for verb in (verb for verb in VERBS if not verb.family.__name__.startswith("Async")):
         for parameter in verb.parameters:
             for value in EDGES.get(parameter.annotation.removesuffix(" | None"), []):
                 try:

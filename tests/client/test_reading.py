@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
+from scale import share
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import PackedOutcome, Refused
 from turnwise.actors.hosting.packed_host import PackedHost
@@ -133,7 +134,7 @@ def test_reading_from_the_store_gives_the_owners_answers_and_does_not_take_the_s
             assert (await store.get("chat")).epoch == epoch
         await core.end()
 
-    for seed in range(40):
+    for seed in range(share(40, 4)):
         play(story(seed))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from scale import share
 from turnwise.actors.client.request_batching import MOST, MOST_BYTES, RequestBatcher
 from turnwise.testing.schedules import explore
 
@@ -91,7 +92,7 @@ def test_each_caller_gets_its_own_answer_under_faults_and_cancellations() -> Non
         await asyncio.sleep(10)
         assert not bundler._tasks and not bundler._waiting
 
-    assert explore(100, life) == 100
+    assert explore(share(100, 4), life)
 
 
 async def test_simultaneous_requests_are_sent_together_and_a_single_one_as_a_call() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from agent_world import check_request
+from scale import share
 from turnwise.errors import InvalidRequestError
 from turnwise.memory.conversation.blocks import (
     Block,
@@ -78,7 +79,7 @@ def _conversation(dice: random.Random) -> list[Block]:
 
 def test_whatever_is_gone_every_provider_takes_the_rest_also_with_thinking_on() -> None:
     dice = random.Random(7)
-    for _ in range(3000):
+    for _ in range(share(3000, 6)):
         blocks = _conversation(dice)
         while True:
             left = remainder(blocks, set(dice.sample(range(len(blocks)), dice.randrange(len(blocks) + 1))))

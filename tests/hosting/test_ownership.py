@@ -1,12 +1,12 @@
 """Case 64: who owns a session, when the one that did is frozen and wakes up, and when many ask at once.
 
-Run as a program it owns a session, or drives two through Ray: `python test_ownership.py own URL`,
-`python test_ownership.py drive ADDRESS FOLDER NUMBER`.
+Run as a program it drives two sessions through Ray: `python test_ownership.py ADDRESS FOLDER NUMBER`.
 """
 
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from typing import Any, get_args
 import pytest
 
 from engines import ScriptedEngine
+from forks import Fork
 from scale import share
 from test_outages import AwayStore
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
@@ -73,8 +74,9 @@ class HeldEngine:
 
 
 async def own(url: str) -> None:
-    """Own the session `s`; for each line that comes in do something, and print what came of it."""
+    """Create and own the session `s`; for each line that comes in do something, and print what came of it."""
     store, engine = open_store(url), HeldEngine()
+    await store.create(SessionRecord(session_id="s"))
     core = SessionCore("s", store, engine)
     await core.start(["first"], run_id="held")
     await core.start(["second"], run_id="queued", if_busy="enqueue")
@@ -104,10 +106,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("database" if request.param == "postgresql" else "redis_url"))
 
 
-def owner(url: str) -> Popen[str]:
-    return Popen([sys.executable, __file__, "own", url], stdin=PIPE, stdout=PIPE, text=True)
-
-
 async def all_of(store: SessionStore) -> tuple[list[str], list[str]]:
     """Return the runs and the events of the session, as they are stored."""
     found = await read_session(store, "s")
@@ -117,39 +115,34 @@ async def all_of(store: SessionStore) -> tuple[list[str], list[str]]:
 def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> None:
     """SIGSTOP, as when the network parts; another has the session meanwhile, with its queue; SIGCONT."""
 
-    async def story() -> None:
+    async def story(frozen: Fork) -> None:
         store = open_store(url)
-        await store.create(SessionRecord(session_id="s"))
-        with owner(url) as frozen:
-            assert frozen.stdin and frozen.stdout
-            try:
-                assert await asyncio.to_thread(frozen.stdout.readline) == "ready\n"
-                frozen.send_signal(signal.SIGSTOP)
-                core = SessionCore("s", store, ScriptedEngine())
-                await core.activate()
-                outcomes = [await core.reads.wait(run_id) for run_id in ("held", "queued")]
-                assert [outcome and outcome.run.state for outcome in outcomes] == ["interrupted", "completed"]
-                await core.start(["third"], run_id="third")
-                await core.reads.wait("third")
-                before = await all_of(store)
-                words = ["release", "held", "queued", "start", "append"]
-                frozen.stdin.write("".join(f"{word}\n" for word in words))
-                frozen.stdin.flush()
-                frozen.send_signal(signal.SIGCONT)
-                heard = [await asyncio.to_thread(frozen.stdout.readline) for _ in words]
-                assert heard == ["release done\n", *(f"{word} SessionFencedError\n" for word in words[1:])]
-                assert await all_of(store) == before
-                await core.start(["fourth"], run_id="fourth")
-                outcome = await core.reads.wait("fourth")
-                assert outcome and outcome.turn
-                prompts = [block.text for block in outcome.turn.blocks if isinstance(block, User)]
-                assert prompts == ["first", "second", "third", "fourth"]
-                (await audit(store, ["s"])).check()
-            finally:
-                frozen.kill()
+        core = SessionCore("s", store, ScriptedEngine())
+        await core.activate()
+        outcomes = [await core.reads.wait(run_id) for run_id in ("held", "queued")]
+        assert [outcome and outcome.run.state for outcome in outcomes] == ["interrupted", "completed"]
+        await core.start(["third"], run_id="third")
+        await core.reads.wait("third")
+        before = await all_of(store)
+        words = ["release", "held", "queued", "start", "append"]
+        frozen.into.write("".join(f"{word}\n" for word in words))
+        frozen.into.flush()
+        os.kill(frozen.pid, signal.SIGCONT)
+        heard = [await asyncio.to_thread(frozen.out.readline) for _ in words]
+        assert heard == ["release done\n", *(f"{word} SessionFencedError\n" for word in words[1:])]
+        assert await all_of(store) == before
+        await core.start(["fourth"], run_id="fourth")
+        outcome = await core.reads.wait("fourth")
+        assert outcome and outcome.turn
+        prompts = [block.text for block in outcome.turn.blocks if isinstance(block, User)]
+        assert prompts == ["first", "second", "third", "fourth"]
+        (await audit(store, ["s"])).check()
         await store.close()
 
-    asyncio.run(asyncio.wait_for(story(), BOUND_S))
+    with Fork(lambda: asyncio.run(own(url))) as frozen:
+        assert frozen.out.readline() == "ready\n"
+        os.kill(frozen.pid, signal.SIGSTOP)
+        asyncio.run(asyncio.wait_for(story(frozen), BOUND_S))
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
@@ -240,7 +233,7 @@ def test_many_drivers_that_ask_one_session_for_everything_at_once_agree(
     for name, placement in PLACEMENTS.items():
         make_manager(store=f"sqlite:///{tmp_path}/{name}.db", placement=placement).open(name)
     address = ray_session.get_runtime_context().gcs_address
-    command = [sys.executable, __file__, "drive", address, str(tmp_path)]
+    command = [sys.executable, __file__, address, str(tmp_path)]
     drivers = [Popen([*command, str(number)], stdout=PIPE, stderr=PIPE, text=True) for number in range(DRIVERS)]
     try:
         said = [driver.communicate(timeout=2 * BOUND_S) for driver in drivers]
@@ -270,7 +263,4 @@ def test_many_drivers_that_ask_one_session_for_everything_at_once_agree(
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "own":
-        asyncio.run(own(sys.argv[2]))
-    else:
-        asyncio.run(drive(sys.argv[2], Path(sys.argv[3]), sys.argv[4]))
+    asyncio.run(drive(sys.argv[1], Path(sys.argv[2]), sys.argv[3]))

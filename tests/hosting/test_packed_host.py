@@ -194,7 +194,7 @@ def test_many_sessions_share_few_places_and_nobody_can_tell() -> None:
         await asyncio.sleep(2)
         assert hosting.host.resident_ids == [], "all have been idle for long enough"
 
-    assert explore(share(60, 4), life)
+    assert explore(share(60, 8), life)
 
 
 @pytest.mark.virtual_time
@@ -294,7 +294,7 @@ def test_a_session_that_is_flooded_holds_no_neighbour_up() -> None:
         await hosting.ask("flooded", "warm")
         flood = [
             asyncio.ensure_future(hosting.ask("flooded", "append", (f"prompt {at}",), f"key {at}", ()))
-            for at in range(500)
+            for at in range(200)
         ]
         await asyncio.sleep(0)
         await asyncio.gather(*(hosting.run(name, "hello", f"run-{name}") for name in names))
@@ -530,7 +530,7 @@ def test_sessions_move_from_replaced_hosts_once_they_are_idle_and_no_run_is_inte
         assert sorted(set(new.host.resident_ids)) == sorted(new.host.resident_ids)
         (await audit(store.inner, names, acknowledged)).check()
 
-    assert explore(share(60, 4), life)
+    assert explore(share(60, 8), life)
 
 
 @pytest.mark.virtual_time

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
+from open_stores import run_with
 from turnwise.actors.client.execution import ExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
@@ -192,30 +193,21 @@ def test_reading_needs_no_ray(tmp_path: Path) -> None:
 import sys
 from turnwise import EchoEngine, SessionManager, SessionNotFoundError, StoreError
 import ray
-with SessionManager(sys.argv[1], engine=EchoEngine(), read_only=True) as manager:
-    try:
-        print(manager.open("chat").latest())
-    except (SessionNotFoundError, StoreError) as error:
-        print(type(error).__name__)
+for url in sys.argv[1:]:
+    with SessionManager(url, engine=EchoEngine(), read_only=True) as manager:
+        try:
+            print(manager.open("chat").latest())
+        except (SessionNotFoundError, StoreError) as error:
+            print(type(error).__name__)
 assert not ray.is_initialized()
 """
-    url = f"sqlite:///{tmp_path}/chats.db"
-
-    def said() -> str:
-        command = [sys.executable, "-c", script, url]
-        done = subprocess.run(command, text=True, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    assert said() == "StoreError" and list(tmp_path.iterdir()) == []
-
-    async def make() -> None:
-        store = open_store(url)
-        assert await store.count() == 0
-        await store.close()
-
-    asyncio.run(make())
-    assert said() == "SessionNotFoundError"
+    there, missing = f"sqlite:///{tmp_path}/chats.db", f"sqlite:///{tmp_path}/missing.db"
+    assert run_with(open_store(there), lambda store: store.count()) == 0
+    command = [sys.executable, "-c", script, there, missing]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["SessionNotFoundError", "StoreError"]
+    assert not list(tmp_path.glob("missing*"))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
 from window_stage import SavesOnly
 
-LIVES = share(1000, 20)
+LIVES = share(1000, 50)
 
 COUNTER = ByteCounter()
 

@@ -87,7 +87,7 @@ def test_the_arrows_are_the_changes_that_happen_in_random_lives() -> None:
                 if dice.random() < 0.2:
                     await world.cancel(run_id)
 
-    explore(60, life, kills=0.002)
+    explore(40, life, kills=0.002)
     shown = {(start, end) for start, end in drawn() if end != "[*]"}
     kept = {(state, state) for state in OPEN_STATES}
     assert seen - kept <= shown

@@ -27,7 +27,7 @@ from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.stores.in_memory import InMemoryStore
 
-TURNS = share(1000, 5)
+TURNS = share(1000, 10)
 NEW = 10
 """Each so manieth turn says something new."""
 

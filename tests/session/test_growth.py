@@ -15,13 +15,13 @@ import pytest
 from scale import share
 from turnwise.actors.client import actor_lookup as homes_module, cluster_client as realm_module
 from turnwise.actors.client.actor_lookup import _LookupOfOne
-from turnwise.actors.client.cluster_client import CACHED_BYTES, CACHED_SESSIONS, ClusterClient
+from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.request_batching import _BATCHERS, RequestBatcher
 from turnwise.actors.client.requests import Call
 from turnwise.actors.client.session import Session
 from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, StartAnswer
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.actors.session.cached_blocks import TRIM_BYTES
+from turnwise.actors.session import cached_blocks
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.block_cache import BlockCache
@@ -35,9 +35,9 @@ from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.trim import Trim
 from turnwise.testing.schedules import inline
 
-MANY = share(20_000, 4)
+MANY = share(20_000, 20)
 """All of them with `make races`."""
-TRACED = 3_000
+TRACED = 800
 """Of how many steps the memory is traced, which makes them slow. Those of the first stretch fill the caches."""
 STRETCH = TRACED // 4
 
@@ -144,10 +144,11 @@ def traced_after(step: Callable[[int], None], number: int) -> int:
 def test_a_client_of_thousands_of_sessions_holds_no_more_than_of_the_last_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 50)
+    monkeypatch.setattr(homes_module, "NOTED", 200)
     cluster = Cluster(prompt="What is the weather like? " * 40)
     growth_bytes = growth(lambda number: _talk_and_leave(cluster, f"chat-{number}"))
-    assert len(cluster.client._caches) == CACHED_SESSIONS
-    assert len(cluster.lookup._actors) == homes_module.NOTED
+    assert len(cluster.client._caches) == 50 and len(cluster.lookup._actors) == 200
     assert growth_bytes < 50 * STRETCH, "at most 50 bytes for each session"
 
 
@@ -157,7 +158,7 @@ def _talk_and_leave(cluster: Cluster, session_id: str) -> None:
 
 
 def test_a_client_of_thousands_of_turns_holds_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 18)
+    monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 15)
     cluster = Cluster()
     most = 0
 
@@ -167,7 +168,7 @@ def test_a_client_of_thousands_of_turns_holds_no_more_than_its_bound(monkeypatch
         most = max(most, cluster.held_bytes)
 
     assert growth(step) < 50 * STRETCH, "at most 50 bytes for each turn"
-    assert 100_000 < most <= 1 << 18 < CACHED_BYTES
+    assert 12_000 < most <= 1 << 15
 
 
 def test_the_caches_of_all_sessions_have_one_bound_and_the_last_one_that_was_used_stays(
@@ -227,13 +228,17 @@ async def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:
     assert len(_BATCHERS[asyncio.get_running_loop()]) == 1
 
 
-async def test_a_process_caches_little_more_than_the_window_of_a_session_of_thousands_of_turns() -> None:
+async def test_a_process_caches_little_more_than_the_window_of_a_session_of_thousands_of_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trim_bytes, turns = 1 << 18, MANY // 2
+    monkeypatch.setattr(cached_blocks, "TRIM_BYTES", trim_bytes)
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
     config = SessionConfig(max_context_tokens=4_000, reserve_output_tokens=0, token_counter=ByteCounter())
     core = SessionCore("s", store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
     most = most_counted = 0
-    for number in range(MANY // 5):
+    for number in range(turns):
         await core.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
         outcome = await core.reads.wait(f"run-{number}")
         assert outcome and outcome.turn and outcome.turn.text.endswith("x")
@@ -241,9 +246,9 @@ async def test_a_process_caches_little_more_than_the_window_of_a_session_of_thou
         index = core.engines.current.compactor and core.engines.current.compactor._index
         counted = sum(len(stretch.totals) for each in index._logs.values() for stretch in each) if index else 0
         most_counted = max(most_counted, counted)
-    assert TRIM_BYTES // 2 < most < TRIM_BYTES + 10_000
-    assert most_counted < 3 * TRIM_BYTES // 600
+    assert trim_bytes // 2 < most < trim_bytes + 10_000
+    assert most_counted < 3 * trim_bytes // 600
     assert (await core.reads.turn(0)).text.endswith("x"), "what has left memory is in the store"
-    early = await core.reads.wait(f"run-{MANY // 5 - 100}")
+    early = await core.reads.wait(f"run-{turns - 100}")
     assert early and early.turn and len(early.turn.blocks) > 2
-    assert (await core.reads.latest()) == (await core.reads.turn(MANY // 5 - 1))
+    assert (await core.reads.latest()) == (await core.reads.turn(turns - 1))

@@ -45,7 +45,7 @@ from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
 
-LIVES = share(1000, 20)
+LIVES = share(1000, 40)
 
 COUNTER = ByteCounter()
 TOKENS = 2400
@@ -510,7 +510,7 @@ def test_saving_costs_no_commit_while_nothing_goes_wrong() -> None:
         assert not world.faults and await world.ask("ownership.leave") and world.commits == 9
         assert (await world.store.inner.get(SESSION)).saved == 3
 
-    assert explore(30, life)
+    assert explore(share(30, 3), life)
 
 
 def test_saving_continues_after_a_long_outage_of_the_store() -> None:
@@ -528,4 +528,4 @@ def test_saving_continues_after_a_long_outage_of_the_store() -> None:
         await asyncio.sleep(200)
         assert not world.faults and not await world.missing()
 
-    assert explore(30, life)
+    assert explore(share(30, 3), life)

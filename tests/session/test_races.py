@@ -63,7 +63,7 @@ def test_of_many_starts_one_wins_and_the_losers_leave_no_trace() -> None:
         assert [turn.index for turn in turns] == [0, 1]
         assert len(await world.store.inner.runs(SESSION)) == 2
 
-    assert spread(share(2000), schedule)
+    assert spread(share(2000, 40), schedule)
 
 
 def _slow(world: World) -> Any:
@@ -108,7 +108,7 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
         await check_session(world.store.inner, SESSION)
         assert len(mine) == 12
 
-    assert spread(share(2000), schedule)
+    assert spread(share(2000, 40), schedule)
 
 
 def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() -> None:
@@ -148,7 +148,7 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
             if turn.run_id:
                 assert world.engine.given[turn.run_id] == turn.blocks[: len(turn.blocks) - 1]
 
-    assert spread(share(2000), schedule)
+    assert spread(share(2000, 40), schedule)
 
 
 def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
@@ -195,7 +195,7 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
         assert latest and latest.blocks == before
         await check_session(world.store.inner, SESSION)
 
-    assert spread(share(2000), schedule)
+    assert spread(share(2000, 40), schedule)
 
 
 def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
@@ -225,7 +225,7 @@ def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
         assert again.run_id == runs[0].run_id
         await check_session(world.store.inner, SESSION)
 
-    assert spread(share(1000), schedule)
+    assert spread(share(1000, 40), schedule)
 
 
 def test_each_busy_policy_leaves_the_history_it_promises() -> None:
@@ -273,7 +273,7 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
         last = runs[arrived[-1]] if arrived else runs["first"]
         assert runs[last.leads_to or last.run_id].state == "completed"
 
-    assert spread(share(1500), schedule)
+    assert spread(share(1500, 40), schedule)
 
 
 def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners_change() -> None:
@@ -359,7 +359,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
         assert not missed, "a follower misses nothing stored"
         assert turns
 
-    assert spread(share(2000), schedule)
+    assert spread(share(2000, 40), schedule)
 
 
 async def _page(core: SessionCore, after: int) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import sqlite3
 import traceback
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ import psycopg
 import pytest
 
 from engines import ScriptedEngine
-from open_stores import closing
+from open_stores import closing, run_with
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.core import SessionCore
@@ -125,22 +126,25 @@ DAMAGES = {
 def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use(path: Path, table: str, column: str) -> bool:
-        url = f"sqlite:///{path}"
-        store = SQLStore(url)
+    whole = tmp_path / "whole.db"
+
+    async def fill(store: SQLStore) -> str:
         await talk(store, "s")
         await talk(store, "t")
-        key = (await store.get("s")).log
-        await store.close()
+        return (await store.get("s")).log
+
+    async def use(path: Path, table: str, column: str) -> bool:
+        shutil.copy(whole, path)
         with sqlite3.connect(path) as connection:
             owner = {"turnwise_sessions": "key", "turnwise_blocks": "log"}.get(table, "session")
             new = DAMAGES[damage].format(f"COALESCE({column}, '')")
             which = f"{owner} = ?{' AND event_key IS NOT NULL' if column == 'event_key' else ''}"
             connection.execute(f"UPDATE {table} SET {column} = {new} WHERE {which}", (key,))
         connection.close()
-        async with closing(SQLStore(url)) as store:
+        async with closing(SQLStore(f"sqlite:///{path}")) as store:
             return await check_damage(store, key, is_found=column not in IDS)
 
+    key = run_with(SQLStore(f"sqlite:///{whole}"), fill)
     noticed = {}
     for table, column in TABLES:
         if damage == "not UTF-8" or column in ("metadata", "prompt", "output", "usage", "labels", "calls", "body"):

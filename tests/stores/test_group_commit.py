@@ -1,26 +1,23 @@
-"""Commits that share a transaction: each has its own outcome.
-
-Run as a program it commits to many sessions at once: `python test_group_commit.py URL SEED`.
-"""
+"""Commits that share a transaction: each has its own outcome."""
 
 import asyncio
 import random
 import sqlite3
-import sys
 import threading
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
+from forks import Fork
 from open_stores import closing, own
+from scale import share
 from test_sql_store import stored_turns, using, whole_turn
 from turnwise.errors import (
     DuplicateKeyError,
@@ -99,10 +96,12 @@ def commit(store: SQLStore, asked: Commit, epoch: int = 1) -> Awaitable[None]:
 
 async def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str) -> None:
     async with closing(SQLStore(url, connections=1)) as store:
-        sessions = await owned(store, 100)
+        sessions = await owned(store, MAX_GROUP + 6)
         sizes = transactions_of(store)
-        assert await together(store, [commit(store, whole_turn(session, 0)) for session in sessions]) == [None] * 100
-        assert sizes == [MAX_GROUP, 100 - MAX_GROUP]
+        assert await together(store, [commit(store, whole_turn(session, 0)) for session in sessions]) == [None] * len(
+            sessions
+        )
+        assert sizes == [MAX_GROUP, 6]
         for session in sessions:
             assert await stored_turns(store, session.session_id) == 1
         await commit(store, whole_turn(whole_turn(sessions[0], 0).session, 1))
@@ -381,22 +380,20 @@ async def refused(call: Awaitable[None], kind: type[Exception]) -> None:
     raise AssertionError(f"not refused as {kind.__name__}")
 
 
-async def live_at_once(url: str, seed: str) -> None:
+async def live_at_once(url: str) -> None:
     store = SQLStore(url)
     async with asyncio.TaskGroup() as tasks:
         for session in await owned(store, SESSIONS):
-            tasks.create_task(live(store, session, random.Random(f"{seed} {session.session_id}")))
+            tasks.create_task(live(store, session, random.Random(session.session_id)))
 
 
-@pytest.mark.parametrize("seed", ["0"])
-def test_a_kill_during_group_commits_loses_no_acknowledged_commit(url: str, seed: str) -> None:
+def test_a_kill_during_group_commits_loses_no_acknowledged_commit(url: str) -> None:
     """Cases 45, 47 and 63: of each session all turns that were acknowledged are there, whole, once and in order."""
-    with Popen([sys.executable, __file__, url, seed], stdout=PIPE, text=True) as process:
-        assert process.stdout
-        lines = [process.stdout.readline() for _ in range(random.Random(seed).randrange(300, 600))]
+    with Fork(lambda: asyncio.run(live_at_once(url))) as process:
+        lines = [process.out.readline() for _ in range(share(600, 3))]
         assert process.poll() is None
         process.kill()
-        lines += process.stdout.readlines()
+        lines += process.out.readlines()
     acknowledged = {f"s{at}": 0 for at in range(SESSIONS)}
     for name, index in (line.split() for line in lines if line.endswith("\n")):
         assert int(index) == acknowledged[name], "acknowledged out of order"
@@ -407,10 +404,6 @@ def test_a_kill_during_group_commits_loses_no_acknowledged_commit(url: str, seed
             assert await stored_turns(store, name) in (number, number + 1), name
 
     using(url, audit)
-
-
-if __name__ == "__main__":
-    asyncio.run(live_at_once(*sys.argv[1:]))
 
 
 def count_begins(store: SQLStore) -> list[None]:

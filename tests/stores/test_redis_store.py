@@ -14,6 +14,7 @@ import pytest
 
 from open_stores import closing, run_with
 from redis_server import Line, RedisServer
+from scale import share
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,
@@ -153,7 +154,7 @@ async def outcome(verb: Callable[[SessionStore], Awaitable[Any]], store: Session
         return type(error), getattr(error, "session_id", None)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(share(6, 2)))
 async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
     seed: int, redis_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

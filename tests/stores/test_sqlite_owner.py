@@ -1,6 +1,6 @@
 """One Ray cluster at a time has a SQLite file, however its processes end.
 
-Run as a program it is a process of a Ray: `python test_sqlite_owner.py FILE RAY` says what came of it, then waits.
+Run as a program it takes a file as a process of a Ray: `python test_sqlite_owner.py FILE RAY`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from forks import Fork
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.stores.sharing import RayId
 from turnwise.memory.stores.sql import sqlite_owner
@@ -31,15 +32,18 @@ def address() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def process(file: Path, ray: RayId) -> Iterator[subprocess.Popen[str]]:
-    """Start a process of a Ray that takes its share of the lock."""
-    command = [sys.executable, __file__, str(file), ray.address, ray.session]
-    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
-        try:
-            assert started.stdout and started.stdout.readline() == "has it\n"
-            yield started
-        finally:
-            started.kill()
+def process(file: Path, ray: RayId) -> Iterator[Fork]:
+    """Start a process of a Ray that takes its share of the lock, and keeps it."""
+
+    def hold() -> None:
+        owner = take(file, ray)
+        print("has it", flush=True)
+        sys.stdin.read()
+        owner.release()
+
+    with Fork(hold) as started:
+        assert started.out.readline() == "has it\n"
+        yield started
 
 
 def take(file: Path, ray: RayId) -> SQLiteOwner:
@@ -54,13 +58,11 @@ def test_processes_of_one_ray_share_a_file_and_another_ray_is_refused_until_the_
         mine = take(file, one)
         mine.release()
         first.kill()  # however it ends
-        first.wait()
         with pytest.raises(ConfigError) as refused:
             take(file, two)
         for part in (address, "ray start --head", "RAY_ADDRESS", "read_only=True", "sqlite:///x.db"):
             assert part in str(refused.value)
         second.kill()
-        second.wait()
     owner = take(file, two)
     owner.release()
     owner.release()
@@ -136,6 +138,4 @@ def test_a_lock_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path)
 
 
 if __name__ == "__main__":
-    owner = take(Path(sys.argv[1]), RayId(*sys.argv[2:]))
-    print("has it", flush=True)
-    sys.stdin.read()
+    take(Path(sys.argv[1]), RayId(*sys.argv[2:]))

@@ -338,7 +338,7 @@ def prompts_of(turns: list[Turn]) -> Counter[str]:
     return Counter(block.text for block in blocks if isinstance(block, User))
 
 
-@settings(max_examples=share(800, 4))
+@settings(max_examples=share(800, 10))
 @given(turns_of(), st.booleans())
 def test_each_turn_is_judged_as_if_it_were_read_whole(turns: list[Turn], compacts: bool) -> None:
     ended = [turn for turn in turns if turn.status == "completed"]

@@ -33,21 +33,20 @@ async def look() -> str:
 
 def life_of(on_lost: Literal["interrupt", "resume"]) -> Life:
     async def life(faults: Faults) -> None:
-        """Three turns, one with a tool; prompts appended, a run cancelled, the session forked and the fork used."""
+        """Two turns, one with a tool; prompts appended, a run cancelled, the session forked and the fork used."""
         config = SessionConfig(cancel_grace_s=0.1, idle_s=1e9, on_lost=on_lost)
         engine = FaultyEngine(faults, tools=ToolRegistry(look, retries=0), late_s=1.0, word_s=0.01)
         world = World(faults, engine=engine, config=config)
         await world.create()
         await world.append("appended")
-        for prompt in ("one", "call:look two"):
-            await world.wait(await world.start(prompt, timeout_s=5.0))
-        await world.start("three", timeout_s=5.0)
+        await world.wait(await world.start("call:look one", timeout_s=5.0))
+        await world.start("two", timeout_s=5.0)
         await asyncio.sleep(0.015)
-        await world.cancel("three")
-        await world.wait("three")
+        await world.cancel("two")
+        await world.wait("two")
         await world.fork("fork")
         fork = World(faults, session_id="fork", engine=engine, config=config, store=world.store.inner)
-        await fork.wait(await fork.start("four", timeout_s=5.0))
+        await fork.wait(await fork.start("three", timeout_s=5.0))
         (await world.audit()).check()
         (await fork.audit()).check()
 

@@ -331,12 +331,14 @@ KINDS: dict[str, type[Block]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyBlock)[0]) if cls is not Unknown
 }
 
-_HOLDS_JSON = {"tool_use": "input", "citations": "items"}
+_JSON_FIELDS: dict[str, str | None] = {**dict.fromkeys(KINDS), "tool_use": "input", "citations": "items"}
+"""The field that has JSON, by the kind of block: most kinds have none."""
 
 
 def is_too_deep(block: Block) -> bool:
     """Return whether the block's JSON is nested deeper than `MAX_DEPTH`. JSON parsers accept about 200 levels."""
-    held = getattr(block, _HOLDS_JSON.get(block.kind, "payload"), None)
+    field = _JSON_FIELDS.get(block.kind, "payload")
+    held = field and getattr(block, field, None)
     return bool(held) and is_deeper(held, MAX_DEPTH)
 
 

@@ -73,7 +73,7 @@ memory: $(READY) ## play an HR assistant that remembers over days, and forgets, 
 	$(BIN)/python examples/hr_policy_chat.py
 
 .PHONY: test
-test: $(TESTING) ## run all tests but the soak, in three lanes
+test: $(TESTING) ## run all tests but the soak, in four lanes
 	$(BIN)/python tests/lanes.py $(ARGS)
 
 .PHONY: races

@@ -2,7 +2,7 @@
 
 python tests/lanes.py [arguments of pytest]
 
-Two lanes begin with the tests that need a Ray, which wait a lot, and one with all others; a lane that has none left
+Three lanes begin with the tests that need a Ray, which wait a lot, and one with all others; a lane that has none left
 helps with the rest. If the arguments name files, there is one lane for each kind of tests.
 """
 
@@ -28,6 +28,7 @@ LANES: Mapping[str, Sequence[str]] = {
     "lane 1": ("others", "ray"),
     "lane 2": ("ray", "others"),
     "lane 3": ("ray", "others"),
+    "lane 4": ("ray", "others"),
 }
 
 LONGEST = [

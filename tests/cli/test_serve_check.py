@@ -77,6 +77,15 @@ def test_with_tokens_it_may_listen_anywhere(folder: Path) -> None:
     assert json.loads(told.stdout)["users"] == f"tokens from {tokens}" and "a-very-secret-token" not in told.output
 
 
+def test_tokens_of_a_file_come_before_those_of_the_variable(folder: Path) -> None:
+    tokens = folder / "tokens.json"
+    tokens.write_text(json.dumps({"a-very-secret-token": "ann"}), encoding="utf-8")
+    env = {"TURNWISE_HTTP_TOKENS": json.dumps({"another-secret-token": "bob"})}
+    assert json.loads(check("--demo", **env).stdout)["users"] == "tokens from TURNWISE_HTTP_TOKENS"
+    told = check("--demo", "--tokens", str(tokens), **env)
+    assert json.loads(told.stdout)["users"] == f"tokens from {tokens}", told.output
+
+
 def test_two_models_are_refused() -> None:
     ran = check("--config", "serve.toml", "--model", "given", OPENAI_API_KEY="k")
     assert ran.exit_code == 1 and "has engines: change the model there" in ran.stderr

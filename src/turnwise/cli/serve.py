@@ -196,15 +196,14 @@ def commands(made: Assembly, url: str) -> list[str]:
     bearer = f' -H "Authorization: Bearer ${TOKEN}"' if has_auth else ""
     post = f"curl -s{bearer} -H 'Content-Type: application/json' '{url}/v1/sessions"
     open_it, run_it = '{"id": "hello"}', '{"prompt": "Hello!"}'
-    found = [f"{post}' -d '{open_it}' && {post}/hello/runs?wait_s=60' -d '{run_it}'"]
-    if "/openai/v1/responses" in made.app.openapi()["paths"]:
-        key = f"__import__('os').environ['{TOKEN}']" if has_auth else "'none'"
-        model = next(iter(made.engines))
-        found.append(
-            f"{_python()} -c \"from openai import OpenAI; client = OpenAI(base_url='{url}/openai/v1', api_key={key});"
-            f" print(client.responses.create(model='{model}', input='Hello!').output_text)\""
-        )
-    return found + ([f"{url}/console"] if made.config.console else [])
+    key = f"__import__('os').environ['{TOKEN}']" if has_auth else "'none'"
+    ask = f"client.responses.create(model='{next(iter(made.engines))}', input='Hello!').output_text"
+    return [
+        f"{post}' -d '{open_it}' && {post}/hello/runs?wait_s=60' -d '{run_it}'",
+        f"{_python()} -c \"from openai import OpenAI; client = OpenAI(base_url='{url}/openai/v1', api_key={key});"
+        f" print({ask})\"",
+        *([f"{url}/console"] if made.config.console else []),
+    ]
 
 
 def _python() -> str:

@@ -197,11 +197,11 @@ def commands(made: Assembly, url: str) -> list[str]:
     post = f"curl -s{bearer} -H 'Content-Type: application/json' '{url}/v1/sessions"
     open_it, run_it = '{"id": "hello"}', '{"prompt": "Hello!"}'
     key = f"__import__('os').environ['{TOKEN}']" if has_auth else "'none'"
+    make = f"from openai import OpenAI; client = OpenAI(base_url='{url}/openai/v1', api_key={key})"
     ask = f"client.responses.create(model='{next(iter(made.engines))}', input='Hello!').output_text"
     return [
         f"{post}' -d '{open_it}' && {post}/hello/runs?wait_s=60' -d '{run_it}'",
-        f"{_python()} -c \"from openai import OpenAI; client = OpenAI(base_url='{url}/openai/v1', api_key={key});"
-        f" print({ask})\"",
+        f'{_python()} -c "{make}; print({ask})"',
         *([f"{url}/console"] if made.config.console else []),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from filled import HOSTILE, files, filled, on_terminal, rows, text_of, turnwise
-from turnwise.cli.common import still
+from turnwise.cli.common import run, still
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.urls import open_store
@@ -46,6 +47,20 @@ def test_an_interrupt_exits_with_130_and_says_nothing(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)
     assert (running.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_command_that_is_interrupted_before_it_begins_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        raise AssertionError("it began")
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asyncio, "run", interrupted)
+    command = work()
+    with pytest.raises(KeyboardInterrupt):
+        run(command)
+    assert inspect.getcoroutinestate(command) == inspect.CORO_CLOSED
 
 
 def test_a_terminal_that_knows_ascii_only_shows_what_it_can(store: str) -> None:

@@ -21,6 +21,7 @@ from turnwise.testing.killers import ActorKiller, Doing, Killer, SessionKiller, 
 from turnwise.testing.workload import Workload
 
 STORE = FaultPlan(rates={"fence": 0.06, "error": 0.1, "delay": 0.06, "crash": 0.02}, points=("store.commit *",))
+MEMORY_KILL = "SIGKILL of the memory's process"
 RATES = {"raise": 0.05, "hang": 0.02, "cut": 0.05, "dangling": 0.03, "nothing": 0.02, "exit": 0.01, "crash": 0.02}
 
 
@@ -36,7 +37,7 @@ async def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_pat
     def killers(manager: AsyncSessionManager, session_ids: Sequence[str]) -> Iterator[tuple[Killer, float]]:
         yield SessionKiller(manager, session_ids), 0.4
         yield WriteLock(tmp_path / "chats.db"), 0.5
-        yield ActorKiller("SIGKILL of the memory's process", namespace, "turnwise/memory/"), 0.5
+        yield ActorKiller(MEMORY_KILL, namespace, "turnwise/memory/"), 0.5
         yield Doing("what a test does", [].clear), 2.0
 
     memory = StaticMemory(["It rains."])
@@ -49,10 +50,10 @@ async def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_pat
             Acknowledged(tmp_path / "told.jsonl"),
             killers=killers,
             workload=Workload(sessions=3, callers=2, calls=0.4),
-            bounds=Bounds(faults=60, most_s=40.0, settle_s=120.0),
+            bounds=Bounds(faults=60, kinds=(SessionKiller.kind, MEMORY_KILL), most_s=100.0, settle_s=120.0),
             journal=journal,
         )
     report.check()
     assert any("store.commit" in kind and "in the session's process" in kind for kind in report.faults)
-    assert report.faults[SessionKiller.kind] > 0 and report.faults["SIGKILL of the memory's process"] > 0
+    assert report.faults[SessionKiller.kind] > 0 and report.faults[MEMORY_KILL] > 0
     assert report.audit.counts["acknowledged prompt"] > 0

@@ -163,13 +163,16 @@ class Command(TyperCommand):
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """Carry out what a command does. Ctrl-C ends it, also while it waits for a file, and the command exits with 130."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _is_main():
-        return asyncio.run(work)
-    signal.signal(signal.SIGINT, _interrupt)  # asyncio's own handler only cancels the task, which may be blocked
     try:
-        return asyncio.run(work)
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _is_main():
+            return asyncio.run(work)
+        signal.signal(signal.SIGINT, _interrupt)  # asyncio's own handler only cancels the task, which may be blocked
+        try:
+            return asyncio.run(work)
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        work.close()  # else Python says that it never began, if Ctrl-C came before
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +27,12 @@ LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """When a chaos run ends: after at least `seconds` and `faults`, and at most `most_s` seconds."""
+    """When a chaos run ends: after `seconds`, `faults` and one of each of `kinds`, but at most `most_s` seconds."""
 
     seconds: float = 0.0
     faults: int = 0
+    kinds: Collection[str] = ()
+    """The kinds of the killers that must have struck."""
     most_s: float = 3600.0
     settle_s: float = 120.0
     """How long calls and runs may take to end afterwards, in seconds."""
@@ -138,7 +140,8 @@ async def _until_enough(
             task.result()
         seconds = time.monotonic() - began
         count = struck.total() + _in_processes(journal).total()
-        if seconds >= bounds.most_s or (seconds >= bounds.seconds and count >= bounds.faults):
+        is_enough = seconds >= bounds.seconds and count >= bounds.faults and all(struck[kind] for kind in bounds.kinds)
+        if is_enough or seconds >= bounds.most_s:
             return
 
 

@@ -150,9 +150,9 @@ class Shelf:
             PROCESS.reset(token)
         self._world.serving.add(task)
         task.add_done_callback(self._world.serving.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever asked may be killed
         await asyncio.wait({task}, timeout=PATIENCE_S)
         if not task.done():
-            task.add_done_callback(lambda done: done.exception())
             raise LongTermMemoryError(f"{self.name} has not answered")
         return task.result()
 

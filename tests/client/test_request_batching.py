@@ -92,7 +92,7 @@ def test_each_caller_gets_its_own_answer_under_faults_and_cancellations() -> Non
         await asyncio.sleep(10)
         assert not bundler._tasks and not bundler._waiting
 
-    assert explore(share(100, 4), life)
+    assert explore(share(100, 4), life) == share(100, 4)
 
 
 async def test_simultaneous_requests_are_sent_together_and_a_single_one_as_a_call() -> None:

@@ -3,8 +3,9 @@
 import asyncio
 import hashlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from extraction_models import EVER, USER, Model, fact, texts, told
-from scale import share
+from scale import on_stores_in_turn, share
 from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError
 from turnwise.memory.conversation.blocks import AnyBlock, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm import conformance as contract
-from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
 from turnwise.memory.longterm.extraction.contradiction import contradict
 from turnwise.memory.longterm.extraction.grounding import quoted_in
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
@@ -32,18 +33,31 @@ from turnwise.memory.tokens.counter import ByteCounter
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def facts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FactStore]:
+def make_facts(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], FactStore]:
+    """Opens stores on the same data."""
+    if request.param == "memory":
+        facts = InMemoryFacts()
+        return lambda: facts
+    return partial(SQLFacts, f"sqlite:///{tmp_path}/facts.db")
+
+
+@pytest.fixture
+def facts(make_facts: Callable[[], FactStore]) -> Iterator[FactStore]:
     """A store that is closed after the test."""
-    facts = InMemoryFacts() if request.param == "memory" else SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    facts = make_facts()
     yield facts
     asyncio.run(facts.close())
 
 
-@pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_items_without_blocks_obey_the_laws_of_memories(law: Law) -> None:
-    """Cases 50, 51, 52 and 54, as each law says; no model is asked. On databases, `LexicalMemory` obeys them."""
-    model, facts = Model(), InMemoryFacts()
-    asyncio.run(check_law(law, lambda: ExtractiveMemory(model, facts)))
+@pytest.mark.parametrize(("law", "make_facts"), on_stores_in_turn(contract.LAWS), indirect=["make_facts"])
+def test_items_without_blocks_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], FactStore]) -> None:
+    """Cases 50, 51, 52 and 54, as each law says; no model is asked."""
+    model = Model()
+
+    def make() -> LongTermMemory:
+        return ExtractiveMemory(model, make_facts())
+
+    asyncio.run(check_law(law, make))
     assert model.calls == []
 
 
@@ -93,10 +107,13 @@ NOT_OF_FACTS = {
 }
 
 
-@pytest.mark.parametrize("law", [law for law in contract.LAWS if law not in NOT_OF_FACTS], ids=lambda law: law.__name__)
-def test_extracted_facts_obey_the_laws_of_memories(law: Law) -> None:
+OF_FACTS = [law for law in contract.LAWS if law not in NOT_OF_FACTS]
+
+
+@pytest.mark.parametrize(("law", "make_facts"), on_stores_in_turn(OF_FACTS), indirect=["make_facts"])
+def test_extracted_facts_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], FactStore]) -> None:
     """Cases 50, 51 and 54, as each law says; by an item's id all that was made of it is forgotten."""
-    memory = AsSaid(InMemoryFacts())
+    memory = AsSaid(make_facts())
     asyncio.run(check_law(law, lambda: memory))
 
 

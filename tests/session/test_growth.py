@@ -141,7 +141,7 @@ def traced_after(step: Callable[[int], None], number: int) -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-def test_a_client_of_thousands_of_sessions_holds_no_more_than_of_the_last_few(
+def test_a_client_of_many_sessions_holds_no_more_than_of_the_last_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 50)
@@ -157,7 +157,7 @@ def _talk_and_leave(cluster: Cluster, session_id: str) -> None:
     del cluster.turns[session_id]
 
 
-def test_a_client_of_thousands_of_turns_holds_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_of_many_turns_holds_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 15)
     cluster = Cluster()
     most = 0
@@ -228,7 +228,7 @@ async def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:
     assert len(_BATCHERS[asyncio.get_running_loop()]) == 1
 
 
-async def test_a_process_caches_little_more_than_the_window_of_a_session_of_thousands_of_turns(
+async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trim_bytes, turns = 1 << 18, MANY // 2

@@ -6,7 +6,7 @@ import json
 import pickle
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from engines import ScriptedEngine
-from scale import share
+from scale import on_stores_in_turn
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.session.core import SessionCore
@@ -90,23 +90,13 @@ class KeyFiles:
 # Laws
 
 
-def on_one(laws: Iterable[Law]) -> list[Any]:
-    """Return each law with a store in memory or in a database, in turn; with `make races` with both."""
-    return [
-        pytest.param(law, inner, id=f"{law.__name__.removeprefix('check_')}-{inner}")
-        for at, law in enumerate(laws)
-        for number, inner in enumerate(("memory", "sqlite"))
-        if share(2) == 2 or at % 2 == number
-    ]
-
-
-@pytest.mark.parametrize(("law", "inner"), on_one(contract.LAWS))
+@pytest.mark.parametrize(("law", "inner"), on_stores_in_turn(contract.LAWS))
 def test_an_encrypted_store_obeys(law: Law, inner: str, tmp_path: Path) -> None:
     made = InMemoryStore() if inner == "memory" else None
     asyncio.run(check_law(law, lambda: EncryptedStore(made or SQLStore(f"sqlite:///{tmp_path}/store.db"), ENCRYPTION)))
 
 
-@pytest.mark.parametrize(("law", "inner"), on_one(history_contract.LAWS))
+@pytest.mark.parametrize(("law", "inner"), on_stores_in_turn(history_contract.LAWS))
 def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> None:
     made = InMemoryHistory() if inner == "memory" else None
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.codec import decode_record, decoded, encode_record, record_of
+from turnwise.memory.conversation.codec import decode_record, decoded, decoded_event, encode_record, record_of
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span
@@ -66,3 +66,15 @@ def test_a_value_that_does_not_fit_its_field_is_refused_and_not_quoted(name: str
 def test_a_span_is_a_log_and_two_integers(spans: Any) -> None:
     with pytest.raises(CorruptRecordError, match="turn"):
         decoded("turn", lambda: record_of(TurnRecord, {"index": 0, "input": spans}))
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["{", "[]", '{"call_id":"hushhush"}', '{"call_id":"hushhush","name":"pay","seq":9}', '{"call_id":1,"name":2}'],
+)
+def test_an_event_that_does_not_fit_its_kind_is_named_and_not_quoted(body: str) -> None:
+    place = {"session_id": "s", "seq": 3, "at": 1.5, "turn_index": 2, "run_id": "r", "key": None}
+    assert decoded_event("tool_started", '{"call_id":"c","name":"pay"}', place).seq == 3
+    with pytest.raises(CorruptRecordError, match="event s:3") as refused:
+        decoded_event("tool_started", body, place)
+    assert "hushhush" not in str(refused.value)

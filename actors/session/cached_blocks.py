@@ -8,6 +8,7 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.events import Adding, Continuing, Event, Places, RunStarted
 from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.records import with_fields
 from turnwise.memory.conversation.spans import Span, Spans, from_places, overlap, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.stores.base import SessionStore
@@ -15,9 +16,14 @@ from turnwise.memory.stores.base import SessionStore
 TRIM_BYTES = 1 << 20
 """How many bytes of blocks a process caches for a session before it drops those that it no longer needs."""
 
+_WITH_BLOCKS = (Adding, Continuing)
+"""The events that have blocks."""
+
 
 def _missing_blocks(event: Event, log: str) -> dict[str, Spans]:
     """Return the fields of an event that lack their blocks, with the positions of the blocks."""
+    if not isinstance(event, _WITH_BLOCKS):
+        return {}
     held: dict[str, Places] = {}
     if isinstance(event, Adding) and event.span and not event.blocks:
         held["blocks"] = (("", *event.span),)
@@ -85,7 +91,7 @@ class CachedBlocks:
             return events
         cache = await self._with([span for _, fields in missing for spans in fields.values() for span in spans])
         whole = {
-            event.seq: event.model_copy(update={name: cache.read(spans) for name, spans in fields.items()})
+            event.seq: with_fields(event, {name: cache.read(spans) for name, spans in fields.items()})
             for event, fields in missing
         }
         return [whole.get(event.seq, event) for event in events]

@@ -82,7 +82,13 @@ class BlockCache:
         Raises:
             CorruptRecordError: a block is missing or cannot be decoded; names its log and position.
         """
-        return tuple(self._block(span.log, at) for span in spans for at in range(span.start, span.stop))
+        blocks: list[AnyBlock] = []
+        for log, start, stop in spans:
+            held = self._logs.get(log, {})
+            for at in range(start, stop):
+                block = held.get(at)
+                blocks.append(block if isinstance(block, Block) else self._decoded(log, at))
+        return tuple(blocks)
 
     def read_encoded(self, spans: Iterable[Span]) -> list[str]:
         """Return the blocks of `spans` in order, encoded."""
@@ -99,11 +105,10 @@ class BlockCache:
         except KeyError:
             raise CorruptRecordError(f"block {log}:{at}", "missing") from None
 
-    def _block(self, log: str, at: int) -> AnyBlock:
-        entry = self._entry(log, at)
-        if not isinstance(entry, Block):  # a damaged database may hold values that are not text either
-            entry = self._logs[log][at] = decoded(f"block {log}:{at}", partial(decode, entry))
-        return entry
+    def _decoded(self, log: str, at: int) -> AnyBlock:
+        entry: Any = self._entry(log, at)  # a damaged database may hold values that are not text either
+        block = self._logs[log][at] = decoded(f"block {log}:{at}", partial(decode, entry))
+        return block
 
 
 def _size(value: Any) -> int:

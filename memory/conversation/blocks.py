@@ -19,6 +19,7 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
 from turnwise.memory.conversation.frozen_json import MAX_DEPTH, FrozenDict, JsonObject, freeze, is_deeper
+from turnwise.memory.conversation.records import lean, reduced
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -35,6 +36,8 @@ class Block(BaseModel):
     """The role of the provider's message that carries this block."""
 
     kind: str
+
+    __reduce_ex__ = reduced
 
 
 class System(Block):
@@ -377,7 +380,7 @@ def decode_json(data: Any) -> AnyBlock:
         if not isinstance(data, dict) or not isinstance(kind := data.pop("kind", None), str):
             raise ValueError("a block is a JSON object with a kind")
         if cls := KINDS.get(kind):
-            return cast(AnyBlock, cls.model_validate(data))
+            return lean(cast(AnyBlock, cls.__pydantic_validator__.validate_python(data)))
         return Unknown(stored_kind=kind, payload=freeze(data))
     except TypeError as error:  # lone surrogates, or numbers such as NaN
         raise ValueError(str(error)) from error

@@ -18,6 +18,12 @@ MAX_DEPTH = 100
 """How deep JSON from callers may be nested."""
 
 
+# Built-in types come first, since to ask an abstract class takes long.
+_ATOMS = (str, int, float, type(None))
+_MAPPINGS = (dict, Mapping)
+_SEQUENCES = (list, tuple, Sequence)
+
+
 class FrozenDict(dict[str, Any]):
     """An immutable dict. Equal to a plain dict with the same items, and encoded as JSON like one."""
 
@@ -38,11 +44,11 @@ def freeze(value: Any) -> Any:
     """Return `value` frozen. Raises TypeError, naming the value or its type, for what JSON cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
         raise TypeError(f"{value} is not a JSON value")
-    if isinstance(value, str | int | float | bool | None):
+    if isinstance(value, _ATOMS):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, _MAPPINGS):
         return FrozenDict({str(key): freeze(item) for key, item in value.items()})
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+    if isinstance(value, _SEQUENCES) and not isinstance(value, bytes | bytearray):
         return tuple(freeze(item) for item in value)
     raise TypeError(f"{type(value).__name__} is not a JSON value")
 

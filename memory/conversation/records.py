@@ -1,14 +1,21 @@
-"""`replace`: copies of frozen records with some fields changed, for the records that change in each turn."""
+"""Copies and pickles of frozen records, for those that each turn changes and each reader is sent."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
-__all__ = ["replace"]
+__all__ = ["lean", "replace", "reduced", "with_fields"]
 
 Record = TypeVar("Record")
 
+Model = TypeVar("Model", bound="BaseModel")
+
+_set = object.__setattr__
+
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from dataclasses import replace  # so that type checkers know the fields
 else:
 
@@ -28,3 +35,45 @@ else:
         copy = object.__new__(type(record))
         object.__setattr__(copy, "__dict__", values)
         return copy
+
+
+def with_fields(model: Model, values: Mapping[str, Any]) -> Model:
+    """Return a copy of a frozen model without extra fields and private attributes, with some fields changed.
+
+    It does what `model.model_copy(update=values)` does, in a fraction of its time.
+    """
+    return _made(type(model), {**model.__dict__, **values}, _shared(model.__pydantic_fields_set__ | values.keys()))
+
+
+def reduced(model: BaseModel, protocol: SupportsIndex) -> tuple[Any, ...] | str:
+    """Return what pickle needs to make the model again: the `__reduce_ex__` of frozen models.
+
+    Pydantic's own state takes twice as long to pickle, and each unpickled model would have a set of its own.
+    """
+    if model.__pydantic_extra__ or model.__pydantic_private__:
+        return object.__reduce_ex__(model, protocol)
+    return _made, (type(model), model.__dict__, _shared(model.__pydantic_fields_set__))
+
+
+def _made(cls: type[Model], values: dict[str, Any], given: set[str]) -> Model:
+    """Return a model with these fields, which are valid, of which `given` were given."""
+    model = cls.__new__(cls)
+    _set(model, "__dict__", values)
+    _set(model, "__pydantic_fields_set__", given)
+    _set(model, "__pydantic_extra__", None)
+    _set(model, "__pydantic_private__", None)
+    return model
+
+
+def lean(model: Model) -> Model:
+    """Return the same frozen model; the names of the fields that it was given take no more memory of its own."""
+    _set(model, "__pydantic_fields_set__", _shared(model.__pydantic_fields_set__))
+    return model
+
+
+_SETS: dict[frozenset[str], set[str]] = {}
+
+
+def _shared(names: set[str]) -> set[str]:
+    """Return an equal set that all frozen models share: it takes more memory than most events, and never changes."""
+    return _SETS.setdefault(frozenset(names), names)

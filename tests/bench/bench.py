@@ -492,7 +492,7 @@ class Bench:
         written = asyncio.run(self._write_events("replay", count))
         with self.manager("replay", EchoEngine()) as manager:
             session = manager.open("replay")
-            session.info()
+            ray.get(session.actor.ready.remote())  # without a process, this one would read the store
             for _ in range(self.scale.replays):
                 asyncio.run(self._read_events("replay", stored, written, page))
                 with closing(sqlite3.connect(self.folder / "replay.db")) as connection, rows.timed():

@@ -1,12 +1,17 @@
-"""Copies of records with some fields changed."""
+"""Copies and pickles of frozen records."""
 
+import copy
 import dataclasses
 import pickle
 from typing import Any
 
 import pytest
+from pydantic import PrivateAttr
 
-from turnwise.memory.conversation.records import replace
+from turnwise.memory.conversation.blocks import Block, Text, ToolUse
+from turnwise.memory.conversation.events import PromptAppended, RunCompleted, RunQueued
+from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.records import replace, with_fields
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
@@ -29,20 +34,78 @@ RECORDS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize(("record", "changes"), RECORDS.values(), ids=RECORDS)
 def test_a_copy_is_what_dataclasses_would_have_made(record: Any, changes: dict[str, Any]) -> None:
     before = dataclasses.asdict(record)
-    copy: Any = replace(record, **changes)
-    assert copy == dataclasses.replace(record, **changes)
-    assert copy is not record
+    changed: Any = replace(record, **changes)
+    assert changed == dataclasses.replace(record, **changes)
+    assert changed is not record
     assert dataclasses.asdict(record) == before, "the record is as it was"
-    assert pickle.loads(pickle.dumps(copy)) == copy
+    assert pickle.loads(pickle.dumps(changed)) == changed
 
 
 def test_a_copy_is_frozen_too() -> None:
-    copy: Any = replace(Usage(), calls=1)
+    changed: Any = replace(Usage(), calls=1)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        copy.calls = 2
+        changed.calls = 2
 
 
 def test_a_field_that_a_record_does_not_have_is_refused() -> None:
     wrong: dict[str, Any] = {"cals": 1, "apples": 2}
     with pytest.raises(TypeError, match="Usage has no field apples, cals"):
         replace(Usage(), **wrong)
+
+
+BLOCK = ToolUse(call_id="c", name="look", input={"at": {"all": [1, 2]}})
+
+EVENT = RunQueued(session_id="s", seq=3, at=1.5, run_id="r", span=(0, 1))
+
+
+def test_a_copy_of_an_event_is_what_pydantic_would_have_made() -> None:
+    changes = {"blocks": (BLOCK,), "turn_id": "t"}
+    changed, expected = with_fields(EVENT, changes), EVENT.model_copy(update=changes)
+    assert changed == expected
+    assert changed.model_fields_set == expected.model_fields_set
+    assert EVENT.blocks == () and "blocks" not in EVENT.model_fields_set, "the event is as it was"
+
+
+@pytest.mark.parametrize("record", [BLOCK, EVENT, with_fields(EVENT, {"blocks": (BLOCK,)})])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickled_block_or_event_comes_back_whole_and_frozen(record: Any, protocol: int) -> None:
+    found = pickle.loads(pickle.dumps(record, protocol))
+    assert found == record
+    assert found.model_fields_set == record.model_fields_set
+    assert found.model_dump_json(exclude_unset=True) == record.model_dump_json(exclude_unset=True)
+    assert copy.deepcopy(found) == copy.copy(found) == record
+    with pytest.raises(ValueError, match="frozen"):
+        found.kind = "other"
+
+
+def test_a_pickled_tool_call_has_arguments_that_nobody_can_change() -> None:
+    found = pickle.loads(pickle.dumps(BLOCK))
+    assert isinstance(found.input["at"], FrozenDict)
+    with pytest.raises(TypeError, match="immutable"):
+        found.input["at"]["all"] = []
+
+
+def test_events_of_a_page_share_the_set_of_their_fields() -> None:
+    events = [RunCompleted(session_id="s", seq=number, at=1.0, span=(number, number + 1)) for number in range(50)]
+    found = pickle.loads(pickle.dumps(events))
+    assert found == events
+    assert len({id(event.model_fields_set) for event in found}) == 1
+    longer = found[0].model_copy(update={"run_id": "r"})
+    assert longer.model_fields_set == {*events[0].model_fields_set, "run_id"}
+    assert found[1].model_fields_set == events[1].model_fields_set, "a changed copy has a set of its own"
+
+
+class Marked(Block):
+    """A block of an engine's own, with more than fields."""
+
+    kind: str = "marked"
+    _mark: str = PrivateAttr(default="none")
+
+
+def test_a_pickled_block_keeps_what_only_its_own_class_has() -> None:
+    block = Marked()
+    block._mark = "seen"
+    assert pickle.loads(pickle.dumps(block))._mark == "seen"
+    event = PromptAppended(session_id="s", seq=1, at=0.0, blocks=(block,))  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(event)).blocks[0]._mark == "seen"
+    assert pickle.loads(pickle.dumps(Text(text="x"))) == Text(text="x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,6 +61,9 @@ from turnwise.memory.stores.sql.statements import Statement, statements_of
 Result = TypeVar("Result")
 
 Item = TypeVar("Item", "Asked", "_Job")
+
+Select = Callable[[sa.Connection, dict[str, Any]], Iterable[Any]]
+"""Returns the rows of a statement with these values."""
 
 
 @dataclass(slots=True, eq=False)
@@ -271,7 +274,7 @@ class SQLStore(SecureDeleteDatabase):
         return await self._list(self._sql.runs, session_id, after, limit, lambda row: read_run(row, session_id))
 
     async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        return await self._list(self._sql.events, session_id, after, limit, lambda row: read_event(row, session_id))
+        return await self._list(self._sql.events.rows, session_id, after, limit, lambda row: read_event(row, session_id))
 
     async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
         row = await self._find(self._sql.event_of_key, {"session_id": session_id, "event_key": key})
@@ -375,7 +378,7 @@ class SQLStore(SecureDeleteDatabase):
         return await self._read(read)
 
     async def _list(
-        self, select: Statement, session_id: str, after: int, limit: int, parse: Callable[[Any], Result]
+        self, select: Select, session_id: str, after: int, limit: int, parse: Callable[[Any], Result]
     ) -> list[Result]:
         def read(connection: sa.Connection) -> list[Result]:
             bounds = {"session_id": session_id, "after": after, "limit": check_limit(limit)}

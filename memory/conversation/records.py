@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
-__all__ = ["lean", "replace", "reduced", "with_fields"]
+__all__ = ["lean", "reduced", "replace", "with_fields"]
 
 Record = TypeVar("Record")
 
@@ -14,9 +14,9 @@ Model = TypeVar("Model", bound="BaseModel")
 _set = object.__setattr__
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from dataclasses import replace  # so that type checkers know the fields
+
+    from pydantic import BaseModel
 else:
 
     def replace(record: Record, /, **changes: Any) -> Record:

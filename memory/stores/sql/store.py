@@ -274,7 +274,9 @@ class SQLStore(SecureDeleteDatabase):
         return await self._list(self._sql.runs, session_id, after, limit, lambda row: read_run(row, session_id))
 
     async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        return await self._list(self._sql.events.rows, session_id, after, limit, lambda row: read_event(row, session_id))
+        return await self._list(
+            self._sql.events.rows, session_id, after, limit, lambda row: read_event(row, session_id)
+        )
 
     async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
         row = await self._find(self._sql.event_of_key, {"session_id": session_id, "event_key": key})

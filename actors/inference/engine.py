@@ -249,7 +249,6 @@ class InferenceRunner(Protocol):
         """
 
 
-@runtime_checkable
 class Joinable(Protocol):
     """Optional protocol of a runner that takes further prompts in the middle of a run, such as `ToolLoop`.
 
@@ -259,6 +258,12 @@ class Joinable(Protocol):
     """
 
     takes_prompts: bool
+    """Whether it does."""
+
+
+def takes_prompts(runner: InferenceRunner) -> bool:
+    """Return whether a runner is `Joinable` and takes prompts."""
+    return bool(getattr(runner, "takes_prompts", False))
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from turnwise.actors.inference.engine import Joinable, NewEvent, Suspend
+from turnwise.actors.inference.engine import NewEvent, Suspend, takes_prompts
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.run_events import end_event, joined_events, merged_into
 from turnwise.actors.session.session_engines import SessionEngines
@@ -70,7 +70,7 @@ class PromptJoining:
         run, queue = self._state.active, self._state.run_queue.queue
         if run and run.run_id == run_id and queue and queue[0].record.joins and run.takes_prompts is None:
             with suppress(Exception):  # the run itself will fail with it
-                run.takes_prompts = isinstance(await self._engines.runner(run), Joinable)
+                run.takes_prompts = takes_prompts(await self._engines.runner(run))
 
     def of(self, run: ActiveRun, new: Sequence[Block]) -> Joining:
         """Return what joins the active run with a commit after which it calls the model again. Call it in a change.

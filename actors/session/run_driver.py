@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from turnwise.actors.inference.attempt import REFUSED, Attempt, Ending
-from turnwise.actors.inference.engine import Joinable, NewEvent
+from turnwise.actors.inference.engine import NewEvent, takes_prompts
 from turnwise.actors.inference.observing import within
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.memory_ingestion import MemoryIngestion
@@ -232,7 +232,7 @@ class RunDriver:
     async def _answer(self, run: ActiveRun, attempt: Attempt) -> Sequence[Block]:
         with within(run.operation):
             runner = await self._engines.runner(run)
-            run.takes_prompts = isinstance(runner, Joinable)
+            run.takes_prompts = takes_prompts(runner)
             self._spending.check_run(run)
             await self._retrieval.recall(run)
             return await runner.run(await self._fitting.make_room(run), attempt)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join
 from turnwise.memory.conversation.turns import TurnRecord
@@ -116,7 +117,7 @@ class SavingProgress:
         turn = self._unsaved.get(index)
         if turn is None or turn.is_private:
             return False
-        self._unsaved[index] = replace(turn, is_private=True)
+        self._unsaved[index] = dataclasses.replace(turn, is_private=True)
         return True
 
     def add_saved(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:

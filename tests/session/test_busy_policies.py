@@ -259,6 +259,15 @@ class Stepper:
         return {}
 
 
+class Unwilling(Stepper):
+    """The same, but it takes no prompts in the middle of a run."""
+
+    def build(self, session: SessionView) -> ToolLoop:
+        loop = super().build(session)
+        loop.takes_prompts = False
+        return loop
+
+
 @tool
 async def look() -> str:
     """Look."""
@@ -370,12 +379,13 @@ async def followed(core: SessionCore, run_id: str) -> list[Any]:
 
 @pytest.mark.virtual_time
 async def test_an_injected_prompt_is_the_next_run_if_the_active_one_calls_the_model_no_more() -> None:
-    """Without a tool loop or a further call, over a limit or a budget, when it is cancelled, or asks otherwise."""
+    """Or if it takes none, is over a limit or a budget, or is cancelled, or if the prompt asks otherwise."""
     one_call = SessionConfig(run_budget=Budget(calls=1))
     for engine, prompt, config in (
         (None, "slow 3", None),
         (Stepper(look), "quick", None),
         (Stepper(look, most=1), "go", None),
+        (Unwilling(look), "go", None),
         (Stepper(look), "go", one_call),
     ):
         core, store = await new_core(engine, config)

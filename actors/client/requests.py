@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -77,10 +78,12 @@ class Portal:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    while tasks := asyncio.all_tasks(loop):
-        loop.run_until_complete(asyncio.wait(tasks))
-    loop.run_until_complete(loop.shutdown_default_executor())
+    # The loop's own executor would be shut down by one more thread, which Python 3.12 refuses when the program ends.
+    with ThreadPoolExecutor(thread_name_prefix="turnwise-portal") as threads:
+        loop.set_default_executor(threads)
+        loop.run_forever()
+        while tasks := asyncio.all_tasks(loop):
+            loop.run_until_complete(asyncio.wait(tasks))
     loop.close()
 
 

@@ -4,6 +4,8 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from turnwise.actors.client.requests import Portal
 
 
@@ -22,3 +24,20 @@ def test_a_wait_in_another_thread_is_answered_though_the_manager_is_closed() -> 
     goes_on.set()
     assert asked.result(30) == "done"
     threads.shutdown()
+
+
+def test_a_portal_that_is_closed_when_the_program_ends_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 and later refuse to start one then."""
+    portal, failures = Portal(), list[threading.ExceptHookArgs]()
+    assert portal.run(asyncio.to_thread(lambda: "done")) == "done"
+    (thread,) = (each for each in threading.enumerate() if each.name == "turnwise-portal")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    portal.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert not failures

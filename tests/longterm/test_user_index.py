@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from turnwise.memory.longterm.base import Source
+from turnwise.memory.longterm.search.analyzer import words
 from turnwise.memory.longterm.search.passages import vectors_of
 from turnwise.memory.longterm.search.ranking import FACTS
 from turnwise.memory.longterm.search.user_index import UserIndex, find
@@ -25,7 +26,10 @@ def test_an_extended_index_equals_one_made_at_once(data: st.DataObject) -> None:
     once.take(vectors)
     grown = UserIndex()
     for at in [*data.draw(st.lists(st.integers(0, len(rows)), max_size=4).map(sorted)), len(rows)]:
-        grown = grown.grown(Revision(1, 0, at), rows[grown.revision.rows : at])
+        base, other = grown, data.draw(st.integers(grown.revision.rows, len(rows)))
+        if data.draw(st.booleans()):  # a recall and a save at once extend the same index, each as far as it saw
+            base.grown(Revision(1, 0, other), rows[base.revision.rows : other])
+        grown = base.grown(Revision(1, 0, at), rows[base.revision.rows : at])
         grown.take(vectors)
     assert grown.missing() == once.missing() == [row.key for row in rows if row.key not in vectors]
     assert grown.rows == once.rows
@@ -86,3 +90,20 @@ def test_an_earlier_index_does_not_find_what_was_added_later() -> None:
     assert [each.id for each in find(before, "walrus", limit=9, weights=FACTS)] == ["0"]
     assert {each.id for each in find(after, "walrus", limit=9, weights=FACTS)} == {"0", "1", "2"}
     assert not find(UserIndex().grown(Revision(1, 0, 0), []), "walrus", limit=9, weights=FACTS)
+
+
+def test_new_items_are_taken_in_once_by_a_recall_and_a_save_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the user's other items either: to take them in again would take seconds where there are thousands."""
+    taken = list[str]()
+
+    def noting(text: str) -> list[str]:
+        taken.append(text)
+        return words(text)
+
+    rows = [Row(row=at, agent=None, item=item(str(at), f"Ann: walrus {at}"), key=str(at)) for at in range(20)]
+    before = UserIndex().grown(Revision(1, 0, 16), rows[:16])
+    monkeypatch.setattr("turnwise.memory.longterm.search.user_index.words", noting)
+    grown = {at: before.grown(Revision(1, 0, at), rows[16:at]) for at in (18, 20, 17, 19)}
+    assert taken == [row.item.text for row in rows[16:]]
+    for at, user_index in grown.items():
+        assert {each.id for each in find(user_index, "walrus", limit=99, weights=FACTS)} == {*map(str, range(at))}

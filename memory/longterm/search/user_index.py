@@ -307,11 +307,15 @@ class _Words:
         self._alike: dict[tuple[str, int], list[str]] = {}
         """All words by their first letter and how many they have."""
 
-    def grown(self, count: int, more: Sequence[_Arrival]) -> _Words:
-        """Return the words of the first `count` passages and of these: itself if it has no others."""
+    def grown(self, count: int, more: list[_Arrival]) -> _Words:
+        """Return the words of the first `count` passages and of these: itself if what it has besides begins alike.
+
+        So when a recall and a save read the same new items at once, they are taken in once.
+        """
         with self._lock:
-            if self._count == count:
-                self._add(more)
+            there = self._passages[count : count + len(more)]
+            if there == more[: len(there)]:
+                self._add(more[len(there) :])
                 return self
             first = self._passages[:count]
         new = _Words()

@@ -81,7 +81,7 @@ def started_by(lines: list[str]) -> list[int]:
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between opening and reading
         return False
 
 

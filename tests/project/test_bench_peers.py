@@ -20,6 +20,7 @@ from peers.worker import MEMORIES, Worker, WorkerError, carry_out, descendants
 from schedules import inline
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
+from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
@@ -64,7 +65,9 @@ class Core:
 
     async def stop(self, chat: str, prompt: str, after: int) -> float:
         core, run_id = await self.run(chat, prompt)
-        await asyncio.sleep(0.004)
+        read, at = list[Event](), 0
+        while not any(event.kind == "text_delta" for event in read):
+            read, at, _ = await core.reads.events(at, run_id=run_id, timeout_s=10.0)
         await core.cancel("enough", run_id)
         return 1.0
 

@@ -50,7 +50,8 @@ def reduced(model: BaseModel, protocol: SupportsIndex) -> tuple[Any, ...] | str:
 
     Pydantic's own state takes twice as long to pickle, and each unpickled model would have a set of its own.
     """
-    if model.__pydantic_extra__ or model.__pydantic_private__:
+    is_plain = model.__pydantic_extra__ is None and model.__pydantic_private__ is None
+    if not (is_plain and model.model_config.get("frozen")):  # a class of an engine's own may be anything
         return object.__reduce_ex__(model, protocol)
     return _made, (type(model), model.__dict__, _shared(model.__pydantic_fields_set__))
 
@@ -76,4 +77,4 @@ _SETS: dict[frozenset[str], set[str]] = {}
 
 def _shared(names: set[str]) -> set[str]:
     """Return an equal set that all frozen models share: it takes more memory than most events, and never changes."""
-    return _SETS.setdefault(frozenset(names), names)
+    return _SETS.get(key := frozenset(names)) or _SETS.setdefault(key, set(names))

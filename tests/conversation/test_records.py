@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import PrivateAttr
 
-from turnwise.memory.conversation.blocks import Block, Text, ToolUse
-from turnwise.memory.conversation.events import PromptAppended, RunCompleted, RunQueued
+from turnwise.memory.conversation.blocks import Block, Text, ToolUse, decode, encode
+from turnwise.memory.conversation.events import PromptAppended, RunCompleted, RunQueued, decode_event
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.records import replace, with_fields
 from turnwise.memory.conversation.runs import RunRecord
@@ -93,6 +93,30 @@ def test_events_of_a_page_share_the_set_of_their_fields() -> None:
     longer = found[0].model_copy(update={"run_id": "r"})
     assert longer.model_fields_set == {*events[0].model_fields_set, "run_id"}
     assert found[1].model_fields_set == events[1].model_fields_set, "a changed copy has a set of its own"
+
+
+def test_decoded_blocks_and_events_share_the_sets_of_their_fields() -> None:
+    place = {"session_id": "s", "at": 1.0, "turn_index": 0, "run_id": "r", "key": None}
+    body = '{"call_id":"c","name":"look"}'
+    for pair in (
+        [decode(encode(block)) for block in (BLOCK, BLOCK)],
+        [decode_event("tool_started", body, {**place, "seq": seq}) for seq in (1, 2)],
+    ):
+        assert pair[0].model_fields_set is pair[1].model_fields_set
+
+
+class Loose(Block, frozen=False):
+    """A block of an engine's own that can be changed."""
+
+    kind: str = "loose"
+    note: str = ""
+
+
+def test_a_block_that_can_be_changed_has_a_set_of_its_own() -> None:
+    first, second = pickle.loads(pickle.dumps([Loose(), Loose()]))
+    first.note = "seen"
+    assert (first.model_fields_set, second.model_fields_set) == ({"note"}, set())
+    assert pickle.loads(pickle.dumps(Text(text="x"))).model_fields_set == {"text"}
 
 
 class Marked(Block):

@@ -220,9 +220,14 @@ MOST_RESIDENT = 1000
 """How many sessions each host may have resident while sessions are visited."""
 
 
-def visits(table: Table, url: str, namespace: str, count: int) -> None:
-    """Open sessions on four hosts, have a turn in each, and never come back; in ten parts, which are compared."""
-    rates, sizes, counts = list[float](), list[int](), list[int]()
+def visits(table: Table, url: str, namespace: str, bare: Any, count: int) -> None:
+    """Open sessions on four hosts, have a turn in each, and never come back; in ten parts, which are compared.
+
+    As many bare calls alternate with them: by what those take, a machine that becomes slower is told from a store that
+    does.
+    """
+    calls, taken, sizes, counts = list[float](), list[float](), list[int](), list[int]()
+    each = count // 10
 
     async def visit_all() -> None:
         idle = memory_of(os.getpid())
@@ -232,18 +237,30 @@ def visits(table: Table, url: str, namespace: str, count: int) -> None:
             async def visit(number: int) -> None:
                 await one_turn(await manager.open(f"session-{number}"))
 
-            await in_batches(visit, range(-2 * AT_ONCE, 0))
-            for first in range(0, count, count // 10):
+            async def call(_: int) -> None:
+                await bare.call.remote()
+
+            async def timed(work: Callable[[int], Awaitable[None]], numbers: range) -> float:
                 began = time.perf_counter()
-                await in_batches(visit, range(first, first + count // 10))
-                rates.append(count // 10 / (time.perf_counter() - began))
+                await in_batches(work, numbers)
+                return (time.perf_counter() - began) / each
+
+            await in_batches(visit, range(-2 * AT_ONCE, 0))
+            for part in range(0, count, each):
+                numbers = range(part, part + each)
+                batches = [numbers[first : first + AT_ONCE] for first in range(0, each, AT_ONCE)]
+                both = [(await timed(call, batch), await timed(visit, batch)) for batch in batches]
+                calls.append(sum(called for called, _ in both))
+                taken.append(sum(visited for _, visited in both))
                 sizes.append(memory_of(os.getpid()) - idle)
                 counts.append(await resident_count(manager))
             await retire(manager)
 
     asyncio.run(visit_all())
-    table.line(f"{count:,} sessions on 4 hosts, each opened, with a turn", result=f"{rates[0]:,.0f} a second at first")
-    table.judge("  a second at the end, to that", rates[-1] / rates[0], 0.9, bound="least")
+    first, last = ((calls[at] / taken[at], f"{1 / taken[at]:,.0f} a second") for at in (0, -1))
+    table.line(f"{count:,} sessions on 4 hosts, each opened, with a turn", result=f"{first[1]} at first")
+    table.judge("  the rate at the end, to bare calls, to that", last[0] / first[0], 0.9, bound="least")
+    table.line("  a second at the end", result=f"{last[1]}; bare calls {1 / calls[0]:,.0f}, then {1 / calls[-1]:,.0f}")
     most = 4 * MOST_RESIDENT
     what = "  resident at most, to max_resident of all hosts"
     table.line(f"  resident, of {most:,} that may be", result=f"{counts[0]:,}, then {counts[-1]:,}")

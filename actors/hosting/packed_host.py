@@ -329,21 +329,35 @@ class PackedHost:
         return resident
 
     async def _make_room(self, session_id: str) -> None:
-        """Unload the idle session that was used least recently.
+        """Unload the idle session that was used least recently, beside those that are leaving.
+
+        Callers who need room at the same time each unload one, so that their sessions leave together.
 
         Raises:
             OverloadedError: all sessions are in use.
             StoreError: no session can leave, since the store fails.
         """
-        if self._leaving:
-            await asyncio.wait(self._leaving.values(), return_when=asyncio.FIRST_COMPLETED)
-            return
-        for idle in [name for name, resident in self._residents.items() if resident.is_idle]:
-            if self._residents.get(idle) and idle not in self._leaving and await self._unload(idle):
-                return
-            if len(self._residents) < self._limits.max_resident:
-                return
-        raise OverloadedError(session_id, "max_resident", self._limits.max_resident)
+        tried: set[str] = set()
+        while len(self._residents) >= self._limits.max_resident:
+            if (idle := self._least_recently_used(tried)) is not None:
+                tried.add(idle)
+                if await self._unload(idle):
+                    return
+            elif self._leaving:
+                await asyncio.wait(self._leaving.values(), return_when=asyncio.FIRST_COMPLETED)
+            else:
+                raise OverloadedError(session_id, "max_resident", self._limits.max_resident)
+
+    def _least_recently_used(self, tried: set[str]) -> str | None:
+        """Return the idle session that was used least recently and is not leaving, but none of those; or None."""
+        return next(
+            (
+                name
+                for name, resident in self._residents.items()
+                if name not in self._leaving and name not in tried and resident.is_idle
+            ),
+            None,
+        )
 
     async def _unload(self, session_id: str) -> bool:
         """Unload a session; return whether it left. Concurrent callers share one attempt, which is never cancelled."""

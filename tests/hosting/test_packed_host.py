@@ -19,6 +19,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.packed_actor import _EarlierHosts
+from turnwise.actors.hosting.session_service import SessionService
 from turnwise.actors.hosting.worker_resources import MAX_CACHED
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import (
@@ -240,6 +241,49 @@ async def test_the_least_recently_used_session_is_unloaded_first() -> None:
     await hosting.ask("a", "latest", ())
     await hosting.run("d", "hello", "run-d")
     assert hosting.host.resident_ids == ["c", "a", "d"]
+
+
+@pytest.mark.virtual_time
+async def test_sessions_that_make_room_at_the_same_time_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosting = Hosting(InMemoryStore(), EchoEngine(), Packed(hosts=1, max_resident=4))
+    await hosting.create(*"abcdefgh")
+    for name in "abcd":
+        await hosting.ask(name, "latest", ())
+    leaving, gate, leave = list[str](), asyncio.Event(), Ownership.leave
+
+    async def leave_later(ownership: Ownership) -> bool:
+        leaving.append(ownership._state.session_id)
+        await gate.wait()
+        return await leave(ownership)
+
+    monkeypatch.setattr(Ownership, "leave", leave_later)
+    asked = [asyncio.ensure_future(hosting.ask(name, "latest", ())) for name in "efgh"]
+    await asyncio.sleep(1)
+    assert leaving == [*"abcd"], "not one after the other"
+    gate.set()
+    await asyncio.gather(*asked)
+    assert hosting.host.resident_ids == [*"efgh"]
+
+
+@pytest.mark.virtual_time
+async def test_to_make_room_a_host_asks_only_the_sessions_that_were_used_least_recently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosting = Hosting(InMemoryStore(), EchoEngine(), Packed(hosts=1, max_resident=50))
+    names = [f"chat{number}" for number in range(53)]
+    await hosting.create(*names)
+    for name in names[:50]:
+        await hosting.ask(name, "latest", ())
+    asked: list[str] = []
+
+    def is_idle(resident: SessionService) -> bool:
+        asked.append(resident.core.session_id)
+        return not resident.calls
+
+    monkeypatch.setattr(SessionService, "is_idle", property(is_idle))
+    for name in names[50:]:
+        await hosting.ask(name, "latest", ())
+    assert asked == names[:3]
 
 
 @pytest.mark.virtual_time

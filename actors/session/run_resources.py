@@ -60,6 +60,7 @@ class RunResources:
         """The working memory, whether runs use it or not."""
         self.runner: InferenceRunner | None = None
         self.building: asyncio.Task[InferenceRunner] | None = None
+        self.closing: asyncio.Task[None] | None = None
         self.is_retired = False
         """Whether no run will need the runner any more."""
 

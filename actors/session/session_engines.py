@@ -134,11 +134,15 @@ class SessionEngines:
             self._tasks.spawn_logged(self._retire(run_resources), "closing its engine")
 
     async def _retire(self, run_resources: RunResources) -> None:
-        """Close the runner; a runner that is being built is closed once it is built."""
+        """Close the runner, or wait for whoever closes it; one that is being built is closed once it is built."""
         for each in run_resources.each:
             each.is_retired = True
-            runner, each.runner = each.runner, None
-            await close_runner(runner, self.config.cancel_grace_s)
+            if runner := each.runner:
+                each.runner = None
+                closing = close_runner(runner, self.config.cancel_grace_s)
+                each.closing = self._tasks.spawn_logged(closing, "closing its engine")
+            if each.closing:
+                await asyncio.wait({each.closing})
 
 
 async def close_runner(runner: object, grace_s: float) -> None:

@@ -118,6 +118,23 @@ class Dawdler:
         await asyncio.sleep(self.dice.random() * 0.1)
 
 
+class SlowlyClosed:
+    """Answers, and takes a while to be closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def build(self, session: SessionView) -> SlowlyClosed:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
+        return [Text(text="answer")]
+
+    async def close(self) -> None:
+        await asyncio.sleep(0.3)
+        self.closed += 1
+
+
 class Asking:
     """Asks for leave once, and answers with its name when it has it."""
 
@@ -378,6 +395,16 @@ async def test_an_engine_that_cannot_be_closed_keeps_no_place_and_no_neighbour(h
     assert hosting.host.resident_ids == ["c", "d"]
     await asyncio.sleep(60)
     assert hosting.host.resident_ids == [] and engine.closed == 4
+
+
+@pytest.mark.virtual_time
+async def test_a_session_has_left_when_its_engine_is_closed() -> None:
+    engine = SlowlyClosed()
+    hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=1))
+    await hosting.create("a", "b")
+    await hosting.run("a", "hello", "run-a")
+    await hosting.ask("b", "latest", ())
+    assert engine.closed == 1
 
 
 @pytest.mark.virtual_time

@@ -103,7 +103,7 @@ COUNTED = [
     "a second at the end",
     "resident, of 4,000 that may be",
     "resident at most, to max_resident of all hosts",
-    "memory of those",
+    "memory of their hosts, and what it adds here",
     "memory at the end, to that",
     "p99, to that of the bare app",
 ]

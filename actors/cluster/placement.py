@@ -12,7 +12,7 @@ class Dedicated:
     """One actor, so one process, for each session. The process ends when it is idle, and starts at the next call.
 
     The strongest isolation: an engine that uses much CPU or crashes affects no other session. Costs a process of some
-    78 MB for each session that is not idle. On a cluster, the actors are spread over the nodes.
+    70 MB for each session that is not idle. On a cluster, the actors are spread over the nodes.
     """
 
     max_live: int | None = None

@@ -329,9 +329,9 @@ class PackedHost:
         return resident
 
     async def _make_room(self, session_id: str) -> None:
-        """Unload the idle session that was used least recently, beside those that are leaving.
+        """Unload the idle session that was used least recently.
 
-        Callers who need room at the same time each unload one, so that their sessions leave together.
+        Callers who need room at the same time each unload one of their own, so these leave together.
 
         Raises:
             OverloadedError: all sessions are in use.
@@ -349,7 +349,7 @@ class PackedHost:
                 raise OverloadedError(session_id, "max_resident", self._limits.max_resident)
 
     def _least_recently_used(self, tried: set[str]) -> str | None:
-        """Return the idle session that was used least recently and is not leaving, but none of those; or None."""
+        """Return the idle session that was used least recently; none that is leaving or was tried. None if all are."""
         return next(
             (
                 name

@@ -61,6 +61,7 @@ class RunResources:
         self.runner: InferenceRunner | None = None
         self.building: asyncio.Task[InferenceRunner] | None = None
         self.closing: asyncio.Task[None] | None = None
+        """Closes the runner; None before anybody does."""
         self.is_retired = False
         """Whether no run will need the runner any more."""
 

@@ -269,7 +269,7 @@ def visits(table: Table, url: str, namespace: str, bare: Any, count: int) -> Non
     table.judge(what, max(counts) / most, 1)
     above = f"{sizes[0] / 2**20:,.0f} MB, then {sizes[-1] / 2**20:,.0f}"
     table.line("  memory of their hosts, and what it adds here", result=above)
-    table.judge("  bytes that a session leaves there", (sizes[-1] - sizes[0]) / (count - each), 1000, " bytes")
+    table.judge("  memory at the end, to that", sizes[-1] / sizes[0], 1.1)
 
 
 async def resident_count(manager: AsyncSessionManager) -> int:

@@ -118,23 +118,6 @@ class Dawdler:
         await asyncio.sleep(self.dice.random() * 0.1)
 
 
-class SlowlyClosed:
-    """Answers, and takes a while to be closed."""
-
-    def __init__(self) -> None:
-        self.closed = 0
-
-    def build(self, session: SessionView) -> SlowlyClosed:
-        return self
-
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
-        return [Text(text="answer")]
-
-    async def close(self) -> None:
-        await asyncio.sleep(0.3)
-        self.closed += 1
-
-
 class Asking:
     """Asks for leave once, and answers with its name when it has it."""
 
@@ -164,6 +147,8 @@ class Closed:
         return [Text(text="answer")]
 
     async def close(self) -> None:
+        if self.how == "takes a while":
+            await asyncio.sleep(0.3)
         self.closed += 1
         if self.how == "raises":
             raise ValueError("cannot be closed")
@@ -399,7 +384,7 @@ async def test_an_engine_that_cannot_be_closed_keeps_no_place_and_no_neighbour(h
 
 @pytest.mark.virtual_time
 async def test_a_session_has_left_when_its_engine_is_closed() -> None:
-    engine = SlowlyClosed()
+    engine = Closed("takes a while")
     hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=1))
     await hosting.create("a", "b")
     await hosting.run("a", "hello", "run-a")

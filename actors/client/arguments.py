@@ -54,7 +54,6 @@ def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
         InvalidInputError: names the argument.
         TypeError: there is no such argument.
     """
-    names = list(inspect.signature(request).parameters)
     built: list[Callable[Given, Made]] = []
 
     @wraps(request)
@@ -66,7 +65,7 @@ def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
         try:
             return built[0](*args, **kwargs)
         except ValidationError as error:
-            raise _refusal(request.__name__, error, names) from None
+            raise _refusal(request, error) from None
 
     return made
 
@@ -77,10 +76,10 @@ def named(init: Callable[Given, None]) -> Callable[Given, None]:
     Raises:
         TypeError: of the decorated method.
     """
-    signature = inspect.signature(init)
 
     @wraps(init)
     def made(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        signature = inspect.signature(init)
         of = f"{type(args[0]).__name__}()"
         for name in kwargs:
             if name not in signature.parameters:
@@ -103,12 +102,13 @@ def _unexpected(of: str, name: str, names: list[str]) -> str:
     return f"{of} got an unexpected keyword argument {name!r}{hint}"
 
 
-def _refusal(request: str, error: ValidationError, names: list[str]) -> InvalidInputError | TypeError:
+def _refusal(request: Callable[..., object], error: ValidationError) -> InvalidInputError | TypeError:
+    names = list(inspect.signature(request).parameters)
     errors = error.errors(include_url=False, include_context=False)
     first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
     name, *inner = first["loc"]
     if first["type"] == "unexpected_keyword_argument":
-        of = "Session.run()" if request == "_settings" else f"{request.lstrip('_')}()"
+        of = "Session.run()" if request.__name__ == "_settings" else f"{request.__name__.lstrip('_')}()"
         return TypeError(_unexpected(of, str(name), names))
     field = names[name] if isinstance(name, int) else name
     field += "".join(f"[{shown(part)}]" for part in inner if part != "[key]")

@@ -26,6 +26,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.remote_memory import RemoteMemory, equip
 from turnwise.actors.cluster.store_object import StoreObject
 from turnwise.actors.cluster.wire import (
+    READS,
     Ended,
     EngineWanted,
     PackedOutcome,
@@ -36,8 +37,6 @@ from turnwise.actors.cluster.wire import (
     StillEnding,
     log_of,
 )
-from turnwise.actors.hosting.reader import READS, Reader, check_stored
-from turnwise.actors.hosting.stored_session import StoredSession, UnattendedError
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import as_engine, engines_of
@@ -352,6 +351,9 @@ class ClusterClient:
         Reading from the store does not interrupt runs of another Ray. It cannot answer a wait for a run whose process
         died: a new process of the session must end or resume that run first.
         """
+        from turnwise.actors.hosting.reader import Reader, check_stored
+        from turnwise.actors.hosting.stored_session import StoredSession, UnattendedError
+
         kept = by_public_id(session_id, *self.stores)
         stored = StoredSession(*kept, raises_unattended=not self.read_only)
         try:

@@ -13,7 +13,6 @@ from turnwise.actors.client.event_sinks import EventSink, TaskSink, ThreadSink
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
 from turnwise.actors.cluster.wire import Ended, PackedTurn
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.errors import (
     InvalidInputError,
     OutputCutError,
@@ -39,7 +38,7 @@ from turnwise.memory.conversation.partial_output import Partials
 from turnwise.memory.conversation.phases import Phases, phase_of
 from turnwise.memory.conversation.runs import REPLACED, RunRecord, RunState
 from turnwise.memory.conversation.steps import Step, steps_of
-from turnwise.memory.conversation.tool_calls import PendingCall
+from turnwise.memory.conversation.tool_calls import ApprovalDecision, PendingCall
 from turnwise.memory.conversation.tool_results import result_of
 from turnwise.memory.conversation.turns import Turn
 

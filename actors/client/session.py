@@ -47,7 +47,6 @@ from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, St
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool
-from turnwise.actors.session.admission import IfBusy
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.chat_messages import ChatMessage
@@ -57,7 +56,7 @@ from turnwise.memory.conversation.message_formats import MessageFormat, Messages
 from turnwise.memory.conversation.model_params import ModelParams
 from turnwise.memory.conversation.notebook_display import Rows, facts_html
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
-from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.runs import IfBusy, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, places, union
 from turnwise.memory.conversation.turns import Turn

@@ -19,7 +19,6 @@ from pydantic import PlainValidator
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import Delivery, EventSink
 from turnwise.actors.client.requests import AwaitStep, Request, carry_out, carry_out_async
-from turnwise.actors.hosting.stored_session import StoredSession
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,
@@ -194,6 +193,8 @@ class EventFeed:
         return low
 
     def _read(self, session: SessionRecord, after: int, limit: int) -> AwaitStep:
+        from turnwise.actors.hosting.stored_session import StoredSession
+
         stored = StoredSession(*by_public_id(session.session_id, *self._client.stores))
         return AwaitStep(partial(stored.stored_events, after, limit))
 

@@ -18,7 +18,6 @@ from ray import cloudpickle
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
 from turnwise.actors.cluster.identity import identity
-from turnwise.actors.cluster.memory_actor import MemoryHost
 from turnwise.actors.cluster.nodes import ANYWHERE, here
 from turnwise.actors.cluster.ray_runtime import this_ray
 from turnwise.actors.cluster.unix_socket import Connection
@@ -271,6 +270,8 @@ class RemoteMemory:
                 return ray.get_actor(self.actor_name, namespace=self._namespace)
             except ValueError as error:
                 raise LongTermMemoryError(f"{self.name}: {_FILES_LOST}") from error
+        from turnwise.actors.cluster.memory_actor import MemoryHost
+
         return (
             ray.remote(MemoryHost)
             .options(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from turnwise.actors.session.reads import Outcome
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.notebook_display import record_html
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, subtract, union
-from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
+
+READS = frozenset(("events", "expand", "info", "latest", "messages", "pending", "run", "runs", "turn", "turns", "wait"))
+"""The names of the read-only verbs."""
 
 
 class SessionRef(str):

@@ -14,11 +14,8 @@ from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import SessionStore
 
-READS = frozenset(("events", "expand", "info", "latest", "messages", "pending", "run", "runs", "turn", "turns", "wait"))
-"""The names of the verbs."""
-
 _UNPACKED = frozenset(("expand", "messages", "pending", "run", "runs"))
-"""The verbs whose answers are those of `SessionReads`, unchanged."""
+"""The read-only verbs whose answers are those of `SessionReads`, unchanged."""
 
 
 class Reader:

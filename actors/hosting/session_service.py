@@ -9,9 +9,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
-from turnwise.actors.cluster.wire import EngineWanted, PackedOutcome, PackedTurn, StartAnswer, StillEnding
+from turnwise.actors.cluster.wire import READS, EngineWanted, PackedOutcome, PackedTurn, StartAnswer, StillEnding
 from turnwise.actors.hosting.engine_overrides import EngineOverride
-from turnwise.actors.hosting.reader import READS, Reader, check_stored
+from turnwise.actors.hosting.reader import Reader, check_stored
 from turnwise.actors.hosting.stored_session import StoredSession, UnattendedError
 from turnwise.actors.hosting.waits import ENDING_S, Waits
 from turnwise.actors.hosting.worker_resources import WorkerResources

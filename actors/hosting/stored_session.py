@@ -10,12 +10,12 @@ from typing import Any
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.event_log import EventLog
 from turnwise.actors.session.journal import Journal
-from turnwise.actors.session.reads import Outcome, SessionReads
+from turnwise.actors.session.reads import SessionReads
 from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.state import SessionState
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.spans import union
-from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.turns import Outcome, TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import of_user
 from turnwise.memory.stores.base import SessionStore

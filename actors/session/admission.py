@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
-from typing import Any, Literal, Required, TypedDict, Unpack
+from typing import Any, Required, TypedDict, Unpack
 
 from turnwise.actors.inference.attempt import storable
 from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken, engine_of_run
@@ -48,12 +48,9 @@ from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.prompts import Prompt, accept, check_calls
 from turnwise.memory.conversation.records import replace
-from turnwise.memory.conversation.runs import REPLACED, RunRecord
+from turnwise.memory.conversation.runs import REPLACED, IfBusy, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, join
-
-IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "latest", "drop", "merge", "inject", "debounce"]
-"""What happens to a new run while another one is active, or waits for silence: see `Session.run`."""
 
 _CLEARS_QUEUE = ("interrupt", "rollback", "latest")
 """Those that end all queued runs."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from turnwise.actors.inference.attempt import reason, storable
@@ -19,47 +17,12 @@ from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError, shown
-from turnwise.memory.conversation.blocks import Block, Content, Text, ToolResult, ToolUse, described, encode
+from turnwise.memory.conversation.blocks import Block, Content, Text, ToolResult, ToolUse, described
 from turnwise.memory.conversation.events import CallDecided, RunResumed
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunState
-from turnwise.memory.conversation.tool_calls import CallState, Verdict, decode_calls, encode_calls
+from turnwise.memory.conversation.tool_calls import ApprovalDecision, CallState, decode_calls, encode_calls
 from turnwise.memory.conversation.transcript import Ledger
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalDecision:
-    """A decision about a tool call.
-
-    `input`: for an approved call, arguments that replace the model's. `text`: the reason of a rejection, or the
-    provided result. `is_error`: whether the provided result reports a failure. `is_json`: whether it is JSON. `blocks`:
-    the images, documents and texts beside its text.
-    """
-
-    verdict: Verdict
-    input: Mapping[str, Any] | None = None
-    text: str = ""
-    is_error: bool = False
-    is_json: bool = False
-    blocks: tuple[Content, ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """A hash of the decision, equal for equal decisions."""
-        parts: tuple[Any, ...] = (self.verdict, self.input, self.text, self.is_error)
-        parts = (*parts, True) if self.is_json else parts  # digests of older versions stay as they are
-        parts = (*parts, *map(encode, self.blocks))
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-    def block(self, call_id: str, use: ToolUse | None) -> Block | None:
-        """Return the block that the decision adds to the transcript: a result, the edited call, or None."""
-        if self.verdict == "approved":
-            edited = self.input is not None and use is not None
-            return use.model_copy(update={"input": freeze(self.input)}) if edited and use else None
-        text = storable(self.text)
-        if self.verdict == "rejected":
-            return ToolResult(call_id=call_id, text=f"rejected: {text}" if text else "rejected", is_error=True)
-        return ToolResult(call_id=call_id, text=text, is_error=self.is_error, is_json=self.is_json, blocks=self.blocks)
 
 
 class Approvals:
@@ -139,7 +102,7 @@ class Approvals:
     ) -> None:
         ledger = Ledger(run.output.blocks)
         uses = (block for block in run.output.blocks if isinstance(block, ToolUse) and block.call_id == call_id)
-        block = decision.block(call_id, next(uses, None))
+        block = _block(decision, call_id, next(uses, None))
         if isinstance(block, ToolUse):
             ledger.replace_use(block)
         elif block and call_id in {use.call_id for use in ledger.uses_without_result()}:
@@ -175,6 +138,18 @@ class Approvals:
         self._joining.apply(joining, self._driver.note_end)
         if goes_on:
             run.decided.set()
+
+
+def _block(decision: ApprovalDecision, call_id: str, use: ToolUse | None) -> Block | None:
+    """Return the block that a decision adds to the transcript: a result, the edited call, or None."""
+    if decision.verdict == "approved":
+        edited = decision.input is not None and use is not None
+        return use.model_copy(update={"input": freeze(decision.input)}) if edited and use else None
+    text = storable(decision.text)
+    if decision.verdict == "rejected":
+        return ToolResult(call_id=call_id, text=f"rejected: {text}" if text else "rejected", is_error=True)
+    is_json, blocks = decision.is_json, decision.blocks
+    return ToolResult(call_id=call_id, text=text, is_error=decision.is_error, is_json=is_json, blocks=blocks)
 
 
 def _check_blocks(builder: EngineBuilder, blocks: Sequence[Content]) -> None:

@@ -12,7 +12,7 @@ from turnwise.actors.inference.named_engines import MissingEngine, engine_named
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.additions import Additions
 from turnwise.actors.session.admission import RunAdmission, Started, StartOptions
-from turnwise.actors.session.approvals import ApprovalDecision, Approvals
+from turnwise.actors.session.approvals import Approvals
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.forgetting import Forgetting
 from turnwise.actors.session.forking import Forking
@@ -42,6 +42,7 @@ from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from turnwise.actors.session.run_events import turn_key
@@ -25,20 +25,12 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, size, union
 from turnwise.memory.conversation.tool_calls import PendingCall, decode_calls
-from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 
 MESSAGES_PAGE = 50
 """How many turns are read at once for their messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended. `turn` is None if the run's turn was dropped."""
-
-    run: RunRecord
-    turn: Turn | None
 
 
 class SessionReads:

@@ -21,9 +21,7 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.archive.export import export_session
 from turnwise.memory.archive.file import ArchiveFile, part_of
-from turnwise.memory.archive.format import read_lines
 from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
@@ -148,6 +146,8 @@ async def archived(
         SessionChangedError: the session was used since it was read.
         StoreError: the folder cannot be written to.
     """
+    from turnwise.memory.archive.export import export_session
+
     if folder is None:
         return None
     path = folder / _file_name(session)
@@ -175,6 +175,8 @@ async def archived(
 
 def _is_of(path: Path, session: SessionRecord) -> bool:
     """Return whether a file has the session as of its last commit. A file under its final name is complete."""
+    from turnwise.memory.archive.format import read_lines
+
     try:
         with path.open(encoding="ascii") as file:
             first = next(read_lines(file))

@@ -3,9 +3,9 @@
 A block is one prompt, one piece of an answer, one tool call, or one tool result. `kind` says which; on the wire and
 on disk a block is a JSON object with that kind. A kind that this version does not know is read as `Unknown` and written
 back unchanged, so an older reader loses nothing.
-"""
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again for each class.
+"""
 
 import base64
 import binascii
@@ -30,7 +30,7 @@ Str = Annotated[str, Strict()]
 class Block(BaseModel):
     """Base class of all blocks. Frozen, nested payloads too; equal by value; unknown fields are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # built at first use
 
     role: ClassVar[Role] = "user"
     """The role of the provider's message that carries this block."""
@@ -130,7 +130,7 @@ class _Payload(Block):
 _NAME = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*"
 _MEDIA_TYPE = re.compile(rf"{_NAME}/{_NAME}(; ?{_NAME}=[^;,\s]+)*")
 _DATA_URL = re.compile(r"data:([^,]*);base64,(.*)", re.DOTALL)
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[!-~\u00a1-\U0010ffff]+")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\x00-\x20\x7f-\xa0]+")
 
 
 def _is_base64(text: str) -> bool:
@@ -408,7 +408,7 @@ def _plain(block: Text | Image | Document) -> str:
     return f"{block.name}:\n{block.plain}" if isinstance(block, Document) and block.plain else f"[{described(block)}]"
 
 
-CLEARED = Unknown(stored_kind="cleared")
+CLEARED = Unknown.model_construct(stored_kind="cleared")
 """What remains of a block that was cleared. It keeps its place in the log."""
 
 

@@ -2,9 +2,9 @@
 
 Every event has a sequence number that grows within its session. Events are stored before they are published; the deltas
 of a running answer are published but not stored, so stored sequence numbers have gaps.
-"""
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again for each class.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import pydantic_core
-from pydantic import AnyUrl, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
@@ -44,11 +44,10 @@ _FORMATS: Mapping[str, Any] = {
     "time": time,
     "duration": timedelta,
     "uuid": UUID,
-    "uri": AnyUrl,
     "ipv4": IPv4Address,
     "ipv6": IPv6Address,
 }
-"""JSON schema formats of texts, and the pydantic types that produce them."""
+"""JSON schema formats of texts, and the types that pydantic reads them as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,9 +196,10 @@ def _plain(value: Any) -> Any:
 @functools.cache
 def _formats() -> FormatChecker:
     from jsonschema import FormatChecker
+    from pydantic import AnyUrl
 
     checker = FormatChecker(formats=())
-    for name, kind in _FORMATS.items():
+    for name, kind in {**_FORMATS, "uri": AnyUrl}.items():
         checker.checks(name, raises=ValueError)(functools.partial(_has_format, TypeAdapter(kind)))
     return checker
 

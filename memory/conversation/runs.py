@@ -17,6 +17,9 @@ OPEN_STATES = ("queued", "running", "awaiting_approval")
 UNSETTLED = ("queued", "running")
 """The open states that need a process. A run that waits for a person's decision needs none."""
 
+IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "latest", "drop", "merge", "inject", "debounce"]
+"""What happens to a new run while another one is active, or waits for silence: see `Session.run`."""
+
 MERGED = "merged"
 """The code of a queued run whose prompts are part of another run."""
 

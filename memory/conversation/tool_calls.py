@@ -6,10 +6,13 @@ was lost is not repeated unless its tool says that repeating does no harm, and a
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from turnwise.memory.conversation.blocks import Content, encode
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 
 Wants = Literal["approval", "result", "budget"]
@@ -38,6 +41,31 @@ class CallState:
     def is_waiting(self) -> bool:
         """Whether somebody has to decide."""
         return self.wants is not None and self.verdict is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalDecision:
+    """A decision about a tool call.
+
+    `input`: for an approved call, arguments that replace the model's. `text`: the reason of a rejection, or the
+    provided result. `is_error`: whether the provided result reports a failure. `is_json`: whether it is JSON. `blocks`:
+    the images, documents and texts beside its text.
+    """
+
+    verdict: Verdict
+    input: Mapping[str, Any] | None = None
+    text: str = ""
+    is_error: bool = False
+    is_json: bool = False
+    blocks: tuple[Content, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """A hash of the decision, equal for equal decisions."""
+        parts: tuple[Any, ...] = (self.verdict, self.input, self.text, self.is_error)
+        parts = (*parts, True) if self.is_json else parts  # digests of older versions stay as they are
+        parts = (*parts, *map(encode, self.blocks))
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

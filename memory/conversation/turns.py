@@ -13,6 +13,7 @@ from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.message_formats import MessageFormat, Messages, to_messages
 from turnwise.memory.conversation.notebook_display import turn_html
 from turnwise.memory.conversation.output_type import read_answer
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, cut, join, overlap, places, size
 from turnwise.memory.conversation.usage import Usage
 
@@ -302,6 +303,14 @@ class Turn:
     def __reduce__(self) -> tuple[object, ...]:
         spans = join(self._record.prompt, self._record.input, self._record.output)
         return turn_of, (self._session_id, self._record, tuple(spans), self._cache.read_encoded(spans))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. `turn` is None if the run's turn was dropped."""
+
+    run: RunRecord
+    turn: Turn | None
 
 
 def turn_of(session_id: str, record: TurnRecord, spans: Spans, encoded: Sequence[str]) -> Turn:

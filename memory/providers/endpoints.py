@@ -167,8 +167,8 @@ class Lesson:
     """A rule for learning from a server's refusal what it accepts."""
 
     name: str
-    said: re.Pattern[str]
-    """The pattern that recognizes the refusal's message."""
+    said: str
+    """The regular expression that recognizes the refusal's message."""
     source: str
     """The URL of a report of this refusal."""
     learned: Mapping[str, Any]
@@ -178,45 +178,43 @@ class Lesson:
 LESSONS: tuple[Lesson, ...] = (
     Lesson(
         name="short ids",
-        said=re.compile(r"must be a-z, A-Z, 0-9, with a length of 9"),
+        said=r"must be a-z, A-Z, 0-9, with a length of 9",
         source="https://github.com/anomalyco/opencode/issues/1680",
         learned={"has_short_ids": True},
     ),
     Lesson(
         name="bounded ids",
-        said=re.compile(r"(tool_calls?|call_id|id)\b.{0,40}string too long", re.DOTALL),
+        said=r"(?s)(tool_calls?|call_id|id)\b.{0,40}string too long",
         source="https://github.com/openclaw/openclaw/pull/875",
         learned={"has_long_ids": False},
     ),
     Lesson(
         name="answered results",
-        said=re.compile(r"Unexpected role 'user' after role 'tool'|roles must alternate"),
+        said=r"Unexpected role 'user' after role 'tool'|roles must alternate",
         source="https://github.com/NousResearch/hermes-agent/issues/20154",
         learned={"answers_results": True},
     ),
     Lesson(
         name="thoughts",
-        said=re.compile(
-            r"reasoning_content\W.{0,60}(must be passed back|is missing)|[Mm]issing\W{1,3}reasoning_content"
-        ),
+        said=r"reasoning_content\W.{0,60}(must be passed back|is missing)|[Mm]issing\W{1,3}reasoning_content",
         source="https://github.com/decolua/9router/issues/773",
         learned={"returns_thoughts": "always"},
     ),
     Lesson(
         name="content",
-        said=re.compile(r"invalid message content type: <nil>"),
+        said=r"invalid message content type: <nil>",
         source="https://github.com/pydantic/pydantic-ai/issues/5206",
         learned={"has_content": True},
     ),
     Lesson(
         name="signatures",
-        said=re.compile(r"missing a \W?thought_signature"),
+        said=r"missing a \W?thought_signature",
         source="https://github.com/earendil-works/pi/pull/1825",
         learned={"signs_calls": True},
     ),
 )
 
-_UNKNOWN_KEYWORD = re.compile(r"""Unknown name \\*"([\w$]+)\\*" at \\*'[\w.]*\btools\b""")
+_UNKNOWN_KEYWORD = r"""Unknown name \\*"([\w$]+)\\*" at \\*'[\w.]*\btools\b"""
 """Gemini's refusal of a keyword, as in https://github.com/AstrBotDevs/AstrBot/issues/7572."""
 
 _KEYWORD = "keyword "
@@ -224,8 +222,8 @@ _KEYWORD = "keyword "
 
 def lessons_of(said: str) -> set[str]:
     """Return the names of the lessons that a refusal's message teaches."""
-    keywords = {_KEYWORD + keyword for keyword in _UNKNOWN_KEYWORD.findall(said)}
-    return keywords | {lesson.name for lesson in LESSONS if lesson.said.search(said)}
+    keywords = {_KEYWORD + keyword for keyword in re.findall(_UNKNOWN_KEYWORD, said)}
+    return keywords | {lesson.name for lesson in LESSONS if re.search(lesson.said, said)}
 
 
 def taught(profile: Profile, lessons: Collection[str]) -> Profile:

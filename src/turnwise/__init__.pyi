@@ -11,7 +11,6 @@ from turnwise.actors.inference.tools.context import ToolContext as ToolContext
 from turnwise.actors.inference.tools.memory_tools import memory_tools as memory_tools, notes_tools as notes_tools
 from turnwise.actors.inference.tools.tool import Tool as Tool, external_tool as external_tool, tool as tool
 from turnwise.actors.memory.config import MemoryConfig as MemoryConfig
-from turnwise.actors.session.admission import IfBusy as IfBusy
 from turnwise.actors.session.budget import Budget as Budget, Price as Price
 from turnwise.actors.session.config import SessionConfig as SessionConfig
 from turnwise.errors import (
@@ -34,7 +33,7 @@ from turnwise.memory.conversation.blocks import AnyBlock as AnyBlock
 from turnwise.memory.conversation.events import AnyEvent as AnyEvent
 from turnwise.memory.conversation.model_params import ModelParams as ModelParams
 from turnwise.memory.conversation.prompts import Prompt as Prompt
-from turnwise.memory.conversation.runs import RunState as RunState
+from turnwise.memory.conversation.runs import IfBusy as IfBusy, RunState as RunState
 from turnwise.memory.conversation.tool_calls import PendingCall as PendingCall
 from turnwise.memory.conversation.turns import Turn as Turn
 from turnwise.memory.conversation.usage import Usage as Usage

@@ -43,10 +43,8 @@ from schedules import SESSION, inline
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.actors.inference.tools.loop import LOST
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.reads import Outcome
 from turnwise.adapters import AgentsSDKEngine
 from turnwise.adapters.agents_sdk.items import answer_of, output_of
 from turnwise.adapters.version_checks import expect, framework
@@ -56,6 +54,8 @@ from turnwise.memory.conversation.events import ModelCallEnded, TextDelta, Think
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
+from turnwise.memory.conversation.turns import Outcome
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.trim import Trim
 from turnwise.testing import LocalProvider

@@ -18,7 +18,6 @@ from quirks import JSON, QuirkServer
 from schedules import inline
 from turnwise.actors.inference.openai.runner import OpenAIRunner
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import AnthropicEngine
@@ -35,6 +34,7 @@ from turnwise.memory.conversation.blocks import (
 )
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script

@@ -25,7 +25,6 @@ from agent_world import check_request, next_request
 from engine_calls import SESSION
 from gemini import GeminiServer
 from schedules import inline
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import PydanticAIEngine
@@ -33,6 +32,7 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Thinking, ToolResult
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script
 from turnwise.testing.local_provider.anthropic_messages import sign

@@ -23,11 +23,11 @@ from turnwise.actors.hosting.engine_overrides import EngineOverride, EngineOverr
 from turnwise.actors.hosting.worker_resources import MAX_CACHED, SessionSetup
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import EngineLimitError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 

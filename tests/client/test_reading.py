@@ -20,11 +20,11 @@ from turnwise.actors.hosting.stored_session import TAIL, StoredSession, Unattend
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.reads import Outcome, SessionReads
+from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import RunNotFoundError, SessionFencedError, SessionNotFoundError, TurnNotFoundError
 from turnwise.memory.conversation.events import RunCompleted
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import EncryptedHistory
 from turnwise.memory.event_store.in_memory import InMemoryHistory

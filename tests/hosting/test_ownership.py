@@ -25,7 +25,6 @@ from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import RunContext, SessionView
-from turnwise.actors.session.admission import IfBusy
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
@@ -39,6 +38,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Text, User
+from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import SessionStore

@@ -30,7 +30,6 @@ from turnwise.actors.inference.engine import (
     StepContext,
     Suspend,
 )
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.ownership import Ownership
@@ -46,7 +45,7 @@ from turnwise.errors import (
     StoreError,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Text
-from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.tool_calls import ApprovalDecision, CallState
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore

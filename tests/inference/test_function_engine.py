@@ -17,11 +17,10 @@ from turnwise.actors.inference.engine import RunContext, check_taken
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.actors.session.reads import Outcome
 from turnwise.errors import ConfigError, InvalidInputError
 from turnwise.memory.conversation.blocks import Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import TextDelta
-from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.conversation.usage import Usage
 
 

@@ -45,12 +45,12 @@ from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.reads import Outcome
 from turnwise.errors import ContextOverflowError, EngineError, RequestRefusedError
 from turnwise.memory.conversation.blocks import Block, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import TextDelta
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.transcript import repair
+from turnwise.memory.conversation.turns import Outcome
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.trim import Trim
 from turnwise.testing import LocalProvider, tool_script

@@ -31,7 +31,6 @@ from turnwise.actors.inference.tools.memory_tools import (
 )
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
-from turnwise.actors.session.reads import Outcome
 from turnwise.errors import (
     InvalidMemoryError,
     LongTermMemoryError,
@@ -41,7 +40,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.longterm.base import ItemChanges, LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.extraction.candidates import Limits
 from turnwise.memory.longterm.extraction.input import input_of

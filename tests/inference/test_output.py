@@ -29,7 +29,6 @@ from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.budget import Budget
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.reads import Outcome
 from turnwise.errors import ConfigError, IdempotencyConflictError, InvalidInputError, OutputError, OutputInvalidError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, User
 from turnwise.memory.conversation.events import Event, ModelCallEnded, TextDelta, ToolEnded
@@ -40,7 +39,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.steps import steps_of
 from turnwise.memory.conversation.transcript import messages_of
-from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.longterm.extraction import prompt as extraction, rerank as choosing
 from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.providers.endpoints import PROFILES

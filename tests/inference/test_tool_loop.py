@@ -13,17 +13,16 @@ from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepC
 from turnwise.actors.inference.tools.loop import LOST, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.reads import Outcome
 from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import Event, ModelCallEnded, RunCompleted, RunResumed, ToolEnded, ToolStarted
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.steps import steps_of
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.transcript import Ledger
-from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.strategy import OverflowStrategy
 from watched_store import WatchedStore

@@ -19,8 +19,6 @@ from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionV
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool, tool
-from turnwise.actors.session.admission import IfBusy
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.budget import Budget
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -35,7 +33,9 @@ from turnwise.errors import (
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Image, Text, Thinking, ToolUse, User
 from turnwise.memory.conversation.events import PromptJoined, RunCancelled, RunCompleted
+from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore

@@ -9,11 +9,10 @@ from typing import get_args
 from markdown_blocks import blocks_of
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import CallDecidedError
 from turnwise.memory.conversation.runs import OPEN_STATES, RunState
-from turnwise.memory.conversation.tool_calls import decode_calls
+from turnwise.memory.conversation.tool_calls import ApprovalDecision, decode_calls
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.faults import FaultPlan, Faults

@@ -18,7 +18,6 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.memory_retrieval import MOST_ASKED
@@ -26,6 +25,7 @@ from turnwise.errors import InvalidPromptError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, System, Text, User
 from turnwise.memory.conversation.events import MemoryDegraded, MemoryFailed, MemoryRecalled
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts

@@ -21,7 +21,6 @@ from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.compaction_tasks import Compactor
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.reads import Outcome
 from turnwise.errors import (
     ConfigError,
     ContextOverflowError,
@@ -34,7 +33,7 @@ from turnwise.memory.conversation.events import CompactionFailed, WindowCompacte
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter

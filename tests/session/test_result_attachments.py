@@ -11,13 +11,13 @@ import pytest
 
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import external_tool, tool
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, UnsupportedBlockError
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import Document, Image, ToolResult, encode as encode_block
 from turnwise.memory.conversation.rebuild import rebuild
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.providers.requests import encode
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore

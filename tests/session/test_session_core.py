@@ -16,7 +16,6 @@ from turnwise.actors.hosting.stored_session import StoredSession
 from turnwise.actors.inference.engine import EngineBuilder, RunContext
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.reads import Outcome
 from turnwise.errors import (
     ConfigError,
     EmptyTurnError,
@@ -35,7 +34,7 @@ from turnwise.memory.conversation import blocks
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import RunCompleted, RunStarted, TextDelta
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.stores.base import Activation
 from turnwise.memory.stores.in_memory import InMemoryStore
 

@@ -17,7 +17,6 @@ from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import external_tool, tool
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     CallDecidedError,
@@ -41,6 +40,7 @@ from turnwise.memory.conversation.events import (
 )
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.steps import steps_of
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from test_tool_loop import Stage
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
-from turnwise.actors.session.reads import Outcome
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Summary, Text, User
-from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.tokens.counter import ByteCounter

@@ -25,7 +25,6 @@ from turnwise.actors.client.trace_context import callers_trace, received
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.budget import Price
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -34,6 +33,7 @@ from turnwise.http.assembly import assemble
 from turnwise.http.config import load
 from turnwise.http.tracing import TraceContext
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.telemetry import METRICS, Telemetry

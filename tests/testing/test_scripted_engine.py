@@ -12,10 +12,10 @@ import pytest
 from test_tool_loop import Stage
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.actors.session.reads import Outcome
 from turnwise.errors import ConfigError, ContextOverflowError
 from turnwise.memory.conversation.blocks import Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import TextDelta
+from turnwise.memory.conversation.turns import Outcome
 from turnwise.testing import Pause, ScriptedAnswer, ScriptedEngine
 
 pytestmark = pytest.mark.virtual_time

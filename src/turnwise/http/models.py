@@ -14,7 +14,6 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.wire import SessionInfo
 from turnwise.actors.inference.tools.signature import MAX_OUTPUT_BYTES, check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
-from turnwise.actors.session.admission import IfBusy
 from turnwise.errors import (
     InvalidInputError,
     RunCancelledError,
@@ -44,7 +43,7 @@ from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.output_type import MAX_RETRIES
-from turnwise.memory.conversation.runs import FinishClass, RunRecord, RunState
+from turnwise.memory.conversation.runs import FinishClass, IfBusy, RunRecord, RunState
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionRecord, SessionStatus
 from turnwise.memory.conversation.steps import Step
 from turnwise.memory.conversation.tool_calls import PendingCall, Wants

@@ -10,7 +10,6 @@ from typing import Annotated, Any, get_args
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.session.admission import IfBusy
 from turnwise.errors import RunEndedError, SessionBusyError, WaitTimeoutError
 from turnwise.http.models import (
     AddEvent,
@@ -48,7 +47,7 @@ from turnwise.http.sse import (
     wait_for,
 )
 from turnwise.memory.conversation.ids import public_id
-from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.runs import IfBusy, RunState
 
 router = APIRouter(
     prefix="/v1",

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.session.admission import IfBusy
 from turnwise.errors import (
     NoActiveRunError,
     OverloadedError,
@@ -26,6 +25,7 @@ from turnwise.errors import (
     TurnNotFoundError,
     WaitTimeoutError,
 )
+from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.conversation.turns import Turn
 from turnwise.testing.acknowledged import Acknowledged
 

@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any, cast
 
 from turnwise.actors.inference.engine import EngineBuilder
-from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
@@ -19,6 +18,7 @@ from turnwise.errors import (
     StoreError,
 )
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore

@@ -26,15 +26,19 @@ class Waits:
         host: the waits of the host, which count the same callers and have a limit of their own.
     """
 
-    __slots__ = ("limits", "most", "setting", "taken")
+    __slots__ = ("_host", "most", "setting", "taken")
 
     def __init__(self, setting: str, most: int, host: Waits | None = None) -> None:
         self.setting = setting
         self.most = most
         self.taken = 0
         """How many callers are waiting."""
-        self.limits: tuple[Waits, ...] = (self, *(host.limits if host else ()))
+        self._host = host
+
+    @property
+    def limits(self) -> tuple[Waits, ...]:
         """All limits that apply to a waiting caller, this one first."""
+        return (self, *(self._host.limits if self._host else ()))
 
     async def wait(
         self,
@@ -56,14 +60,15 @@ class Waits:
         slice_s = SLICE_S if timeout_s is None else min(timeout_s, SLICE_S)
         if slice_s <= 0:
             return await ask(0.0)
-        if full := next((limit for limit in self.limits if limit.taken >= limit.most), None):
+        limits = self.limits
+        if full := next((limit for limit in limits if limit.taken >= limit.most), None):
             if is_there(answer := await ask(0.0)):
                 return answer
             raise OverloadedError(session_id, full.setting, full.most)
-        for limit in self.limits:
+        for limit in limits:
             limit.taken += 1
         try:
             return await ask(slice_s)
         finally:
-            for limit in self.limits:
+            for limit in limits:
                 limit.taken -= 1

@@ -32,12 +32,16 @@ async def on_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
             error = raised
         with suppress(RuntimeError):  # the loop is closed, so nobody waits
             loop.call_soon_threadsafe(deliver, value, error)
+        del error  # whose traceback has this frame: they would wait for the garbage collector, with all they refer to
 
     context = contextvars.copy_context()
     spawn(work)
     value, error = await ended
     if error is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            del error, ended  # as above
     return value
 
 

@@ -38,8 +38,7 @@ class RunResources:
         off_loop: Callable[..., Awaitable[Any]],
     ) -> None:
         self.builder = builder
-        self.whole = self
-        """The resources of which these are those with one of the manager's engines; else these."""
+        self._whole: RunResources | None = None
         self._parts = overflow, off_loop
         self._of_engine: dict[str | None, RunResources] = {}
         self.config = config
@@ -65,6 +64,11 @@ class RunResources:
         self.is_retired = False
         """Whether no run will need the runner any more."""
 
+    @property
+    def whole(self) -> RunResources:
+        """The resources of which these are those with one of the manager's engines; else these."""
+        return self._whole or self
+
     def of_engine(self, name: str | None) -> RunResources:
         """Return the resources with the manager's engine of this name, the first one for None; all else is the same."""
         if name is None and not isinstance(self.builder, NamedEngines):
@@ -74,7 +78,7 @@ class RunResources:
             builder = engine_named(self.builder, name)
             own = (builder, self.config, overflow, self.all_memories, self.notes)
             self._of_engine[name] = found = RunResources(*own, engine_id=self.engine_id, off_loop=off_loop)
-            found.whole = self
+            found._whole = self
         return self._of_engine[name]
 
     def follow(
@@ -87,3 +91,7 @@ class RunResources:
     def each(self) -> list[RunResources]:
         """These resources, and those that `of_engine` has made of them."""
         return [self, *self._of_engine.values()]
+
+    def release(self) -> None:
+        """Release what `of_engine` has made, once all of it is closed: the two refer to each other."""
+        self._of_engine.clear()

@@ -143,6 +143,7 @@ class SessionEngines:
                 each.closing = self._tasks.spawn_logged(closing, "closing its engine")
             if each.closing:
                 await asyncio.wait({each.closing})
+        run_resources.release()
 
 
 async def close_runner(runner: object, grace_s: float) -> None:

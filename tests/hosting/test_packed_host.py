@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import random
 from collections import Counter
@@ -30,6 +31,8 @@ from turnwise.actors.inference.engine import (
     StepContext,
     Suspend,
 )
+from turnwise.actors.inference.named_engines import NamedEngines
+from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.ownership import Ownership
@@ -51,6 +54,7 @@ from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.audit import audit
+from turnwise.testing.scripted_engine import ScriptedEngine
 
 
 class Patient:
@@ -285,6 +289,48 @@ async def test_to_make_room_a_host_asks_only_the_sessions_that_were_used_least_r
     for name in names[50:]:
         await hosting.ask(name, "latest", ())
     assert asked == names[:3]
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@tool
+def divide(a: int, b: int) -> float:
+    """Divide."""
+    return a / b
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(EchoEngine(), id="an answer"),
+        pytest.param(NamedEngines({"a": EchoEngine(), "b": EchoEngine()}), id="one of two engines"),
+        pytest.param(ScriptedEngine([("add", {"a": 1, "b": 2}), "3"], tools=[add]), id="a tool"),
+        pytest.param(ScriptedEngine([("divide", {"a": 1, "b": 0}), "?"], tools=[divide]), id="a tool that fails"),
+        pytest.param(ScriptedEngine([["Let me", ConnectionError("lost")]]), id="an engine that fails"),
+    ],
+)
+async def test_a_session_that_leaves_leaves_nothing_to_the_garbage_collector(engine: EngineBuilder) -> None:
+    """A host looks for garbage rarely, so each session would stay in its memory for hours."""
+    hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=5))
+    names = [f"chat{number}" for number in range(60)]
+    await hosting.create(*names)
+
+    async def visit(names: Sequence[str]) -> None:
+        for name in names:
+            await hosting.run(name, "hello", f"run-{name}")
+
+    await visit(names[:20])
+    gc.collect()
+    gc.disable()
+    try:
+        await visit(names[20:])
+        assert gc.collect() < len(names[20:]), "objects that refer to each other, of each session"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.virtual_time

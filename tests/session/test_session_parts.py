@@ -14,6 +14,7 @@ import pytest
 
 from engines import ScriptedEngine
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.cached_blocks import CachedBlocks
 from turnwise.actors.session.config import SessionConfig
@@ -86,12 +87,15 @@ def test_a_session_that_was_left_is_freed_without_the_garbage_collector() -> Non
     async def story() -> None:
         store = InMemoryStore()
         await store.create(SessionRecord(session_id="s"))
-        core = SessionCore("s", store, EchoEngine())
+        core = SessionCore("s", store, NamedEngines({"a": EchoEngine(), "b": EchoEngine()}))
         await core.start(["hello"], run_id="run")
         await core.reads.wait("run")
+        whole = core.engines.whole
+        parts = (core, core.transactor, core.state, core.ingestion, whole, whole.of_engine("b"))
+        left = [weakref.ref(part) for part in parts]
+        del whole, parts
         assert await core.ownership.leave()
         await asyncio.sleep(0)
-        left = [weakref.ref(part) for part in (core, core.transactor, core.state, core.ingestion)]
         del core
         assert [each() for each in left] == [None] * len(left)
 

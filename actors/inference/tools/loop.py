@@ -337,18 +337,18 @@ class _Calls:
 def _redacted(result: ToolResult, secrets: Sequence[str]) -> ToolResult:
     """Return the result without the secrets in its texts, names and URLs."""
 
-    def clean(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(clean, value))
-        return redacted(value, secrets) if isinstance(value, str) else value
+    def clean(block: Content) -> Content:
+        texts = {name: value for name, value in block if name in ("text", "chunks", "name", "url")}
+        return block.model_copy(update={name: _clean(secrets, value) for name, value in texts.items()})
 
-    def cleaned(block: Content) -> Content:
-        return block.model_copy(
-            update={name: clean(value) for name, value in block if name in ("text", "chunks", "name", "url")}
-        )
+    blocks = tuple(map(clean, result.blocks))
+    return result.model_copy(update={"text": _clean(secrets, result.text), "blocks": blocks})
 
-    blocks = tuple(map(cleaned, result.blocks))
-    return result.model_copy(update={"text": clean(result.text), "blocks": blocks})
+
+def _clean(secrets: Sequence[str], value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_clean(secrets, each) for each in value)
+    return redacted(value, secrets) if isinstance(value, str) else value
 
 
 def _errors(output: OutputType, answer: Sequence[AnyBlock]) -> str | None:

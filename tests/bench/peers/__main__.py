@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from peers import page
-from peers.bench import Bench
+from peers.bench import Bench, ask_all
 from peers.peer import Model
 from peers.worker import MAKERS, MEMORIES, Worker, WorkerError
 
@@ -60,7 +60,7 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         bench = Bench(start, peers, Path(folder), quick)
         with bench.all("versions", Model()) as workers:
-            results["versions"] = {name: worker.do("versions") for name, worker in workers.items()}
+            results["versions"] = ask_all(workers, "versions")
         for question in options.questions:
             at = time.monotonic()
             try:

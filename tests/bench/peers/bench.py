@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +49,11 @@ class Bench:
     folder: Path
     quick: bool = False
 
+    @property
+    def ours(self) -> dict[str, Mapping[str, str]]:
+        """Those of the peers that are turnwise, with no environment variables."""
+        return {name: {} for name in self.names if name.startswith("turnwise")}
+
     def one(self, name: str, where: str, model: Model, env: Mapping[str, str] | None = None) -> Working:
         """Start the process of a peer; processes of one peer in the same place share a store."""
         folder = self.folder / where / re.sub(r"\W+", "-", name)
@@ -55,13 +61,25 @@ class Bench:
         return self.start(name, folder, model, env or {})
 
     @contextmanager
-    def all(self, where: str, model: Model) -> Iterator[dict[str, Working]]:
-        with ExitStack() as stack:
-            workers = {}
-            for name in self.names:
-                workers[name] = self.one(name, where, model)
-                stack.callback(workers[name].close)
+    def all(
+        self, where: str, model: Model, envs: Mapping[str, Mapping[str, str]] | None = None
+    ) -> Iterator[dict[str, Working]]:
+        """Start the processes of all peers, or of those in `envs`, at the same time; they end together too."""
+        workers = {}
+        try:
+            for name in self.names if envs is None else envs:
+                workers[name] = self.one(name, where, model, (envs or {}).get(name))
             yield workers
+        finally:
+            with ThreadPoolExecutor() as threads:
+                list(threads.map(lambda worker: worker.close(), workers.values()))
+
+
+def ask_all(workers: Mapping[str, Working], what: str, **given: Any) -> dict[str, Any]:
+    """Have all carry out the same at the same time, which is not for what is timed; return what each returns."""
+    for worker in workers.values():
+        worker.ask(what, **given)
+    return {name: worker.answer() for name, worker in workers.items()}
 
 
 def stored_in(worker: Working) -> int:

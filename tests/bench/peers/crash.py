@@ -13,7 +13,7 @@ import importlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from peers.bench import Bench, Table, said
+from peers.bench import Bench, Table, ask_all, said
 from peers.peer import PROMPT, READ, TALKING, Peer
 
 
@@ -35,31 +35,22 @@ async def ray_of(peer: Peer) -> dict[str, str]:
 
 
 def ask(bench: Bench) -> dict[str, Any]:
-    left = {}
-    for name in bench.names:
-        left[name] = left_by(bench, name, "crash", {})
-    for name in bench.names:
-        if name.startswith("turnwise"):
-            keeper = bench.one(name, "keeper", TALKING)
-            try:
-                left[f"{name}, Ray stays"] = left_by(bench, name, "stays", keeper.do("crash.ray_of"))
-            finally:
-                keeper.close()
-    return left
+    left = left_by(bench, "crash", {name: {} for name in bench.names})
+    with bench.all("keeper", TALKING, bench.ours) as keepers:
+        stay = left_by(bench, "stays", ask_all(keepers, "crash.ray_of"))
+    return left | {f"{name}, Ray stays": history for name, history in stay.items()}
 
 
-def left_by(bench: Bench, name: str, where: str, env: Mapping[str, str]) -> Any:
-    """Kill a reader, and return what a new program finds."""
-    reader = bench.one(name, where, TALKING, env)
-    reader.ask("crash.read")
-    for _ in range(READ):
-        reader.answer()
-    reader.kill(all_of_it=not env)
-    new = bench.one(name, where, TALKING, env)
-    try:
-        return new.do("crash.history", wait_s=2.0 if env else 0.0)
-    finally:
-        new.close()
+def left_by(bench: Bench, where: str, envs: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Kill a reader of each peer, one after the other, and return what new programs find."""
+    with bench.all(where, TALKING, envs) as readers:
+        for name, reader in readers.items():
+            reader.ask("crash.read")
+            for _ in range(READ):
+                reader.answer()
+            reader.kill(all_of_it=not envs[name])
+    with bench.all(where, TALKING, envs) as workers:
+        return ask_all(workers, "crash.history", wait_s=2.0 if any(envs.values()) else 0.0)
 
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:

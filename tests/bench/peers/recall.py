@@ -11,7 +11,6 @@ results, and how long it takes to save a text and to find.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import os
@@ -77,9 +76,7 @@ def ask(bench: Bench) -> dict[str, Any]:
     result: dict[str, Any] = {"versions": {}, "saved": {}, "taken": {}, "shares": {}}
     spec = importlib.util.find_spec("all_minilm_l6_v2")
     minilm = {"MINILM": str(Path(spec.origin).parents[1])} if spec and spec.origin else {}
-    bench = dataclasses.replace(bench, names=[*MEMORIES])
-    workers = {name: bench.one(name, "recall", Model(), minilm) for name in MEMORIES}
-    try:
+    with bench.all("recall", Model(), dict.fromkeys(MEMORIES, minilm)) as workers:
         for name, worker in workers.items():
             result["versions"][name] = worker.do("versions")
             result["saved"][name] = [worker.do("recall.saved", user=u, items=i) for u, i in given["items"].items()]
@@ -89,9 +86,6 @@ def ask(bench: Bench) -> dict[str, Any]:
                 ids, seconds = worker.do("recall.found", user=user, prompts=prompts)
                 result["taken"][name].append(seconds)
                 result["shares"][name].setdefault(kind, []).append(share(ids, evidence))
-    finally:
-        for worker in workers.values():
-            worker.close()
     return result
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from peers.bench import Bench, Table, megabytes
+from peers.bench import Bench, Table, Working, megabytes
 from peers.peer import PROMPT, Model, Peer
 from peers.worker import descendants
 
@@ -38,14 +38,20 @@ def ask(bench: Bench) -> dict[str, Any]:
         try:
             count = min(count, QUICK_COUNT) if bench.quick else count
             worker.do("resident.fill", first=0, last=1)
-            time.sleep(0 if bench.quick else 5)  # Ray starts processes ahead
+            settle(worker, bench)
             before = memory_of(worker.pid)
             worker.do("resident.fill", first=1, last=count)
-            time.sleep(0 if bench.quick else 5)
+            settle(worker, bench)
             result[name] = {"count": count, "before": before, "after": memory_of(worker.pid)}
         finally:
             worker.close()
     return result
+
+
+def settle(worker: Working, bench: Bench) -> None:
+    """Wait, if the program has started others: Ray starts processes ahead."""
+    if not bench.quick and descendants(worker.pid):
+        time.sleep(5)
 
 
 def memory_of(root: int) -> int:

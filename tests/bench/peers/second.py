@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from peers.bench import Bench, Table, said
+from peers.bench import Bench, Table, ask_all, said
 from peers.peer import TALKING, Peer
 
 
@@ -26,7 +26,7 @@ async def both(peer: Peer) -> dict[str, Any]:
 
 def ask(bench: Bench) -> dict[str, Any]:
     with bench.all("second", TALKING) as workers:
-        return {name: worker.do("second.both") for name, worker in workers.items()}
+        return ask_all(workers, "second.both")
 
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:

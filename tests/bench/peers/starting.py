@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from typing import Any
 
-from peers.bench import Bench, Table, times_table
+from peers.bench import Bench, Table, ask_all, times_table
 from peers.peer import PROMPT, Model, Peer
 
 ROUNDS, QUICK_ROUNDS = 2, 1
@@ -25,13 +24,8 @@ async def first(peer: Peer) -> bool:
 
 def ask(bench: Bench) -> dict[str, Any]:
     taken: dict[str, list[float]] = {}
-    rays: dict[str, Mapping[str, str]] = {}
-    with ExitStack() as stack:
-        for name in bench.names:
-            if name.startswith("turnwise"):
-                keeper = bench.one(name, "started", Model())
-                stack.callback(keeper.close)
-                rays[name] = keeper.do("crash.ray_of")
+    with bench.all("started", Model(), bench.ours) as keepers:
+        rays = ask_all(keepers, "crash.ray_of")
         for at in range(QUICK_ROUNDS if bench.quick else ROUNDS):
             for name in bench.names:
                 taken.setdefault(name, []).append(started(bench, name, f"new-{at}", {}))

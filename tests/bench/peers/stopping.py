@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from peers.bench import Bench, Table, said, times_table
+from peers.bench import Bench, Table, ask_all, said, times_table
 from peers.peer import READ, TALKING, Peer
 
 ROUNDS, QUICK_ROUNDS = 30, 3
@@ -29,7 +29,7 @@ async def history(peer: Peer) -> Any:
 def ask(bench: Bench) -> dict[str, Any]:
     taken: dict[str, list[float]] = {name: [] for name in bench.names}
     with bench.all("stopping", TALKING) as workers:
-        left = {name: worker.do("stopping.history") for name, worker in workers.items()}
+        left = ask_all(workers, "stopping.history")
         for number in range(QUICK_ROUNDS if bench.quick else ROUNDS):
             for name, worker in workers.items():
                 taken[name].append(worker.do("stopping.stop", number=number))

@@ -393,6 +393,19 @@ def test_importing_the_manager_loads_no_library_that_a_first_program_may_not_nee
     assert ran.stdout.strip() == "[]"
 
 
+def test_importing_the_manager_imports_no_running_session_and_builds_no_block_or_event() -> None:
+    """Each would take a tenth of the import, and pydantic looks for plugins in all packages at the first one."""
+    unused = ["session.run_driver", "session.state", "hosting.stored_session", "cluster.memory_actor"]
+    names = [*(f"turnwise.actors.{name}" for name in unused), "turnwise.memory.archive.export", "pydantic.networks"]
+    program = f"""import sys
+from turnwise import SessionManager
+from turnwise.memory.conversation import blocks, events
+classes = [blocks.Block, blocks.Unknown, *blocks.KINDS.values(), *events.KINDS.values()]
+print([n for n in {names} if n in sys.modules], [c for c in classes if c.__pydantic_complete__])"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[] []"
+
+
 def test_each_page_of_the_docs_is_in_the_navigation_of_the_site() -> None:
     nav = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
     listed = list(pages_in(nav))

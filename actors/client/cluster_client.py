@@ -118,6 +118,8 @@ class ClusterClient:
         """The event loop on which the store runs for blocking callers."""
         self._stores: tuple[SessionStore, HistoryStore | None] | None = None
         self._caches: OrderedDict[str, BlockCache] = OrderedDict()
+        self._most_bytes = 0
+        """What the caches take together at most, in bytes."""
         self._lock = threading.Lock()
 
     @classmethod
@@ -232,8 +234,10 @@ class ClusterClient:
         If the answer's blocks are from another source, which then sent all of them, the turn uses a new cache, which
         replaces the old one; earlier turns keep the old one. Afterwards the caches are trimmed to their limits.
         """
-        turn = packed.unpack(cache if packed.source == cache.source else self._renewed(cache, packed.source))
-        self._bound(turn)
+        cache = cache if packed.source == cache.source else self._renewed(cache, packed.source)
+        size_before = cache.size_bytes
+        turn = packed.unpack(cache)
+        self._bound(turn, cache.size_bytes - size_before)
         return turn
 
     def _renewed(self, old: BlockCache, source: str) -> BlockCache:
@@ -247,17 +251,24 @@ class ClusterClient:
                     return self._caches[session_id]
         return BlockCache(source)
 
-    def _bound(self, turn: Turn) -> None:
-        """Evict caches, least recently used first; of the last one keep only the blocks of `turn`, if they fit."""
+    def _bound(self, turn: Turn, added_bytes: int) -> None:
+        """Evict caches, least recently used first; of the last one keep only the blocks of `turn`, if they fit.
+
+        Evicts a little more than it must, so that it rarely needs to add up the sizes of all caches.
+        """
         with self._lock:
+            self._most_bytes += added_bytes
+            if self._most_bytes <= CACHED_BYTES:
+                return
             size_bytes = sum(each.size_bytes for each in self._caches.values())
-            while size_bytes > CACHED_BYTES:
+            while size_bytes > CACHED_BYTES or (size_bytes > CACHED_BYTES * 7 / 8 and len(self._caches) > 1):
                 session_id, gone = self._caches.popitem(last=False)
                 size_bytes -= gone.size_bytes
                 if gone is turn.cache and not self._caches:
                     shown = gone.only((*turn.record.prompt, *turn.record.spans))
                     if shown.size_bytes <= CACHED_BYTES:
                         self._caches[session_id] = shown
+            self._most_bytes = sum(each.size_bytes for each in self._caches.values())
 
     def drop(self, session_id: str) -> None:
         """Drop the cached blocks of a deleted session."""

@@ -71,9 +71,8 @@ _LONG = {short: name for name, short in _SHORT.items()}
 def _usage_text(usage: Usage | None) -> str | None:
     if usage is None:
         return None
-    values = {short: getattr(usage, name) for name, short in _SHORT.items()}
-    values |= {"s": round(usage.seconds, 6), "cost": round(usage.cost, 12)}  # more digits are noise
-    return to_json({short: value for short, value in values.items() if value})
+    values = vars(usage) | {"seconds": round(usage.seconds, 6), "cost": round(usage.cost, 12)}  # more digits are noise
+    return to_json({short: values[name] for name, short in _SHORT.items() if values[name]})
 
 
 _OWN_LOG = 0
@@ -89,6 +88,8 @@ def _spans_text(spans: Spans, own: int) -> str:
 
 _SESSION_FIELDS = [field.name for field in fields(SessionRecord) if field.name not in ("log", "usage")]
 
+_SESSION_COLUMNS = (*_SESSION_FIELDS, *USAGE)
+
 CHANGED_COLUMNS = (*(name for name in SESSION_CHANGES if name != "usage"), *USAGE)
 """The columns of a session that commits change."""
 
@@ -96,17 +97,20 @@ _BOUND = {f"b_{name}": name for name in CHANGED_COLUMNS}
 
 
 def session_row(key: int, session: SessionRecord) -> dict[str, Any]:
-    return {"key": key, **_session_columns(session)}
+    columns = _session_columns(session)
+    return {"key": key, **{name: columns[name] for name in _SESSION_COLUMNS}}
 
 
 def _session_columns(session: SessionRecord) -> dict[str, Any]:
-    columns = {name: getattr(session, name) for name in _SESSION_FIELDS}
-    columns |= {name: getattr(session.usage, name) for name in USAGE}
-    columns["metadata"] = to_json(session.metadata or None)
-    columns["title"] = to_json(session.title)
-    columns["memory"] = _unless_on(session.memory)
-    columns["params"] = to_json(session.params or None)
-    return columns
+    """Return the values of the session's columns, among others."""
+    return {
+        **vars(session),
+        **vars(session.usage),
+        "metadata": to_json(session.metadata or None),
+        "title": to_json(session.title),
+        "memory": _unless_on(session.memory),
+        "params": to_json(session.params or None),
+    }
 
 
 def _unless_on(use: MemoryUse) -> str | None:
@@ -189,9 +193,10 @@ _RUN_FIELDS = [
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
+    values = vars(run)
     return {
         "session": key,
-        **{name: getattr(run, name) for name in _RUN_FIELDS},
+        **{name: values[name] for name in _RUN_FIELDS},
         "labels": to_json(run.labels or None),
         "memory": _unless_on(run.memory),
         "params": to_json({**run.params, **_beside_params(run)} or None),
@@ -212,6 +217,8 @@ def _beside_params(run: RunRecord) -> dict[str, Any]:
 CHANGED_RUN_COLUMNS = tuple(name for name in RUN_CHANGES if name != "successor")
 """The columns of a run that commits change."""
 
+_BOUND_OF_RUN = {f"b_{name}": name for name in CHANGED_RUN_COLUMNS}
+
 _BEFORE_SUCCESSOR = "\x1f"
 """Between the code of a run and its successor, in the column of the code. No id has it."""
 
@@ -231,9 +238,9 @@ def _run_texts(run: RunRecord) -> dict[str, str | None]:
 
 def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
     """Return the fields of a run that may change after it was stored, for the `put_run` statement."""
-    changed = {name: getattr(run, name) for name in CHANGED_RUN_COLUMNS}
-    changed |= {"code": _code_text(run), **_run_texts(run)}
-    return {"b_session": key, "b_turn_index": run.turn_index} | {f"b_{name}": value for name, value in changed.items()}
+    values = {**vars(run), "code": _code_text(run), **_run_texts(run)}
+    changed = {bound: values[name] for bound, name in _BOUND_OF_RUN.items()}
+    return {"b_session": key, "b_turn_index": run.turn_index, **changed}
 
 
 def read_run(row: Any, session_id: str) -> RunRecord:

@@ -21,7 +21,7 @@ AT_ONCE = 20
 """The turns of a peer in each round."""
 
 TURNS, QUICK_TURNS = 2000, 120
-LIMIT_S, QUICK_LIMIT_S = 120, 15
+LIMIT_S, QUICK_LIMIT_S = 100, 15
 """The time that the turns of one peer may take."""
 
 

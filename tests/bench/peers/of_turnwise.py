@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -97,14 +98,16 @@ class Remembering:
             if embeds
             else None
         )
+        self.saved = Counter[str]()
         text = SQLItems(f"sqlite:///{folder}/memory.db")
         self.memory = VectorMemory(text, index, query_s=600.0) if index else VectorMemory(text, embedding=None)
 
     async def save(self, user: str, items: Sequence[tuple[str, str]]) -> None:
         kept = [
             MemoryItem(id=key, text=text, source=Source(session_id=user, turn_index=at))
-            for at, (key, text) in enumerate(items)
+            for at, (key, text) in enumerate(items, self.saved[user])
         ]
+        self.saved[user] += len(kept)
         await self.memory.remember(Scope(user_id=user), kept)
 
     async def find(self, user: str, prompts: Sequence[str]) -> list[str]:

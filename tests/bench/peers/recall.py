@@ -1,12 +1,12 @@
 """What long-term memory finds again
 
 Equal: the same texts of the same users in one process, in files on the same disk; the same embedding, all-MiniLM-L6-v2
-in numpy, which makes vectors of texts and of questions; ten results; a user finds only what is of that user. No model
-picks facts out of texts, so mem0 keeps each text as it is, and its search by words, which downloads a model of its own,
-is not used. Questions that share no word with their answer come with the project. The others are those of the file that
-`DATA=` names, with conversations in the form of LoCoMo: bare, in greetings and thanks, with one typo each, and messages
-that need no memory, where the right result is none. Shown is the share of what answers a question that is among the ten
-results, and how long it takes to save a text and to find.
+in numpy on one thread, which makes vectors of texts and of questions; ten results; a user finds only what is of that
+user. No model picks facts out of texts, so mem0 keeps each text as it is, and its search by words, which downloads a
+model of its own, is not used. Questions that share no word with their answer come with the project. The others are
+those of the file that `DATA=` names, with conversations in the form of LoCoMo: bare, in greetings and thanks, with one
+typo each, and messages that need no memory, where the right result is none. Shown is the share of what answers a
+question that is among the ten results, how long it takes to save one of a user's first 100 texts, and to find.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from peers.bench import Bench, Table, times_table
+from peers.bench import Bench, Table, ask_all, times_table
 from peers.peer import Memory, Model, Peer
 from peers.worker import MEMORIES
 
@@ -33,6 +33,12 @@ KINDS: Mapping[str, str] = {
 }
 SAMPLE, QUICK_SAMPLE = 50, 10
 """How many messages of each kind are asked."""
+
+TIMED = 100
+"""To save so many texts of a user is timed; the others are saved by all at the same time."""
+
+ONE_THREAD: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""So that the embeddings of several processes do not contend for the cores."""
 
 
 async def material(_: Peer, data: str | None, sample: int | None) -> dict[str, Any]:
@@ -75,12 +81,16 @@ def ask(bench: Bench) -> dict[str, Any]:
         maker.close()
     result: dict[str, Any] = {"versions": {}, "saved": {}, "taken": {}, "shares": {}}
     spec = importlib.util.find_spec("all_minilm_l6_v2")
-    minilm = {"MINILM": str(Path(spec.origin).parents[1])} if spec and spec.origin else {}
-    with bench.all("recall", Model(), dict.fromkeys(MEMORIES, minilm)) as workers:
+    env = ONE_THREAD | ({"MINILM": str(Path(spec.origin).parents[1])} if spec and spec.origin else {})
+    with bench.all("recall", Model(), dict.fromkeys(MEMORIES, env)) as workers:
         for name, worker in workers.items():
             result["versions"][name] = worker.do("versions")
-            result["saved"][name] = [worker.do("recall.saved", user=u, items=i) for u, i in given["items"].items()]
+            first = [(user, items[:TIMED]) for user, items in given["items"].items()]
+            result["saved"][name] = [worker.do("recall.saved", user=user, items=items) for user, items in first]
             result["taken"][name], result["shares"][name] = [], {}
+        for user, items in given["items"].items():
+            if items[TIMED:]:
+                ask_all(workers, "recall.saved", user=user, items=items[TIMED:])
         for kind, user, prompts, evidence in given["asked"]:
             for name, worker in workers.items():
                 ids, seconds = worker.do("recall.found", user=user, prompts=prompts)

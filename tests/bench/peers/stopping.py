@@ -14,7 +14,7 @@ from typing import Any
 from peers.bench import Bench, Table, ask_all, said, times_table
 from peers.peer import READ, TALKING, Peer
 
-ROUNDS, QUICK_ROUNDS = 30, 3
+ROUNDS, QUICK_ROUNDS = 20, 3
 
 
 async def stop(peer: Peer, number: int) -> float:

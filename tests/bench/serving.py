@@ -7,6 +7,7 @@ The floors: the bare `openai` client for the first token, the Python API for a t
 """
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -48,6 +49,8 @@ def manager_of(store: str, namespace: str, provider_url: str) -> AsyncSessionMan
 async def serve(app: Any, port_file: str) -> None:
     protocol = HttpSettings().protocol  # as `turnwise serve` has it
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", access_log=False, **protocol)
+    gc.collect()
+    gc.freeze()  # as `turnwise serve` does
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:
@@ -181,6 +184,7 @@ async def follow(port: int, path: str, ready: asyncio.Semaphore, delays: Samples
 
 async def followers(table: Table, url: str, floor_url: str, count: int, tokens: int) -> None:
     """Measure how late events come to the followers of many sessions, of which some stream."""
+    gc.freeze()  # a pause of this process would be one of all its clients
     port, running = int(url.rpartition(":")[2]), count // 10
     bare, ours = Samples(), Samples()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import signal
@@ -19,7 +20,7 @@ import serve_objects
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.cli import console
-from turnwise.http import HttpSettings, Service, create_app
+from turnwise.http import HttpSettings, Service, create_app, server as server_module
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
 from turnwise.http.server import _Server, _Workers
@@ -53,6 +54,24 @@ async def test_a_header_that_never_ends_is_not_read_for_ever(kind: str, begin: b
         server.should_exit = True
         await serving
     assert sent < 16, "it read sixteen megabytes"
+
+
+async def test_a_service_does_not_look_for_garbage_among_what_it_has_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[int] = []
+
+    class Server:
+        async def serve(self, sockets: list[socket.socket]) -> None:
+            frozen.append(gc.get_freeze_count())
+
+    monkeypatch.setattr(server_module, "_Server", lambda made, ready: Server())
+    made = assemble(*load(store="memory://frozen", engines={"main": {"object": "serve_objects:engine"}}))
+    gc.unfreeze()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            await server_module._serve(made, bound, lambda: None)
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 100_000
 
 
 def test_a_worker_whose_replacement_does_not_start_is_replaced_later(

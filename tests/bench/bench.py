@@ -695,7 +695,7 @@ class Bench:
 
     def visits(self) -> None:
         """Measure many more sessions than may be resident, each opened and visited once."""
-        packing.visits(self.table, self.url("visits"), NAMESPACE, self.bare, self.scale.stored)
+        packing.visits(self.table, self.url("visits"), NAMESPACE, self.scale.stored)
 
     def _measure_bare(self) -> None:
         """Measure creating an empty actor, as `openings` does, if that is left out."""

@@ -98,7 +98,7 @@ COUNTED = [
     "40 of them resident, with a turn each: MB above idle Ray",
     "bytes a session",
     "400 sessions on 4 hosts, each opened, with a turn",
-    "the rate at the end, to bare calls, to that",
+    "the rate at the end, to the machine's speed, to that",
     "a second at the end",
     "resident, of 4,000 that may be",
     "resident at most, to max_resident of all hosts",

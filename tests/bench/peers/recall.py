@@ -81,7 +81,8 @@ def ask(bench: Bench) -> dict[str, Any]:
         maker.close()
     result: dict[str, Any] = {"versions": {}, "saved": {}, "taken": {}, "shares": {}}
     spec = importlib.util.find_spec("all_minilm_l6_v2")
-    env = ONE_THREAD | ({"MINILM": str(Path(spec.origin).parents[1])} if spec and spec.origin else {})
+    minilm = {"MINILM": str(Path(spec.origin).parents[1])} if spec and spec.origin else {}
+    env = {**ONE_THREAD, **minilm}
     with bench.all("recall", Model(), dict.fromkeys(MEMORIES, env)) as workers:
         for name, worker in workers.items():
             result["versions"][name] = worker.do("versions")

@@ -260,8 +260,8 @@ def visits(table: Table, url: str, namespace: str, count: int) -> None:
     visited = f"{count:,} sessions on 4 hosts, each opened, with a turn"
     table.line(visited, result=f"{1 / taken[0]:,.0f} a second at first")
     table.judge("  the rate at the end, to the machine's speed, to that", last / first, 0.9, bound="least")
-    looped = f"a loop {loops[0] * 1000:.3g} ms, then {loops[-1] * 1000:.3g} ms"
-    table.line("  a second at the end", result=f"{1 / taken[-1]:,.0f} a second; {looped}")
+    speed = f"a loop {loops[0] * 1000:.3g} ms, then {loops[-1] * 1000:.3g} ms"
+    table.line("  a second at the end", result=f"{1 / taken[-1]:,.0f} a second; {speed}")
     most = 4 * MOST_RESIDENT
     what = "  resident at most, to max_resident of all hosts"
     table.line(f"  resident, of {most:,} that may be", result=f"{counts[0]:,}, then {counts[-1]:,}")

@@ -6,7 +6,7 @@ user. No model picks facts out of texts, so mem0 keeps each text as it is, and i
 model of its own, is not used. Questions that share no word with their answer come with the project. The others are
 those of the file that `DATA=` names, with conversations in the form of LoCoMo: bare, in greetings and thanks, with one
 typo each, and messages that need no memory, where the right result is none. Shown is the share of what answers a
-question that is among the ten results, how long it takes to save one of a user's first 100 texts, and to find.
+question that is among the ten results; how long it takes to save one of a user's first 100 texts; and how long to find.
 """
 
 from __future__ import annotations

@@ -49,14 +49,43 @@ def test_an_interrupt_exits_with_130_and_says_nothing(tmp_path: Path) -> None:
     assert (running.returncode, out, err) == (130, b"", b"")
 
 
+def test_an_interrupt_that_meets_a_task_of_the_command_says_nothing_and_what_fails_is_said() -> None:
+    program = """
+import asyncio, os, signal
+from turnwise.cli.common import run
+
+async def fail():
+    raise ValueError("a task failed")
+
+async def interrupted():
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(60)
+
+async def work():
+    asyncio.create_task(fail())
+    await asyncio.sleep(0.1)
+    asyncio.create_task(interrupted())
+    await asyncio.sleep(60)
+
+try:
+    run(work())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n")
+    assert done.stderr.count("Traceback") == 1 and "ValueError: a task failed" in done.stderr
+    assert "KeyboardInterrupt" not in done.stderr
+
+
 def test_a_command_that_is_interrupted_before_it_begins_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         raise AssertionError("it began")
 
-    def interrupted(_: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(asyncio, "run", interrupted)
+    monkeypatch.setattr(asyncio.Runner, "run", interrupted)
     command = work()
     with pytest.raises(KeyboardInterrupt):
         run(command)

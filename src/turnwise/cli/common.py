@@ -168,7 +168,9 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
             return asyncio.run(work)
         signal.signal(signal.SIGINT, _interrupt)  # asyncio's own handler only cancels the task, which may be blocked
         try:
-            return asyncio.run(work)
+            with asyncio.Runner() as runner:
+                runner.get_loop().set_exception_handler(_say_unless_interrupted)
+                return runner.run(work)
         finally:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     finally:
@@ -177,6 +179,12 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
+
+
+def _say_unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what asyncio reports, but not that Ctrl-C ended a task which the command had started."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
 
 
 def _is_main() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import pickle
 import random
 from collections import Counter
@@ -31,8 +30,6 @@ from turnwise.actors.inference.engine import (
     StepContext,
     Suspend,
 )
-from turnwise.actors.inference.named_engines import NamedEngines
-from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.ownership import Ownership
@@ -54,7 +51,6 @@ from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.audit import audit
-from turnwise.testing.scripted_engine import ScriptedEngine
 
 
 class Patient:
@@ -289,50 +285,6 @@ async def test_to_make_room_a_host_asks_only_the_sessions_that_were_used_least_r
     for name in names[50:]:
         await hosting.ask(name, "latest", ())
     assert asked == names[:3]
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Add."""
-    return a + b
-
-
-@tool
-def divide(a: int, b: int) -> float:
-    """Divide."""
-    return a / b
-
-
-@pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param(EchoEngine(), id="an answer"),
-        pytest.param(NamedEngines({"a": EchoEngine(), "b": EchoEngine()}), id="one of two engines"),
-        pytest.param(ScriptedEngine([("add", {"a": 1, "b": 2}), "3"], tools=[add]), id="a tool"),
-        pytest.param(ScriptedEngine([("divide", {"a": 1, "b": 0}), "?"], tools=[divide]), id="a tool that fails"),
-        pytest.param(ScriptedEngine([["Let me", ConnectionError("lost")]]), id="an engine that fails"),
-    ],
-)
-async def test_a_session_that_leaves_leaves_nothing_to_the_garbage_collector(engine: EngineBuilder) -> None:
-    """A host looks for garbage rarely, so each session would stay in its memory for hours."""
-    hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=5))
-    names = [f"chat{number}" for number in range(80)]
-    await hosting.create(*names)
-
-    async def visit(names: Sequence[str]) -> int:
-        """Runs a turn in each, and gives how many objects only the collector could free."""
-        gc.collect()
-        gc.disable()
-        try:
-            for name in names:
-                await hosting.run(name, "hello", f"run-{name}")
-            return gc.collect()
-        finally:
-            gc.enable()
-
-    # What is done once, as a first import, and what other tests left, is in one of them at most.
-    found = [await visit(names[at : at + 20]) for at in range(0, 80, 20)]
-    assert min(found) < 20, f"objects that refer to each other, of 20 sessions each time: {found}"
 
 
 @pytest.mark.virtual_time

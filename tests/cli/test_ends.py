@@ -78,6 +78,24 @@ except KeyboardInterrupt:
     assert "KeyboardInterrupt" not in done.stderr
 
 
+def test_an_interrupt_while_the_event_loop_is_made_waits_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops, make = list[asyncio.AbstractEventLoop](), asyncio.new_event_loop
+
+    def interrupted() -> asyncio.AbstractEventLoop:
+        os.kill(os.getpid(), signal.SIGINT)
+        loops.append(make())
+        return loops[0]
+
+    async def work() -> None:
+        raise AssertionError("it began")
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(work())
+    assert len(loops) == 1 and loops[0].is_closed()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_command_that_is_interrupted_before_it_begins_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         raise AssertionError("it began")

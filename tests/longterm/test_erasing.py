@@ -161,6 +161,27 @@ async def test_forgotten_text_is_in_no_file(make: Make, tmp_path: Path, way: str
     await memory.close()
 
 
+@pytest.mark.parametrize(("ids", "session"), [(None, "s"), (["1", "2"], None)], ids=["session", "ids"])
+@pytest.mark.usefixtures("one_searcher")
+async def test_a_user_without_any_item_left_leaves_no_id_in_any_file(
+    make: Make, tmp_path: Path, ids: list[str] | None, session: str | None
+) -> None:
+    """However the last items were deleted; all files may have been searched for that user shortly before."""
+    user = Scope(user_id="quixotrix")
+    memory = make()
+    await memory.remember(BOB, [of("s", 1, "1", "bob keeps a lighthouse.")])
+    for each in range(2):
+        assert (await erase_and_search(memory, user)).verified
+        await memory.remember(
+            user, [of("s", each, name, f"A kettle number {each}.") for name in (f"{each}1", f"{each}2")]
+        )
+        assert user.user_id.encode() in bytes_in(tmp_path)
+        chosen = ids and [f"{each}{name}" for name in ids]
+        assert await memory.forget(Scope(user_id=user.user_id, session_id=session), chosen) == 2
+        assert user.user_id.encode() not in bytes_in(tmp_path)
+    await memory.close()
+
+
 @pytest.mark.usefixtures("one_searcher")
 async def test_texts_that_other_items_contain_may_stay(make: Make) -> None:
     """Whole or as a part of a longer text; names of tables and columns do not count either."""

@@ -268,7 +268,8 @@ class Rows:
     def forget(self, user_id: str, rows: Sequence[Row], missing: Collection[str] = ()) -> None:
         """Delete rows of a user, and record the ids `missing`, which the user does not have, as deleted.
 
-        An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor.
+        An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor. A
+        user without any row left is unknown: the number goes too, and with it the user's id.
         """
         ends = dict.fromkeys(missing, NO_END)
         ends |= {row.item.id: (row.item.superseded_at, row.item.superseded_by) for row in rows}
@@ -289,12 +290,8 @@ class Rows:
             self._cursor.execute(update, (record, by, row.row))
         if rows or left:
             self._bump(user_id)
-
-    def leave(self, user_id: str) -> None:
-        """Delete what is known of a user who has nothing any more: the number."""
-        owner = self.revision(user_id).owner
-        if not self._all("SELECT 1 FROM turnwise_vector_items WHERE row BETWEEN ? AND ? LIMIT 1", *_range(owner)):
-            self._cursor.execute("DELETE FROM turnwise_vector_owners WHERE owner = ?", (owner,))
+        if not self._all("SELECT 1 FROM turnwise_vector_items WHERE row BETWEEN ? AND ? LIMIT 1", first, last):
+            self._cursor.execute("DELETE FROM turnwise_vector_owners WHERE user_id = ?", (user_id,))
 
     def _put(self, row: int, user_id: str, agent: str | None, item: MemoryItem, used: float) -> Pending:
         digest = digest_of(user_id, item.id)

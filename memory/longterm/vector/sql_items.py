@@ -233,18 +233,15 @@ class SQLItems(SecureDeleteDatabase):
             rows.forget(scope.user_id, to_delete, set(some) - rows.there(scope.user_id, some))
             return len(to_delete)
 
-        def leave(connection: sa.Connection) -> int:
-            self._lock_user(connection, scope.user_id)
-            _rows(connection).leave(scope.user_id)
-            return 0
-
         works: list[Callable[[sa.Connection], int]]
         if ids is None:
             works = [partial(work_numbers, some=some) for some in _slices(await self._read(numbers))]
         else:
             works = [partial(work_ids, some=some) for some in _slices([*ids])]
         if ids is None and scope.session_id is None:
-            works.append(leave)
+            works.append(
+                partial(work_numbers, some=())
+            )  # earlier versions may have left the number of one without items
         return sum(await self._erase(*works))
 
     async def list_items(self, scope: Scope, which: FactFilter, cursor: str | None, limit: int) -> Page[MemoryItem]:

@@ -166,10 +166,14 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
     try:
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _is_main():
             return asyncio.run(work)
-        signal.signal(signal.SIGINT, _interrupt)  # asyncio's own handler only cancels the task, which may be blocked
+        early: list[int] = []  # Ctrl-C that came while the event loop was made: half of one cannot be closed
+        signal.signal(signal.SIGINT, lambda number, _: early.append(number))
         try:
             with asyncio.Runner() as runner:
                 runner.get_loop().set_exception_handler(_say_unless_interrupted)
+                signal.signal(signal.SIGINT, _interrupt)  # asyncio's only cancels the task, which may be blocked
+                if early:
+                    raise KeyboardInterrupt
                 return runner.run(work)
         finally:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
+import sqlalchemy as sa
 from ray import cloudpickle
 
 from open_stores import closing
@@ -151,6 +152,19 @@ async def test_a_database_that_is_away_is_a_store_error_and_comes_back(postgres_
         finally:
             postgres_server.start()
         assert [item.id for item in await memory.recall(ANN, ASKED)] == ["1"]
+
+
+async def test_the_error_of_a_connection_that_is_ended_says_what_ended_it(database: str) -> None:
+    """After it, the transaction cannot be rolled back either, which says no more than that there is no connection."""
+    items = SQLItems(database)
+
+    def end(connection: sa.Connection) -> None:
+        connection.connection.cursor().execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with pytest.raises(StoreError, match="terminating connection due to administrator command"):
+        await items._write(end)
+    assert await items.count() == 0
+    await items.close()
 
 
 def test_a_store_object_needs_its_own_index(database: str) -> None:

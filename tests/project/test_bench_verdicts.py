@@ -8,6 +8,7 @@ import pytest
 import verdicts
 from cancelling import PARTS, parts_of, told
 from harness import Samples, Table
+from packing import ends
 
 
 def a_run(path: Path, ratio: float, mb: float) -> Path:
@@ -67,3 +68,11 @@ def test_the_parts_of_a_cancel_are_all_its_time() -> None:
     assert told([parts, parts]).startswith(
         "to the process 1, in it 3, its thread 3, SQLite 2, to the waiter 3, garbage 0.5"
     )
+
+
+def test_one_part_that_met_other_work_hardly_moves_the_line_through_all() -> None:
+    assert ends([1.0, 2.0, 3.0, 4.0]) == (1.0, 4.0)
+    assert ends([5.0] * 9 + [1.0]) == (5.0, 5.0)
+    assert ends([1.0, *[5.0] * 9]) == (5.0, 5.0)
+    first, last = ends([10.0 - at for at in range(10)])
+    assert last / first == pytest.approx(0.1), "a rate that falls all the way is seen"

@@ -239,9 +239,8 @@ class SQLItems(SecureDeleteDatabase):
         else:
             works = [partial(work_ids, some=some) for some in _slices([*ids])]
         if ids is None and scope.session_id is None:
-            works.append(
-                partial(work_numbers, some=())
-            )  # earlier versions may have left the number of one without items
+            # Earlier versions left the number of a user without items.
+            works.append(partial(work_numbers, some=()))
         return sum(await self._erase(*works))
 
     async def list_items(self, scope: Scope, which: FactFilter, cursor: str | None, limit: int) -> Page[MemoryItem]:

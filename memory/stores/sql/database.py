@@ -242,7 +242,12 @@ class SQLDatabase(Shared):
         """
         try:
             with engine.begin() as connection:
-                return work(connection)
+                try:
+                    return work(connection)
+                except engine.dialect.loaded_dbapi.Error as error:  # of the driver's own cursor
+                    if engine.dialect.is_disconnect(error, connection.connection.dbapi_connection, None):
+                        connection.invalidate(error)  # else the rollback fails, and its error hides this one
+                    raise
         except (exc.OperationalError, sqlite3.OperationalError) as error:
             if not is_undecodable(error.orig if isinstance(error, exc.OperationalError) else error):
                 raise
@@ -312,7 +317,7 @@ class SQLDatabase(Shared):
             yield
         except (exc.DBAPIError, self._driver.Error) as error:
             self._was_recreated(error)
-            cause = self._first(error.orig if isinstance(error, exc.DBAPIError) else error)
+            cause = error.orig if isinstance(error, exc.DBAPIError) else error
             quiet = without_text(cause)
             raise StoreError(f"store {self._name}: {quiet}; {remedy(cause)}") from quiet
         except (UnicodeEncodeError, UnicodeDecodeError) as error:  # its attributes hold the whole text
@@ -321,12 +326,6 @@ class SQLDatabase(Shared):
             raise StoreError(f"store {self._name}: a value cannot be stored: {type(error.orig).__name__}") from None
         except (exc.SQLAlchemyError, ValueError, OverflowError) as error:  # the last two: unstorable values
             raise StoreError(f"store {self._name}: {error}") from error
-
-    def _first(self, error: BaseException | None) -> BaseException | None:
-        """Return what ended a connection, where the error is that the rollback after it failed, as it must."""
-        while error and not error.__suppress_context__ and isinstance(error.__context__, self._driver.Error):
-            error = error.__context__
-        return error
 
     # The schema
 

@@ -73,7 +73,8 @@ memory: $(READY) ## play an HR assistant that remembers over days, and forgets, 
 	$(BIN)/python examples/hr_policy_chat.py
 
 .PHONY: test
-test: $(TESTING) ## run all tests but the soak, in four lanes
+test: $(TESTING) ## set up what tests call, and run all tests but the soak, in four lanes; without a browser or curl, those that need it are skipped
+	@$(MAKE) --no-print-directory -f '$(firstword $(MAKEFILE_LIST))' programs || [ -z "$(CI)" ]
 	$(BIN)/python tests/lanes.py $(ARGS)
 
 .PHONY: races
@@ -92,16 +93,23 @@ long: $(TESTING) ## run the tests of clusters, of Ray Serve's commands and of ki
 siege: $(TESTING) ## attack it from outside for 20 minutes, and write what came of it to tests/siege/LAST.md
 	RAY_worker_niceness=0 PYTHONPATH=tests/support:tests/siege $(BIN)/python tests/siege/siege.py $(ARGS)
 
-# The tests of the console drive a browser of the system, so that nothing comes from elsewhere.
-.PHONY: browser
-browser: ## install Debian's Chromium, which the console's tests drive, if there is none
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
-	    command -v apt-get >/dev/null || { \
-	        echo "there is no chromium, and no apt-get to install it: put a Chromium named 'chromium' on the PATH" >&2; exit 1; }; \
-	    if [ "$$(id -u)" = 0 ]; then sudo=; elif sudo -n true 2>/dev/null; then sudo=sudo; else \
-	        echo "there is no chromium: run 'apt-get install chromium' as root" >&2; exit 1; fi; \
-	    $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive \
-	        apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
+# What the tests call beside Python's packages and what every Debian has; each is named as its package.
+PROGRAMS := curl chromium
+
+.PHONY: programs
+programs: ## install the programs that the tests call, by apt-get, where they are missing: curl, and Chromium for the console
+	@set --; for program in $(PROGRAMS); do \
+	    names=$$program; [ $$program != chromium ] || names='chromium chromium-browser google-chrome'; \
+	    for name in $$names; do ! command -v $$name >/dev/null || continue 2; done; \
+	    set -- "$$@" $$program; done; \
+	[ $$# -gt 0 ] || exit 0; \
+	command -v apt-get >/dev/null || { \
+	    echo "there is no $$*, and no apt-get to install it: put programs of these names on the PATH" >&2; exit 1; }; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; elif sudo -n true 2>/dev/null; then sudo=sudo; else \
+	    echo "there is no $$*: run 'apt-get install $$*' as root" >&2; exit 1; fi; \
+	$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends "$$@" >/dev/null || { \
+	    echo "there is no $$*, and apt-get could not install it: see above" >&2; exit 1; }
 
 .PHONY: lint
 lint: $(TESTING) ## format, lint, types
@@ -118,7 +126,7 @@ reference: $(TESTING) ## make the pages of docs/reference from the code
 	PYTHONPATH=tests/support $(BIN)/python tests/support/reference_pages.py
 
 .PHONY: check
-check: lint docs browser ## lint, docs, and house rules, what is in the wheel, what the README and the docs show
+check: lint docs programs ## lint, docs, and house rules, what is in the wheel, what the README and the docs show
 	$(BIN)/python -m pytest tests/project/test_house.py tests/project/test_wheel.py tests/project/test_readme.py tests/project/test_docs.py tests/project/test_types.py
 
 # 740 MB, which take a minute, and nothing of it is turnwise's: so it has an environment of its own.

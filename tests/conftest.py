@@ -21,6 +21,7 @@ from lanes import TAKEN, mark_of, may_need_ray, take
 
 from engines import ScriptedEngine
 from fork_server import workers_by_fork
+from programs import link_programs
 from scale import share
 from turnwise.actors.client.manager import SessionManager
 from turnwise.testing.faulty_url import register
@@ -58,6 +59,11 @@ IN_MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
 if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > ENOUGH:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     tempfile.tempdir = str(IN_MEMORY)
+
+# Tests start no program that `make test` has not set up. What they start may start others.
+_programs = tempfile.TemporaryDirectory(prefix="turnwise-")
+link_programs(Path(_programs.name))
+os.environ["PATH"] = _programs.name
 
 # Not for what tests start.
 LANE = os.environ.pop(TAKEN, None)

@@ -97,12 +97,13 @@ def take(tests: Sequence[Test], taken: str) -> Iterator[Test]:
 
 
 class Lane(threading.Thread):
-    """Runs kinds of tests one after the other, prints what pytest prints, and keeps its lines of tests that failed."""
+    """Runs kinds of tests one after the other, prints what pytest prints, and keeps what failed or was skipped."""
 
     def __init__(self, name: str, kinds: Sequence[str], arguments: Sequence[str], taken: str | None) -> None:
         super().__init__(name=name)
         self.codes: list[int] = []
         self.failures: list[str] = []
+        self.reasons: set[str] = set()
         self._kinds, self._arguments, self._taken = list(kinds), arguments, taken
         self._process: subprocess.Popen[str] | None = None
 
@@ -127,6 +128,8 @@ class Lane(threading.Thread):
                     print(f"{self.name} | {line}", end="", flush=True)
                     if line.startswith(("FAILED ", "ERROR ")):
                         self.failures.append(line)
+                    elif line.startswith("SKIPPED "):
+                        self.reasons.add(line.split(": ", 1)[-1])
             self.codes.append(self._process.returncode)
 
     def stop(self) -> None:
@@ -151,6 +154,8 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             for lane in lanes:
                 lane.stop()  # what an interrupt has left
+    for reason in sorted(set().union(*(lane.reasons for lane in lanes))):
+        print(f"skipped: {reason}", end="", flush=True)
     for lane in lanes:
         for line in lane.failures:  # once more, where whoever sees only the end of it sees them
             print(f"{lane.name} | {line}", end="", flush=True)

@@ -10,9 +10,9 @@ import pytest
 from conftest import end_actors
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, WebSocket, expect, sync_playwright
 
-from chromium import chromium
 from console_engine import Engine
 from console_server import NAMESPACE, Console
+from programs import path_to
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 
@@ -23,7 +23,7 @@ PATIENCE_MS = 60_000
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         expect.set_options(PATIENCE_MS)
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=path_to("chromium"), args=["--no-sandbox"])
         yield browser
         browser.close()
 

@@ -16,9 +16,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], *filter(None, [os.env
 import ray  # noqa: E402 - it and its processes find the modules below by these paths
 from playwright.sync_api import Page, expect, sync_playwright  # noqa: E402
 
-from chromium import chromium  # noqa: E402
 from console_engine import TALKS, DemoEngine  # noqa: E402
 from console_server import NAMESPACE, Console  # noqa: E402
+from programs import path_to  # noqa: E402
 from turnwise.actors.client.manager import SessionManager  # noqa: E402
 from turnwise.actors.cluster.placement import Packed  # noqa: E402
 from turnwise.memory.longterm.lexical import LexicalMemory  # noqa: E402
@@ -56,7 +56,7 @@ def main() -> None:
             settings = {"engine": DemoEngine(), "placement": Packed(hosts=1), "memory": [LexicalMemory(memory)]}
             manager = SessionManager(console.store, namespace=NAMESPACE, **settings)  # type: ignore[arg-type]
             fill(manager)
-            browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+            browser = playwright.chromium.launch(executable_path=path_to("chromium"), args=["--no-sandbox"])
             laptop, phone = (browser.new_context(**screen).new_page() for screen in (LAPTOP, PHONE))
             shoot(console, laptop, phone)
             browser.close()

@@ -13,9 +13,9 @@ import pytest
 from playwright.sync_api import Route, expect, sync_playwright
 
 import docs_site
-from chromium import chromium
 from markdown_blocks import Block, blocks_of
 from names_in_tables import problems
+from programs import path_to
 from served import run_all
 from snippets import (
     ROOT,
@@ -204,7 +204,7 @@ def test_the_site_loads_nothing_from_elsewhere_and_draws_its_diagrams(site: Path
         route.fulfill(path=file / "index.html" if file.is_dir() else file)
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=path_to("chromium"), args=["--no-sandbox"])
         shown = browser.new_page()
         shown.on("pageerror", lambda error: errors.append(str(error)))
         shown.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from programs import path_to
+
 
 @dataclass
 class Served:
@@ -135,6 +137,8 @@ def start(url: str, session: str, prompt: str, headers: Mapping[str, str] | None
 def run_all(commands: Sequence[str], **env: str) -> list[str]:
     """Run commands in a shell, exactly as they are; return what they print."""
     found = []
+    if any("curl" in command for command in commands):
+        path_to("curl")
     for command in commands:
         ran = subprocess.run(
             ["bash", "-ec", command],

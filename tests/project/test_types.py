@@ -160,7 +160,7 @@ def test_pyright_narrows_events_and_blocks_by_their_kind_and_finds_mistakes(tmp_
         "-p",
         str(tmp_path),
     ]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)
     found = json.loads(checked.stdout)
     assert found["summary"]["filesAnalyzed"] == len(USES), checked.stdout
     errors = {
@@ -199,7 +199,7 @@ def test_the_documentation_is_typed_and_mistakes_are_found() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     errors = re.findall(r"^(?:.*[/\\])?(\w+)\.py:(\d+): error: .*\[([a-z-]+)\]$", checked.stdout, re.MULTILINE)

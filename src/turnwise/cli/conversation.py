@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from turnwise.actors.client.execution import ExecutionHandle
 from turnwise.actors.client.session import Session
@@ -38,8 +38,8 @@ TITLE = 80
 LISTED = 20
 """How many memories are listed."""
 
-LEAVE_S = 5.0
-"""How long the end of an answer is waited for when somebody leaves in the middle of it, in seconds."""
+LEAVE_S = 60.0
+"""How many seconds a person who leaves in the middle of an answer waits for its end. Ctrl+C ends the wait."""
 
 HELP = {
     "/fork": "/fork [ID]            go on in a copy of the conversation; the original stays as it is",
@@ -240,9 +240,14 @@ class Conversation:
     def _show(self, execution: ExecutionHandle, stop: _Stop) -> None:
         """Show a run up to its end; ask for what it waits for."""
         feed = _Feed(execution)
+        stop.tell(feed.stopping)
         waits = False
         try:
             for event in feed:
+                if event is None:
+                    self._answers.end_line()
+                    self._answers.wait("stopping")
+                    continue
                 if not self._as_json:
                     self._answers.show_event(event)
                 waits = waits or isinstance(event, ApprovalRequested)
@@ -251,6 +256,7 @@ class Conversation:
                     try:
                         self._decide(execution)
                     except KeyboardInterrupt:
+                        self._answers.note("")
                         stop.interrupt()
                 if isinstance(event, RunEnded):
                     self._failed = event.kind not in ("run_completed", "run_cancelled")
@@ -317,6 +323,7 @@ class _Stop:
     def __init__(self) -> None:
         self.is_asked = False
         self._execution: ExecutionHandle | None = None
+        self._tell: Callable[[], None] | None = None
 
     def started(self, execution: ExecutionHandle) -> None:
         """Set what is cancelled."""
@@ -324,12 +331,20 @@ class _Stop:
         if self.is_asked:
             self._cancel()
 
+    def tell(self, tell: Callable[[], None]) -> None:
+        """Set what is called at the first interrupt, maybe by a handler of a signal; call it if that has been."""
+        self._tell = tell
+        if self.is_asked:
+            tell()
+
     def interrupt(self, _: int = 0, __: FrameType | None = None) -> None:
         """Cancel; the second time, raise KeyboardInterrupt. A handler of SIGINT."""
         if self.is_asked:
             raise KeyboardInterrupt
         self.is_asked = True
         self._cancel()
+        if self._tell:
+            self._tell()
 
     def _cancel(self) -> None:
         if self._execution is not None:
@@ -347,15 +362,20 @@ class _Feed:
 
     def __init__(self, execution: ExecutionHandle) -> None:
         self._execution = execution
-        self._events: queue.SimpleQueue[AnyEvent | Exception | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[AnyEvent | Exception | Literal["stopping", "end"]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, name="turnwise-chat", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[AnyEvent]:
-        while (found := self._events.get()) is not None:
-            if isinstance(found, Exception):
-                raise found
-            yield found
+    def __iter__(self) -> Iterator[AnyEvent | None]:
+        """Yield the events, and None where the person has asked to stop."""
+        while (item := self._events.get()) != "end":
+            if isinstance(item, Exception):
+                raise item
+            yield None if item == "stopping" else item
+
+    def stopping(self) -> None:
+        """Say that the person has asked to stop. A handler of a signal may call this at any time."""
+        self._events.put("stopping")
 
     def is_drained(self) -> bool:
         """Return whether all events so far were read: then what waits is not decided yet."""
@@ -369,6 +389,6 @@ class _Feed:
         try:
             for event in self._execution.events():
                 self._events.put(event)
-            self._events.put(None)
+            self._events.put("end")
         except Exception as error:  # noqa: BLE001 - raised where the events are read
             self._events.put(error)

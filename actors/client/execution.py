@@ -400,10 +400,11 @@ class ExecutionHandle(_Handle):
     def partials(self) -> Iterator[dict[str, Any]]:
         """Yield the model's answer object each time it has grown; the last one is complete. For runs with `output=`.
 
-        A string at the end of a partial object may be incomplete; other values appear once they are complete. Partial
-        objects are not validated. When an answer is returned to the model for correction, the object starts again
-        empty. The iteration ends when the run ends, however it ends; `wait()` says how. Reads `events`, and raises the
-        same errors; the parsing happens in this process.
+        A string at the end of a partial object may be incomplete; other values appear once they are complete. An object
+        of more than 4,096 characters comes each time that it has grown by a sixteenth. Partial objects are not
+        validated. When an answer is returned to the model for correction, the object starts again empty. The iteration
+        ends when the run ends, however it ends; `wait()` says how. Reads `events`, and raises the same errors; the
+        parsing happens in this process.
         """
         yield from Partials().add(self.events())
 
@@ -587,10 +588,11 @@ class AsyncExecutionHandle(_Handle):
     async def partials(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the model's answer object each time it has grown; the last one is complete. For runs with `output=`.
 
-        A string at the end of a partial object may be incomplete; other values appear once they are complete. Partial
-        objects are not validated. When an answer is returned to the model for correction, the object starts again
-        empty. The iteration ends when the run ends, however it ends; `wait()` says how. Reads `events`, and raises the
-        same errors; the parsing happens in this process.
+        A string at the end of a partial object may be incomplete; other values appear once they are complete. An object
+        of more than 4,096 characters comes each time that it has grown by a sixteenth. Partial objects are not
+        validated. When an answer is returned to the model for correction, the object starts again empty. The iteration
+        ends when the run ends, however it ends; `wait()` says how. Reads `events`, and raises the same errors; the
+        parsing happens in this process.
         """
         partials = Partials()
         async for event in self.events():

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from turnwise.actors.inference.engine import NewEvent, NoOutput, SessionView, Suspend
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, Timeline
@@ -27,6 +27,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolResult, encode
 from turnwise.memory.conversation.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
 from turnwise.memory.conversation.frozen_json import freeze, plain_json
+from turnwise.memory.conversation.growing_text import WholeCharacters, whole, whole_json
 from turnwise.memory.conversation.model_params import of_later_step
 from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.tool_calls import CallState
@@ -102,6 +103,8 @@ class Attempt:
         """The kind of deltas of the part that the next one may continue."""
         self._is_shown = False
         """Whether a delta of this part was published."""
+        self._characters = WholeCharacters()
+        """Those of the part, of which none is cut in two."""
         self._timer: asyncio.TimerHandle | None = None
         self._call = run.spent
         """The run's usage at the start of the last model call."""
@@ -227,24 +230,36 @@ class Attempt:
         if isinstance(part, str):
             if part:
                 self._continue(TextDelta)
-                text = storable(part)  # may be half of a surrogate pair
-                self.ledger.append_text(text)
-                self._unpublished.append(text)
-                if self._timer is None:
-                    self._tick()
+                self._say(self._characters.add(part))
             return
-        _check_storable(part)
         if isinstance(part, Thinking):
-            self.ledger.append_thinking(part.text, part.signature, part.redacted)
             self._continue(ThinkingDelta)
             is_last = bool(part.signature or part.redacted)  # the next piece begins another thought
-            if part.text:
-                self._publish(part.text, final=is_last)
+            text = self._characters.add(part.text) + (self._characters.end() if is_last else "")
+            end = _storable(Thinking(signature=part.signature, redacted=part.redacted))
+            self._think(text, end.signature, end.redacted, final=is_last)
             if is_last:
                 self._end_part()
         else:
-            self.ledger.append(part)
+            part = _storable(part)
             self._continue(None)
+            self.ledger.append(part)
+
+    def _say(self, text: str) -> None:
+        """Add whole characters to the text, and publish them at the end of the interval."""
+        if text:
+            self.ledger.append_text(text)
+            self._unpublished.append(text)
+            if self._timer is None:
+                self._tick()
+
+    def _think(
+        self, text: str, signature: str | None = None, redacted: str | None = None, *, final: bool = False
+    ) -> None:
+        """Add whole characters to the thought, and publish them."""
+        self.ledger.append_thinking(text, signature, redacted)
+        if text:
+            self._publish(text, final=final)
 
     def _continue(self, kind: type[TextDelta | ThinkingDelta] | None) -> None:
         """Count a part that begins: of another kind than the one before it, or of a kind that never continues."""
@@ -255,6 +270,8 @@ class Attempt:
 
     def _end_part(self) -> None:
         """Publish the last delta of the part. If that was published, an empty one says so, without waking readers."""
+        if rest := self._characters.end():
+            (self._think if self._part is ThinkingDelta else self._say)(rest)
         self._flush(final=True)
         if self._is_shown:
             self._publish("", final=True, quietly=True)
@@ -341,7 +358,7 @@ class Attempt:
         if self.closed:
             raise _ended()
         self._end_part()
-        return await self._callbacks.record(self, blocks, events, calls or {})
+        return await self._callbacks.record(self, list(map(_storable, blocks)), events, calls or {})
 
     async def make_room(self, *, too_long: bool = False) -> Turn:
         if self.closed:
@@ -401,9 +418,7 @@ async def checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Bloc
     has_text = any(isinstance(block, Text) for block in output)  # the usual case needs no repair
     if not has_text and not repair(output, why="", interrupted=False):
         raise EngineError("the engine returned thoughts but no answer")
-    for block in output:
-        _check_storable(block)
-    return output
+    return list(map(_storable, output))
 
 
 def _ended() -> EngineError:
@@ -412,7 +427,7 @@ def _ended() -> EngineError:
 
 def reason(error: BaseException) -> str:
     """Return an error as text that can be stored: the message of turnwise's errors, else type and message."""
-    return storable(str(error) if isinstance(error, TurnwiseError) else f"{type(error).__name__}: {error}")
+    return whole(str(error) if isinstance(error, TurnwiseError) else f"{type(error).__name__}: {error}")
 
 
 def _code(error: BaseException) -> str | None:
@@ -439,15 +454,22 @@ _CODES: Mapping[type[TurnwiseError], str] = {
 }
 
 
-def storable(text: str) -> str:
-    """Return the text without lone surrogates, which no store and no provider accepts."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+_Block = TypeVar("_Block", bound=Block)
 
 
-def _check_storable(block: Block) -> None:
+def _storable(block: _Block) -> _Block:
+    """Return the block with `whole` texts. Raises EngineError if it cannot be stored even so."""
     if isinstance(block, Text) and block.text.isascii():
-        return
+        return block
+    with suppress(ValueError):
+        encode(block)
+        return block
+    values = {name: whole_json(value) for name, value in block if name != "kind"}
+    if isinstance(block, ToolResult):
+        values["blocks"] = tuple(map(_storable, block.blocks))
     try:
+        block = block.model_copy(update=values)
         encode(block)
     except ValueError as error:
         raise EngineError(f"the engine returned a {block.kind} block that cannot be stored: {error}") from error
+    return block

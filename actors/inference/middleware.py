@@ -111,7 +111,8 @@ def _reordered(blocks: Sequence[Block]) -> Sequence[Block]:
     waiting: list[Block] = []
     for block in blocks:
         if block.role != "assistant":
-            reordered, waiting = [*reordered, *waiting], []
+            reordered += waiting
+            waiting = []
         if not isinstance(block, ToolResult):
             reordered.append(block)
         if isinstance(block, ToolUse):

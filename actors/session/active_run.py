@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from turnwise.actors.inference.attempt import Attempt, storable
+from turnwise.actors.inference.attempt import Attempt
 from turnwise.actors.inference.engine import NewEvent, SessionView
 from turnwise.actors.inference.observing import NO_OPERATION, Operation
 from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.run_events import about
 from turnwise.memory.conversation.blocks import Block, Recalled
+from turnwise.memory.conversation.growing_text import whole
 from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -207,7 +208,7 @@ class ActiveRun:
         """Ask the run to stop. Later calls do not change the reason; any call with `discard` discards the turn."""
         self.discard = self.discard or discard
         if not self.cancelled.done():
-            self.cancelled.set_result(storable(reason))
+            self.cancelled.set_result(whole(reason))
 
     def close(self) -> None:
         """Ignore everything that the run's engine does from now on."""

@@ -10,7 +10,6 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import Any, Required, TypedDict, Unpack
 
-from turnwise.actors.inference.attempt import storable
 from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken, engine_of_run
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines
 from turnwise.actors.inference.observing import NO_OPERATION, within
@@ -44,6 +43,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.blocks import Block, Document, Image, ToolResult, ToolUse
 from turnwise.memory.conversation.events import PromptAppended, RunQueued, SessionEnded
 from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.growing_text import whole
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.prompts import Prompt, accept, check_calls
@@ -427,7 +427,7 @@ class RunAdmission:
 
         async def change() -> None:
             if run in self._state.run_queue.queue:
-                await self._cancel_queued([run], storable(reason), self._journal.session)
+                await self._cancel_queued([run], whole(reason), self._journal.session)
 
         if run is not self._state.active:
             await self._transactor.run(change)
@@ -449,7 +449,7 @@ class RunAdmission:
         async def change() -> None:
             if self._journal.session.status == "active":
                 session, queue = replace(self._journal.session, status="ended"), list(self._state.run_queue.queue)
-                await self._cancel_queued(queue, storable(reason), session, [(SessionEnded, {})])
+                await self._cancel_queued(queue, whole(reason), session, [(SessionEnded, {})])
 
         await self._transactor.run(change)
         if run := self._state.active:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from turnwise.actors.inference.attempt import reason, storable
+from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.prompt_joining import Joining, PromptJoining
@@ -20,6 +20,7 @@ from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, In
 from turnwise.memory.conversation.blocks import Block, Content, Text, ToolResult, ToolUse, described
 from turnwise.memory.conversation.events import CallDecided, RunResumed
 from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.growing_text import whole
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.tool_calls import ApprovalDecision, CallState, decode_calls, encode_calls
 from turnwise.memory.conversation.transcript import Ledger
@@ -144,8 +145,8 @@ def _block(decision: ApprovalDecision, call_id: str, use: ToolUse | None) -> Blo
     """Return the block that a decision adds to the transcript: a result, the edited call, or None."""
     if decision.verdict == "approved":
         edited = decision.input is not None and use is not None
-        return use.model_copy(update={"input": freeze(decision.input)}) if edited and use else None
-    text = storable(decision.text)
+        return use.model_copy(update={"input": freeze(decision.input), "flaw": None}) if edited and use else None
+    text = whole(decision.text)
     if decision.verdict == "rejected":
         return ToolResult(call_id=call_id, text=f"rejected: {text}" if text else "rejected", is_error=True)
     is_json, blocks = decision.is_json, decision.blocks

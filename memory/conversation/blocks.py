@@ -83,6 +83,9 @@ class ToolUse(Block):
     name: Str
     input: JsonObject = Field(default_factory=FrozenDict)
     signature: Str | None = None
+    flaw: Str | None = None
+    """Why the arguments that the model wrote are no JSON object. Then no tool gets the call, nobody is asked about it,
+    and `input` has what the model wrote as its only value, named `unparsed`."""
 
 
 class _Payload(Block):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from turnwise.errors import TranscriptError
 from turnwise.memory.conversation.blocks import (
@@ -20,6 +20,7 @@ from turnwise.memory.conversation.blocks import (
     Unknown,
     User,
 )
+from turnwise.memory.conversation.call_arguments import refusal
 from turnwise.memory.conversation.events import (
     Appending,
     Event,
@@ -31,6 +32,7 @@ from turnwise.memory.conversation.events import (
     ThinkingDelta,
 )
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.growing_text import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,46 @@ class _Group:
     """By call id, in the order of declaration."""
     is_prompt: bool = False
     """Whether `said` are blocks of the user, which joined the run after the results before them."""
+    open_text: int | None = None
+    """The place in `said` of the text that streamed pieces continue."""
+    open_thought: int | None = None
+    pieces: dict[int, list[str]] = field(default_factory=dict)
+    """By place in `said`, what was streamed of a text or a thought and is not in its block yet."""
 
     @property
     def is_answered(self) -> bool:
         return any(self.results.values())
+
+    def add(self, block: Block) -> None:
+        """Add a block. A text that is whole closes the one before it, and so does anything but a thought."""
+        at = len(self.said)
+        self.said.append(block)
+        if isinstance(block, Thinking):
+            self.open_thought = at if _is_open(block) else None
+        else:
+            self.open_text = at if isinstance(block, Text) and not block.interrupted else None
+
+    def settle(self) -> None:
+        """Put the streamed pieces into their blocks. O(the blocks that grew)."""
+        for at, pieces in self.pieces.items():
+            block = self.said[at]
+            text = whole("".join((getattr(block, "text", ""), *pieces)))
+            self.said[at] = block.model_copy(update={"text": text})
+        self.pieces = {}
+
+    def keep(self) -> None:
+        """Make all blocks definitive."""
+        self.settle()
+        self.kept = len(self.said)
+        self.open_text = self.open_thought = None
+
+    def drop(self) -> list[Block]:
+        """Remove and return the blocks that are not definitive."""
+        self.settle()
+        dropped = self.said[self.kept :]
+        del self.said[self.kept :]
+        self.open_text = self.open_thought = None
+        return dropped
 
 
 class Ledger:
@@ -130,8 +168,6 @@ class Ledger:
         """Begin with definitive blocks, as for a resumed run."""
         self._groups = [_Group()]
         self._callers: dict[str, _Group] = {}
-        self._streak: list[str] = []
-        """Streamed text that is not in a block yet."""
         for block in blocks:
             self.append(block)
         self.flush_assistant()
@@ -140,21 +176,27 @@ class Ledger:
 
     def append_text(self, text: str) -> None:
         """Continue the text of the open message."""
-        if text:
-            self._streak.append(text)
+        if not text:
+            return
+        group = self._said_group()
+        if group.open_text is None:
+            group.add(Text(text=""))
+        group.pieces.setdefault(cast(int, group.open_text), []).append(text)
 
     def append_thinking(self, text: str = "", signature: str | None = None, redacted: str | None = None) -> None:
         """Continue the thought of the open message. A signature ends it, so the next piece begins a new thought."""
         if not (text or signature or redacted):
             return
         group = self._said_group()
-        last = next((at for at in reversed(range(group.kept, len(group.said))) if _is_open(group.said[at])), None)
-        if last is None or redacted:
-            group.said.append(Thinking(text=text, signature=signature, redacted=redacted))
+        if group.open_thought is None or redacted:
+            group.add(Thinking(signature=signature, redacted=redacted))
+            at = len(group.said) - 1
         else:
-            before = group.said[last]
-            grown = {"text": f"{before.text}{text}", "signature": signature}  # type: ignore[attr-defined]
-            group.said[last] = before.model_copy(update=grown)
+            at = group.open_thought
+            if signature:
+                group.said[at] = group.said[at].model_copy(update={"signature": signature})
+                group.open_thought = None
+        group.pieces.setdefault(at, []).append(text)
 
     def declare_tool_use(
         self, call_id: str, name: str, input: Mapping[str, Any] | None = None, signature: str | None = None
@@ -168,46 +210,41 @@ class Ledger:
         if isinstance(block, ToolResult):
             caller = self._callers.get(block.call_id)
             if caller and caller.results[block.call_id] is None:
-                self._end_streak()
                 caller.results[block.call_id] = block
             return
         if isinstance(block, ToolUse) and not (block.call_id and block.name):
             return
         if isinstance(block, User):
             prompt = self._said_group(is_prompt=True)
-            prompt.said.append(block)
-            prompt.kept = len(prompt.said)
+            prompt.add(block)
+            prompt.keep()
             return
         group = self._said_group()
         # An id that the group has already needs a group of its own: one message cannot hold it twice.
         if isinstance(block, ToolUse) and block.call_id in group.results:
             group = self._new_group()
-        group.said.append(block)
+        group.add(block)
         if isinstance(block, ToolUse):
             group.results[block.call_id] = None
             self._callers[block.call_id] = group
 
     def flush_assistant(self, blocks: Iterable[Block] | None = None) -> None:
         """Close the open message. `blocks`, if given, are its definitive blocks and replace the streamed ones."""
-        if blocks is None:
-            self._end_streak()
-        else:
+        if blocks is not None:
             self.void()
             for block in blocks:
                 self.append(block)
         for group in self._open_groups():
-            group.kept = len(group.said)
+            group.keep()
 
     def void(self) -> None:
         """Drop the streamed, tentative blocks of the open message."""
-        self._streak = []
         uses: list[ToolUse] = []
         for group in self._open_groups():
-            dropped = [block for block in group.said[group.kept :] if isinstance(block, ToolUse)]
+            dropped = [block for block in group.drop() if isinstance(block, ToolUse)]
             for use in dropped:
                 del group.results[use.call_id]
             uses += dropped
-            del group.said[group.kept :]
         while len(self._groups) > 1 and not self._groups[-1].said:
             self._groups.pop()
         if uses:
@@ -274,7 +311,7 @@ class Ledger:
 
     def blocks(self) -> list[Block]:
         """Return the output so far, in order. O(its blocks)."""
-        self._end_streak()
+        self._settle()
         return [block for group in self._groups for block in _in_order(group)]
 
     def messages(self) -> list[Message]:
@@ -292,12 +329,14 @@ class Ledger:
 
     def repaired(self, why: str, *, interrupted: bool) -> list[Block]:
         """Return the output repaired, so that a request with it is valid; see `repair`. Does not change the ledger."""
-        self._end_streak()
+        self._settle()
         blocks: list[Block] = []
         for group in self._groups:
             blocks += sorted(group.said, key=_rank)
+            flawed = {block.call_id: refusal(block) for block in group.said if isinstance(block, ToolUse)}
             for call_id, result in group.results.items():
-                blocks.append(result or ToolResult(call_id=call_id, text=f"cancelled: {why}", is_error=True))
+                cancelled = ToolResult(call_id=call_id, text=f"cancelled: {why}", is_error=True)
+                blocks.append(result or flawed.get(call_id) or cancelled)
         blocks = _without_idle_thoughts(blocks)
         last = next((at for at in reversed(range(len(blocks))) if not isinstance(blocks[at], Thinking)), None)
         if interrupted and last is not None and isinstance(text := blocks[last], Text) and not text.interrupted:
@@ -306,7 +345,6 @@ class Ledger:
 
     def _said_group(self, *, is_prompt: bool = False) -> _Group:
         """Return the group to which the model's next block is added, or the user's."""
-        self._end_streak()
         group = self._groups[-1]
         if group.is_answered or (group.said and group.is_prompt != is_prompt):
             group = self._new_group()
@@ -321,28 +359,19 @@ class Ledger:
         self._groups.append(_Group())
         return self._groups[-1]
 
-    def _end_streak(self) -> None:
-        if not self._streak:
-            return
-        text, self._streak = "".join(self._streak), []
-        group = self._said_group()
-        streamed = range(group.kept, len(group.said))
-        last = next((at for at in reversed(streamed) if not isinstance(group.said[at], Thinking)), None)
-        before = None if last is None else group.said[last]
-        if last is not None and isinstance(before, Text) and not before.interrupted:
-            group.said[last] = Text(text=before.text + text)
-        else:
-            group.said.append(Text(text=text))
+    def _settle(self) -> None:
+        for group in self._groups:
+            group.settle()
 
 
 def repair(output: Sequence[Block], *, why: str, interrupted: bool) -> list[Block]:
     """Return a run's output, complete or cut short, repaired so that a request which contains it is valid. Idempotent.
 
     Each tool call gets its result: results follow the message that made the calls, in the order of declaration, and a
-    call without a result gets the error result "cancelled: <why>". The model's text and calls stay, ordered within a
-    message as `Ledger` orders them. Dropped are: thoughts that no text and no call follows (an output of thoughts alone
-    becomes empty); results without a call before them; a second result of a call; calls without an id or a name, which
-    no provider accepts back.
+    call without a result gets the error result "cancelled: <why>", or one that says what its flaw is. The model's text
+    and calls stay, ordered within a message as `Ledger` orders them. Dropped are: thoughts that no text and no call
+    follows (an output of thoughts alone becomes empty); results without a call before them; a second result of a call;
+    calls without an id or a name, which no provider accepts back.
 
     Args:
         output: the blocks of one run, oldest first; may be empty.

@@ -18,7 +18,8 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.transcript import messages_of, system_of
+from turnwise.memory.conversation.transcript import system_of
+from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.openai_chat import ERROR, INTERRUPTED, SUMMARY
 from turnwise.memory.providers.validation import ANTHROPIC, Rules, fit
 
@@ -64,7 +65,7 @@ def encode(
     system: Part | None = {"type": "text", "text": text} if text.strip() else None
     last, cached = system, list[Part]()
     messages: list[Part] = []
-    for message in fit(messages_of(block for block in blocks if _is_sent(block, rules)), rules):
+    for message in fit(arranged((block for block in blocks if _is_sent(block, rules)), rules), rules):
         said: list[Part] = []
         for block in message.blocks:
             if not isinstance(block, CacheCheckpoint | Thinking):

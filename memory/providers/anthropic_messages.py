@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pydantic_core
@@ -29,9 +30,13 @@ from turnwise.memory.providers.parts import UnreadableError, kept, mapping, part
 from turnwise.memory.providers.validation import ANTHROPIC
 
 
+_AS_IT_IS = replace(ANTHROPIC, user_begins=False, user_ends=False)
+"""The rules of a conversation that is no request: it may begin and end with the assistant."""
+
+
 def to_messages(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     """Return the messages as plain JSON, without the system prompt; see `anthropic.encode`."""
-    messages: list[dict[str, Any]] = pydantic_core.from_json(pydantic_core.to_json(encode(blocks)[1]))
+    messages: list[dict[str, Any]] = pydantic_core.from_json(pydantic_core.to_json(encode(blocks, _AS_IT_IS)[1]))
     return messages
 
 

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 import pydantic_core
@@ -17,6 +16,7 @@ import pydantic_core
 from turnwise.errors import EngineError
 from turnwise.memory.conversation.blocks import (
     Block,
+    Citations,
     Content,
     Document,
     Image,
@@ -30,7 +30,8 @@ from turnwise.memory.conversation.blocks import (
     User,
     described,
 )
-from turnwise.memory.conversation.transcript import messages_of, system_of
+from turnwise.memory.conversation.transcript import system_of
+from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.endpoints import OPENAI, Profile, unpack_attached
 from turnwise.memory.providers.validation import CHAT, fit
 
@@ -51,7 +52,7 @@ ATTACHED = ("reasoning_details", "thinking_blocks")
 """Fields in which OpenRouter and LiteLLM attach lists to thoughts, which are sent back in the same fields."""
 
 PARAGRAPH = "\n\n"
-"""The separator between consecutive texts of the user, which are sent as one."""
+"""The separator between consecutive texts of one side, which are sent as one."""
 
 
 def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str, Any]]:
@@ -60,7 +61,7 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
     - The last `System` is the first message; other system prompts are not sent.
     - Consecutive blocks of the user are one message. Its content is a string, with a blank line between texts, unless
       it has images or files, since many servers accept no list of texts.
-    - Consecutive blocks of the assistant are one message, with the texts joined and the calls in `tool_calls`.
+    - Consecutive blocks of the assistant are one message, with its text (see `text_of`) and the calls in `tool_calls`.
     - Each tool result is a message, in the order in which the calls were declared. Such a message takes text only. So
       the pictures and files of the results are in a message of the user after the last result, each after a text that
       names its call, and the results say so. Documents of text, or with only a URL, are in the result itself.
@@ -82,7 +83,7 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
         profile.returns_thoughts == "known" and any(isinstance(block, Thinking) for block in blocks)
     )
     rules = replace(CHAT, id_limit=sys.maxsize) if profile.has_long_ids else CHAT
-    for message in fit(messages_of(_sent(blocks)), rules):
+    for message in fit(arranged(filter(_is_read, blocks), rules), rules):
         if message.role == "assistant":
             messages.append(_assistant_message(message.blocks, profile, has_thought=has_thought))
         else:
@@ -98,13 +99,9 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
     return messages
 
 
-def _sent(blocks: Sequence[Block]) -> Iterator[Block]:
-    """Yield the blocks to send, without thoughts that no other block of the assistant follows."""
-    sent = [block for block in blocks if CHAT.sends(block) or isinstance(block, Thinking)]
-    for is_assistant, neighbours in groupby(sent, key=lambda block: block.role == "assistant"):
-        group = list(neighbours)
-        if not is_assistant or any(not isinstance(block, Thinking) for block in group):
-            yield from group
+def _is_read(block: Block) -> bool:
+    """Return whether the block has a part in the messages: also thoughts and citations, which not each server gets."""
+    return CHAT.sends(block) or isinstance(block, Thinking | Citations)
 
 
 def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
@@ -144,7 +141,7 @@ def _part(block: Block) -> dict[str, Any]:
                 "image_url": {"url": block.url if CHAT.form(block) == "url" else data_uri(block)},
             }
         case Document() if CHAT.form(block) == "data":
-            return {"type": "file", "file": {"filename": block.name, "file_data": data_uri(block)}}
+            return {"type": "file", "file": {"filename": block.name or "file", "file_data": data_uri(block)}}
         case Document():
             # Chat servers fetch no documents. The model gets the URL as text, since the turn is in the history already.
             return {"type": "text", "text": f"{block.name}:\n{block.plain or block.url}"}
@@ -163,8 +160,7 @@ def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: 
     Args:
         has_thought: whether each message with calls must have thoughts, which may be empty.
     """
-    texts = [block.text + INTERRUPTED * block.interrupted for block in said if isinstance(block, Text)]
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
+    message: dict[str, Any] = {"role": "assistant", "content": text_of(said) or None}
     thoughts = [block for block in said if isinstance(block, Thinking)]
     for name in ATTACHED:
         found = [unpack_attached(thought.signature, profile.name, name) for thought in thoughts]
@@ -179,6 +175,13 @@ def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: 
         if has_thought:
             message["reasoning_content"] = PARAGRAPH.join(thought.text for thought in thoughts if thought.text)
     return message
+
+
+def text_of(said: Sequence[Block]) -> str:
+    """Return the assistant's texts as one, with a blank line between texts, unless they are pieces of a cited one."""
+    texts = [block.text + INTERRUPTED * block.interrupted for block in said if isinstance(block, Text)]
+    is_cited = any(isinstance(block, Citations) for block in said)
+    return ("" if is_cited else PARAGRAPH).join(texts)
 
 
 _UNSIGNED = {"google": {"thought_signature": "skip_thought_signature_validator"}}

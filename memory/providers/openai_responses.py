@@ -9,6 +9,7 @@ from typing import Any
 
 from turnwise.memory.conversation.blocks import (
     Block,
+    Citations,
     Document,
     Image,
     Recalled,
@@ -19,8 +20,9 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.transcript import messages_of, system_of
-from turnwise.memory.providers.openai_chat import ERROR, INTERRUPTED, PARAGRAPH, SUMMARY, arguments_of, data_uri
+from turnwise.memory.conversation.transcript import system_of
+from turnwise.memory.providers.arrangement import arranged
+from turnwise.memory.providers.openai_chat import ERROR, PARAGRAPH, SUMMARY, arguments_of, data_uri, text_of
 from turnwise.memory.providers.validation import RESPONSES, Rules, fit
 
 BETWEEN = "\n\n"
@@ -77,8 +79,8 @@ def encode(
     """Return the instructions and the input items for the blocks, to send with `store` off.
 
     - The last `System` is the instructions.
-    - Consecutive blocks of the assistant are one message with the texts joined, then the calls, with the reasoning
-      items at their places.
+    - Consecutive blocks of the assistant are one message with their text (see `openai_chat.text_of`), then the calls,
+      with the reasoning items at their places.
     - The output of a tool that returned images or documents is a list of parts: the text, then these.
     - Consecutive blocks of the user are the tool outputs, in the order in which the calls were declared, then one
       message of parts, in which adjacent texts are joined.
@@ -96,7 +98,8 @@ def encode(
     """
     items: list[dict[str, Any]] = []
     thought_of: set[str] = set()
-    for message in fit(messages_of(filter(rules.sends, blocks)), rules):
+    read = (block for block in blocks if rules.sends(block) or isinstance(block, Citations))
+    for message in fit(arranged(read, rules), rules):
         if message.role == "user":
             items += _asked(message.blocks)
         elif said := _said(message.blocks):
@@ -140,7 +143,7 @@ def _parted(text: str, lengths: Sequence[int]) -> list[str]:
 
 
 def _said(said: Sequence[Block]) -> list[dict[str, Any]]:
-    text = "".join(block.text + INTERRUPTED * block.interrupted for block in said if isinstance(block, Text))
+    text = text_of(said)
     parts = [{"type": "output_text", "text": text}]
     items: list[dict[str, Any]] = [{"type": "message", "role": "assistant", "content": parts}] if text else []
     return items + [_call(block) for block in said if isinstance(block, ToolUse)]
@@ -189,7 +192,7 @@ def _part(block: Block) -> dict[str, Any]:
         case Document():
             form = RESPONSES.form(block)
             if form == "data":
-                return {"type": "input_file", "filename": block.name, "file_data": data_uri(block)}
+                return {"type": "input_file", "filename": block.name or "file", "file_data": data_uri(block)}
             if form == "url":
                 return {"type": "input_file", "file_url": block.url}
             return {"type": "input_text", "text": f"{block.name}:\n{block.plain}"}

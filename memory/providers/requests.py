@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import Block
-from turnwise.memory.conversation.transcript import Message, messages_of
+from turnwise.memory.conversation.transcript import Message
 from turnwise.memory.providers import anthropic, openai_chat, openai_responses
+from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, BEDROCK, CHAT, RESPONSES, Rules, check
 
 Provider = Literal["chat", "responses", "anthropic", "bedrock"]
@@ -40,7 +41,7 @@ def validate(messages: Iterable[Message] | Iterable[Block], *, provider: Provide
         if not isinstance(each, Message if isinstance(given[0], Message) else Block):
             why = "pass either Message objects or blocks, such as turn.blocks"
             raise InvalidInputError(f"messages[{at}]", shown(each), why)
-    check(given if given and isinstance(given[0], Message) else messages_of(given), rules, thinking=thinking)
+    check(given if given and isinstance(given[0], Message) else arranged(given, rules), rules, thinking=thinking)
 
 
 def encode(blocks: Iterable[Block], *, provider: Provider, thinking: bool = False) -> dict[str, Any]:

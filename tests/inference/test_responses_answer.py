@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 
 from turnwise.actors.inference.openai.fields import BrokenOffError
-from turnwise.actors.inference.openai.responses import ResponsesAnswer
+from turnwise.actors.inference.openai.responses_answer import ResponsesAnswer
 from turnwise.memory.conversation.blocks import Thinking
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_responses import pack_reasoning

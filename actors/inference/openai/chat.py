@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.openai.fields import (
     arguments_of,
     broken_off,
     definition,
-    is_object,
+    grown,
     items,
     names,
     part,
+    piece,
     string,
     texts,
     tool_use,
@@ -23,8 +24,9 @@ from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.structured_output import Form, choose_tool
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolUse
-from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.conversation.growing_text import GrowingText, whole_json
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.endpoints import lessons_of, pack_attached
 from turnwise.memory.providers.openai_chat import ATTACHED, encode
 from turnwise.memory.providers.validation import CHAT, check
@@ -77,7 +79,7 @@ class ChatAPI:
         return _OTHER_LIMIT[field] if field in self.settings.refused else field
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
-        check(messages_of(blocks), self.rules)
+        check(arranged(blocks, self.rules), self.rules)
         return {"messages": encode(blocks, self.settings.profile), **self.fields, **self._formed(form)}
 
     def _formed(self, form: Form | None) -> dict[str, Any]:
@@ -133,17 +135,23 @@ class ChatAnswer:
     def __init__(self, provider: str = "openai", answer_tool: str | None = None) -> None:
         self.usage = Usage(calls=1)
         self.stop_reason: str | None = None
-        self.refusal = ""
         self._provider = provider
         self._answer_tool = answer_tool
-        self._thoughts: list[str] = []
-        self._texts: list[str] = []
-        self._details: list[dict[str, Any]] = []
-        """Details of thoughts from OpenRouter, with their chunks joined."""
-        self._signed: list[dict[str, Any]] = []
-        """Thoughts that Claude signed, as LiteLLM attaches them, with their chunks joined."""
+        self._counts: dict[str, Any] = {}
+        self._refusal = GrowingText()
+        self._thoughts = GrowingText()
+        self._text = GrowingText()
+        self._details = _Joined(("text", "summary", "data"))
+        """Details of thoughts from OpenRouter."""
+        self._signed = _Joined(("thinking",))
+        """Thoughts that Claude signed, as LiteLLM attaches them."""
         self._calls: list[_Call] = []
         self._call_at: dict[int | None, _Call] = {}
+
+    @property
+    def refusal(self) -> str:
+        """See `Answer`."""
+        return str(self._refusal)
 
     @property
     def is_cut(self) -> bool:
@@ -152,7 +160,8 @@ class ChatAnswer:
     def add(self, event: Mapping[str, Any]) -> list[str | Block]:
         # Groq sends usage in a field of its own.
         if counted := event.get("usage") or part(event, "x_groq").get("usage"):
-            self.usage = usage_of(counted, "prompt", "completion")
+            self._counts = grown(self._counts, counted)
+            self.usage = usage_of(self._counts, "prompt", "completion")
         parts: list[str | Block] = []
         for choice in items(event, "choices"):
             if not isinstance(choice, Mapping):
@@ -161,84 +170,95 @@ class ChatAnswer:
                 parts += self._add_choice(choice)
         return parts
 
+    def end(self) -> list[str | Block]:
+        thought, text = self._thoughts.end(), self._text.end()
+        rest = [(call.name, call.arguments.end()) for call in self._calls]
+        said = [text, *(arguments for name, arguments in rest if name == self._answer_tool)]
+        return [*([Thinking(text=thought)] if thought else []), *filter(None, said)]
+
     def blocks(self) -> list[AnyBlock]:
+        self.end()
         blocks: list[AnyBlock] = []
-        attached = {name: found for name, found in zip(ATTACHED, (self._details, self._signed), strict=True) if found}
+        lists = self._details.items(), self._signed.items()
+        attached = {name: entries for name, entries in zip(ATTACHED, lists, strict=True) if entries}
         signature = pack_attached(self._provider, **attached) if attached else None
         if self._thoughts or signature:
-            blocks.append(Thinking(text="".join(self._thoughts), signature=signature))
-        if self._texts:
-            blocks.append(Text(text="".join(self._texts)))
+            blocks.append(Thinking(text=str(self._thoughts), signature=signature))
+        if self._text:
+            blocks.append(Text(text=str(self._text)))
         return [*blocks, *(self._use(at, call) for at, call in enumerate(self._calls))]
 
     def _use(self, at: int, call: _Call) -> ToolUse:
-        attached = pack_attached(self._provider, extra_content=call.extra_content) if call.extra_content else None
-        return tool_use(at, call.call_id, call.name, call.arguments, is_cut=self.is_cut, signature=attached)
+        extra = whole_json(call.extra_content)
+        attached = pack_attached(self._provider, extra_content=extra) if extra else None
+        return tool_use(at, call.call_id, call.name, str(call.arguments), is_cut=self.is_cut, signature=attached)
 
     def _add_choice(self, choice: Mapping[str, Any]) -> list[str | Block]:
         if choice.get("error") or choice.get("finish_reason") == "error":
             raise broken_off(choice.get("error") or "without a reason")
         self.stop_reason = string(choice, "finish_reason") or self.stop_reason
-        delta = part(choice, "delta")
-        # Servers that do not stream send the whole message, and some repeat it at the end of a stream.
-        if not (self._texts or self._calls or any(delta.get(name) for name in _CONTENT_FIELDS)):
-            delta = part(choice, "message") or delta
+        delta = self._delta(choice)
         parts: list[str | Block] = []
-        if thought := self._thought(delta):
-            self._thoughts.append(thought)
+        if thought := self._thoughts.add(self._thought(delta)):
             parts.append(Thinking(text=thought))
-        refusal = string(delta, "refusal")
-        self.refusal += refusal
-        if text := texts(delta.get("content"), "content") or refusal:
-            self._texts.append(text)
+        refusal = piece(delta, "refusal")
+        self._refusal.add(refusal)
+        if text := self._text.add(texts(delta.get("content"), "content") or refusal):
             parts.append(text)
-        for piece in items(delta, "tool_calls"):
-            call, arguments = self._add_call(piece)
+        for call_piece in items(delta, "tool_calls"):
+            call, arguments = self._add_call(call_piece)
             if arguments and call.name == self._answer_tool:
                 parts.append(arguments)
         return parts
+
+    def _delta(self, choice: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a choice's delta; of a whole message, which some servers send at the end of a stream, what is missing.
+
+        Servers that do not stream send the message only.
+        """
+        delta = part(choice, "delta")
+        message = {} if any(delta.get(name) for name in _CONTENT_FIELDS) else part(choice, "message")
+        if not message:
+            return delta
+        has = {
+            **dict.fromkeys(_SPOKEN, self._text),
+            **dict.fromkeys(_THOUGHT, self._thoughts),
+            "tool_calls": self._calls,
+        }
+        return {name: value for name, value in message.items() if not has.get(name)}
 
     def _thought(self, delta: Mapping[str, Any]) -> str:
         for detail in items(delta, "reasoning_details"):
             self._add_detail(detail)
         for block in items(delta, "thinking_blocks"):
             self._add_signed(block)
-        if thought := string(delta, "reasoning_content") or string(delta, "reasoning"):
+        if thought := piece(delta, "reasoning_content") or piece(delta, "reasoning"):
             return thought
         content = delta.get("content")  # Mistral sends thoughts as parts of the content
         thinking = [each for each in content if string(each, "type") == "thinking"] if isinstance(content, list) else []
         return "".join(texts(each.get("thinking"), "thinking") for each in thinking)
 
     def _add_signed(self, block: Any) -> None:
-        kind, text, signature = string(block, "type"), string(block, "thinking"), string(block, "signature")
-        last = self._signed[-1] if self._signed else {}
-        if kind == last.get("type") == "thinking" and not last.get("signature"):
-            last["thinking"] += text
-            last.update({"signature": signature} if signature else {})
-        elif kind == "thinking":
-            self._signed.append({"type": kind, "thinking": text, **({"signature": signature} if signature else {})})
+        kind, signature = string(block, "type"), string(block, "signature")
+        last = self._signed.last
+        signed = {"signature": signature} if signature else {}
+        if kind == "thinking":
+            continues = last.get("type") == kind and not last.get("signature")
+            self._signed.add({"type": kind, "thinking": piece(block, "thinking"), **signed}, continues=continues)
         elif kind:
-            self._signed.append(dict(block))
+            self._signed.add(dict(block), continues=False)
 
     def _add_detail(self, detail: Any) -> None:
         if not isinstance(detail, Mapping):
             raise ValueError(f"a reasoning detail is not an object but {type(detail).__name__}")
-        last = self._details[-1] if self._details else {}
-        if detail.get("index") is None or any(detail.get(name) != last.get(name) for name in ("index", "type")):
-            self._details.append(dict(detail))
-            return
-        for name, value in detail.items():
-            grows = name in ("text", "summary", "data") and isinstance(value, str) and isinstance(last.get(name), str)
-            if grows:
-                last[name] += value
-            elif value is not None:
-                last[name] = value
+        is_same = all(detail.get(name) == self._details.last.get(name) for name in ("index", "type"))
+        self._details.add(detail, continues=is_same and detail.get("index") is not None)
 
-    def _add_call(self, piece: Any) -> tuple[_Call, str]:
+    def _add_call(self, call_piece: Any) -> tuple[_Call, str]:
         """Add a piece of a call. Return the call that it belongs to, and its piece of the arguments."""
-        if not isinstance(piece, Mapping):
-            raise ValueError(f"a call is not an object but {type(piece).__name__}")
-        index, call_id, function = piece.get("index"), string(piece, "id"), part(piece, "function")
+        if not isinstance(call_piece, Mapping):
+            raise ValueError(f"a call is not an object but {type(call_piece).__name__}")
+        index, call_id, function = call_piece.get("index"), string(call_piece, "id"), part(call_piece, "function")
         name, arguments = string(function, "name"), arguments_of(function)
         call = self._call_at.get(index)
         if call is None or call.is_another(call_id, name):
@@ -246,28 +266,96 @@ class ChatAnswer:
             self._calls.append(call)
         call.call_id = call.call_id or call_id
         call.name = call.name or name
-        call.arguments += arguments
-        call.extra_content = piece.get("extra_content") or call.extra_content
-        return call, arguments
+        call.extra_content = call_piece.get("extra_content") or call.extra_content
+        return call, call.add(arguments)
 
 
-_CONTENT_FIELDS = ("content", "refusal", "tool_calls", "reasoning_content", "reasoning")
+_SPOKEN, _THOUGHT = ("content", "refusal"), ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
+
+_CONTENT_FIELDS = (*_SPOKEN, "tool_calls", "reasoning_content", "reasoning")
 """Fields of a delta that contain a piece of the answer."""
 
 
-@dataclass(slots=True)
+class _Joined:
+    """A list of objects that come in pieces.
+
+    Args:
+        growing: the names of fields with texts that come in pieces; of other fields the last value counts.
+    """
+
+    def __init__(self, growing: Sequence[str]) -> None:
+        self._growing = growing
+        self._items: list[dict[str, Any]] = []
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        return self._items[-1] if self._items else {}
+
+    def add(self, item: Mapping[str, Any], *, continues: bool) -> None:
+        """Add an object, or a piece of the last one."""
+        if not continues or not self._items:
+            self._items.append({})
+        last = self._items[-1]
+        for name, value in item.items():
+            if name in self._growing and isinstance(value, str):
+                if not isinstance(last.get(name), GrowingText):
+                    last[name] = GrowingText()
+                last[name].add(value)
+            elif value is not None or name not in last:
+                last[name] = value
+
+    def items(self) -> list[dict[str, Any]]:
+        return [{name: _ended(value) for name, value in item.items()} for item in self._items]
+
+
+def _ended(value: Any) -> Any:
+    if not isinstance(value, GrowingText):
+        return whole_json(value)
+    value.end()
+    return str(value)
+
+
+_MARK = re.compile(r'["\\{}\[\]]')
+
+
 class _Call:
-    call_id: str = ""
-    name: str = ""
-    arguments: str = ""
-    extra_content: Any = None
+    """A tool call that comes in pieces. To add one is O(its length)."""
+
+    def __init__(self) -> None:
+        self.call_id = ""
+        self.name = ""
+        self.extra_content: Any = None
+        self.arguments = GrowingText()
+        self._depth = 0
+        """How many objects and lists of the arguments are open."""
+        self._has_begun = self._is_in_text = self._is_escaped = False
+
+    def add(self, arguments: str) -> str:
+        """Add a piece of the arguments; return what of it is whole characters."""
+        seen = 0
+        for mark in _MARK.finditer(arguments):
+            at, kind = mark.start(), mark[0]
+            is_escaped, self._is_escaped = self._is_escaped and at == seen, False
+            seen = at + 1
+            if is_escaped:
+                continue
+            if self._is_in_text:
+                self._is_in_text = kind != '"'
+                self._is_escaped = kind == "\\"
+            elif kind == '"':
+                self._is_in_text = True
+            elif kind != "\\":
+                self._depth, self._has_begun = self._depth + (1 if kind in "{[" else -1), True
+        self._is_escaped = self._is_escaped and seen == len(arguments)
+        return self.arguments.add(arguments)
 
     def is_another(self, call_id: str, name: str) -> bool:
         """Return whether a piece with this id and name begins another call.
 
         Needed because some servers give every call the index 0, or none. Some repeat the name in each piece, so
-        without ids a piece begins another call only if the arguments of this one are complete.
+        without ids a piece begins another call only if all that the arguments of this one opened is closed.
         """
         if call_id and self.call_id:
             return call_id != self.call_id
-        return bool(name and self.name) and (name != self.name or is_object(self.arguments))
+        is_closed = self._has_begun and self._depth <= 0 and not self._is_in_text
+        return bool(name and self.name) and (name != self.name or is_closed)

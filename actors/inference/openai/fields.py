@@ -7,15 +7,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import pydantic_core
-
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import ToolUse
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.call_arguments import read_call
+from turnwise.memory.conversation.growing_text import whole
 from turnwise.memory.conversation.usage import Usage
-
-UNPARSED = "unparsed"
-"""The name of the argument that holds what the model wrote instead of a JSON object."""
 
 
 class BrokenOffError(Exception):
@@ -43,21 +39,17 @@ def names(text: str, field: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(field)}(?!\w)", text) is not None
 
 
-def is_object(text: str) -> bool:
-    """Return whether a text is a complete JSON object."""
-    try:
-        return isinstance(pydantic_core.from_json(text), dict)
-    except ValueError:
-        return False
-
-
 def string(holder: Any, name: str) -> str:
     """Return a field's text, empty if missing. Raises ValueError if it is not text."""
+    return whole(piece(holder, name))
+
+
+def piece(holder: Any, name: str) -> str:
+    """Return a field's piece of a text for a `GrowingText`, since it may end in half a surrogate pair; see `string`."""
     value = _get(holder, name) or ""
     if not isinstance(value, str):
         raise ValueError(f"{name} is not a string but {type(value).__name__}")
-    # Half of a surrogate pair is valid JSON, but cannot be stored or sent back.
-    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
 
 
 def items(holder: Any, name: str) -> list[Any]:
@@ -92,10 +84,10 @@ def _get(holder: Any, name: str) -> Any:
 
 
 def texts(value: Any, name: str) -> str:
-    """Return a text, or the joined texts of a list of parts. Raises ValueError if `value` is neither."""
+    """Return a text, or the joined texts of a list of parts, as `piece` does. Raises ValueError if it is neither."""
     if not isinstance(value, list):
-        return string({name: value}, name)
-    return "".join(string(each, "text") for each in value if string(each, "type") in ("text", "output_text", ""))
+        return piece({name: value}, name)
+    return "".join(piece(each, "text") for each in value if string(each, "type") in ("text", "output_text", ""))
 
 
 def definition(tool: ToolDefinition, unknown: Collection[str] = ()) -> dict[str, Any]:
@@ -139,9 +131,25 @@ _VALUES = ("enum", "const", "default", "examples")
 
 
 def arguments_of(holder: Any) -> str:
-    """Return a call's arguments as JSON text, also if the server sent them as an object."""
+    """Return a piece of a call's arguments as JSON text, also if the server sent them as a JSON value."""
     value = _get(holder, "arguments")
-    return json.dumps(value) if isinstance(value, Mapping) else string(holder, "arguments")
+    return json.dumps(value) if isinstance(value, Mapping | list) else piece(holder, "arguments")
+
+
+def grown(counts: Mapping[str, Any], more: Any) -> dict[str, Any]:
+    """Return counts of tokens with those that came later. Of two numbers the larger one counts.
+
+    Servers send counts that grow with each chunk, or one count in one chunk and another in the next; some end with a
+    chunk in which all are zero or null.
+    """
+    merged = dict(counts)
+    for name, value in more.items() if isinstance(more, Mapping) else ():
+        before = merged.get(name)
+        if isinstance(value, Mapping):
+            merged[name] = grown(before if isinstance(before, Mapping) else {}, value)
+        elif count(more, name) > count(merged, name) or before is None:
+            merged[name] = value
+    return merged
 
 
 def usage_of(counted: Any, prompt: str, answer: str) -> Usage:
@@ -158,31 +166,17 @@ def usage_of(counted: Any, prompt: str, answer: str) -> Usage:
 def tool_use(
     at: int, call_id: str, name: str, arguments: str, *, is_cut: bool, signature: str | None = None
 ) -> ToolUse:
-    """Return a tool call. If its arguments are not a JSON object, they become one, with `UNPARSED` as its only key.
+    """Return a tool call. If its arguments are no JSON object, it has a `flaw`, and no tool gets it.
 
     Args:
         at: the call's position in the answer, for the id of a call to which the server gave none. `ToolLoop` makes ids
             unique in the run.
-        is_cut: whether the answer was cut off at its maximum length. Then unreadable arguments raise ValueError, since
-            the model did not make a mistake that it could correct.
+        is_cut: whether the answer was cut off at its maximum length.
         signature: what the provider attached to the call.
 
     Raises:
-        ValueError: the call has no name, or its arguments were cut off.
+        ValueError: the call has no name.
     """
     if not name:
         raise ValueError(f"call {call_id!r} has no name")
-    try:
-        # Models often call a tool without parameters with an empty text or null.
-        parsed = pydantic_core.from_json(arguments or ("" if is_cut else "{}"), allow_inf_nan=False)
-        if parsed is None:
-            parsed = {}
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict):
-        if is_cut:
-            raise ValueError(f"the arguments of {name!r} are cut off")
-        parsed = {UNPARSED: arguments}
-    return ToolUse(
-        call_id=call_id or f"call_{at + 1}", name=name, input=FrozenDict(freeze(parsed)), signature=signature
-    )
+    return read_call(call_id or f"call_{at + 1}", name, arguments, is_cut=is_cut, signature=signature)

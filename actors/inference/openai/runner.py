@@ -22,6 +22,7 @@ from turnwise.memory.conversation.output_type import OutputType, as_said
 from turnwise.memory.conversation.transcript import system_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.arrangement import prompted
 from turnwise.memory.providers.validation import Rules
 
 if TYPE_CHECKING:
@@ -75,26 +76,33 @@ class Answer(Protocol):
     """The usage of one model call; without tokens until the provider reports them."""
     stop_reason: str | None
     """Why the model stopped; None until the provider reports it."""
-    refusal: str
-    """The text with which the model refuses to answer; empty if it does not refuse."""
+
+    @property
+    def refusal(self) -> str:
+        """The text with which the model refuses to answer; empty if it does not refuse."""
 
     @property
     def is_cut(self) -> bool:
         """Whether the answer was cut off at its maximum length."""
 
     def add(self, event: Mapping[str, Any]) -> list[str | Block]:
-        """Add the next event of the stream; return the parts of the answer to emit.
+        """Add the next event of the stream; return the parts of the answer to emit. O(the event).
+
+        No part ends in half a character: what a stream cuts in two is joined first.
 
         Raises:
             BrokenOffError: the event reports a failure of the provider.
             ValueError: a field has a wrong type.
         """
 
+    def end(self) -> list[str | Block]:
+        """Return the rest to emit when the stream has ended, such as for half a character that it ended with."""
+
     def blocks(self) -> list[AnyBlock]:
         """Return the answer so far: thoughts, text, tool calls.
 
         Raises:
-            ValueError: a tool call is incomplete.
+            ValueError: a tool call has no name.
         """
 
 
@@ -231,7 +239,11 @@ class OpenAIRunner:
         remedy = "raise max_output_tokens=" if answer.is_cut else "run the prompt again, or check model="
         try:
             blocks = form.answer(answer.blocks()) if form else answer.blocks()
-            if form and answer.is_cut and not any(isinstance(block, ToolUse) for block in blocks):
+            if (
+                form
+                and answer.is_cut
+                and not any(isinstance(block, ToolUse) and block.name != form.tool for block in blocks)
+            ):
                 raise ValueError("the answer is cut off")
         except ValueError as error:
             if form and answer.is_cut:
@@ -284,7 +296,7 @@ class OpenAIRunner:
         form = self._api.settings.form(output, self._api.fields) if output else None
         if form and form.instructions:
             blocks = [*blocks, System(text=f"{system_of(blocks) or ''}\n\n{form.instructions}".strip())]
-        return form, self._api.request(blocks, form)
+        return form, self._api.request(prompted(blocks, self._api.rules), form)
 
     def _refused(self, error: Any) -> EngineError:
         code, field = self._api.blamed(error)
@@ -311,6 +323,8 @@ class OpenAIRunner:
                         context.emit(piece)
                     if chat is not NO_OPERATION:
                         chat.note(response=event.get("response", event))
+                for piece in answer.end():
+                    context.emit(piece)
         except (httpx2.TimeoutException, TimeoutError) as error:
             why = f"sent nothing for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
             raise self._error(why) from error

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from turnwise.actors.inference.openai.fields import UNPARSED, names
+from turnwise.actors.inference.openai.fields import names
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolUse
 from turnwise.memory.conversation.frozen_json import FrozenDict
@@ -97,7 +97,8 @@ class Form:
     def answer(self, blocks: Sequence[AnyBlock]) -> list[AnyBlock]:
         """Return the model's answer, with a call of the answer tool replaced by its arguments as text.
 
-        If the model called other tools too, its answer came too early and is left out.
+        If the model called other tools too, its answer came too early and is left out. A call with a flaw stays a call:
+        `ToolLoop` sends it back.
         """
         finals = [block for block in blocks if isinstance(block, ToolUse) and block.name == self.tool]
         if not finals:
@@ -105,10 +106,10 @@ class Form:
         others = [block for block in blocks if block not in finals]
         if any(isinstance(block, ToolUse) for block in others):
             return others
-        arguments = finals[0].input
-        is_unparsed = arguments.keys() == {UNPARSED}
-        text = arguments[UNPARSED] if is_unparsed else json.dumps(arguments, ensure_ascii=False)
-        return [*(block for block in others if not isinstance(block, Text)), Text(text=text)]
+        said: list[AnyBlock] = [block for block in others if not isinstance(block, Text)]
+        if finals[0].flaw:
+            return [*said, finals[0]]
+        return [*said, Text(text=json.dumps(finals[0].input, ensure_ascii=False))]
 
 
 def choose(output: OutputType, profile: Profile, tools: Collection[str], refused: Collection[str]) -> Form:

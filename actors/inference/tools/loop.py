@@ -31,10 +31,12 @@ from turnwise.memory.conversation.blocks import (
     Content,
     Document,
     Image,
+    Text,
     ToolResult,
     ToolUse,
     answer_text,
 )
+from turnwise.memory.conversation.call_arguments import UNPARSED
 from turnwise.memory.conversation.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, is_sent_back, sent_back
@@ -122,6 +124,11 @@ class ToolLoop:
             turn, answer = await self._ask(turn, context)
             answer = _with_own_ids(answer, turn.output)
             uses = [block for block in answer if isinstance(block, ToolUse)]
+            if output and (flawed := _flawed_answer(tools, uses)):
+                answer, uses = _as_text(answer, flawed), []
+                if output.retries is not None:
+                    turn = await send_back(turn, answer, f"it is no JSON object: {flawed.flaw}", output, context)
+                    continue
             if not uses:
                 await self._call_hooks("after_inference", _with(turn, answer), context)
                 if not (output and (errors := _errors(output, answer))):
@@ -349,6 +356,18 @@ def _clean(secrets: Sequence[str], value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_clean(secrets, each) for each in value)
     return redacted(value, secrets) if isinstance(value, str) else value
+
+
+def _flawed_answer(tools: ToolRegistry, uses: Iterable[ToolUse]) -> ToolUse | None:
+    """Return the call by which the model gives its answer, if its arguments are no JSON object."""
+    finals = (use for use in uses if use.flaw and use.name.rstrip("_") == ANSWER_TOOL)
+    return next((use for use in finals if tools.find(use.name) is None), None)
+
+
+def _as_text(answer: Iterable[AnyBlock], flawed: ToolUse) -> list[AnyBlock]:
+    """Return the answer with what the model wrote as the arguments of this call in the place of its text and calls."""
+    said = [block for block in answer if not isinstance(block, Text | ToolUse)]
+    return [*said, Text(text=flawed.input[UNPARSED])]
 
 
 def _errors(output: OutputType, answer: Sequence[AnyBlock]) -> str | None:

@@ -17,12 +17,14 @@ from typing import Any, Literal
 
 import pydantic_core
 
-from turnwise.actors.inference.attempt import leave_behind, storable
+from turnwise.actors.inference.attempt import leave_behind
 from turnwise.actors.inference.blocking_calls import on_thread, spawn
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition, tools_of_run
 from turnwise.errors import ConfigError, ToolAbortError, ToolError
 from turnwise.memory.conversation.blocks import Content, ToolResult, ToolUse
+from turnwise.memory.conversation.call_arguments import refusal
+from turnwise.memory.conversation.growing_text import whole
 from turnwise.memory.conversation.tool_results import result_of, within
 
 MAX_BACKOFF_S = 30.0
@@ -165,6 +167,8 @@ class ToolRegistry:
 
         `call` does the same check; use this one before asking a person to approve the call.
         """
+        if refused := refusal(use):
+            return within(refused, self.max_result_chars, self.max_result_bytes)
         tool = self.find(use.name)
         if tool is None:
             return self._unknown(use)
@@ -245,7 +249,7 @@ class ToolRegistry:
     def _result(self, use: ToolUse, answer: _Answer) -> ToolResult:
         result = ToolResult(
             call_id=use.call_id,
-            text=storable(answer.text),
+            text=whole(answer.text),
             is_error=answer.is_error,
             is_json=answer.is_json,
             blocks=answer.blocks,
@@ -359,7 +363,7 @@ def _answer_of(value: Any) -> _Answer:
     try:
         try:
             return _Answer(pydantic_core.to_json(value, inf_nan_mode="strings").decode(), is_json=True)
-        except ValueError:  # perhaps lone surrogates, which `storable` replaces
+        except ValueError:  # perhaps lone surrogates, which `whole` replaces
             plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="strings")
             return _Answer(json.dumps(plain, ensure_ascii=False, separators=(",", ":")), is_json=True)
     except Exception as error:  # noqa: BLE001 - the value's serializers may raise anything

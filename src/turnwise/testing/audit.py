@@ -27,9 +27,9 @@ from turnwise.memory.conversation.events import AnyEvent, BlocksRemoved, Event, 
 from turnwise.memory.conversation.rebuild import Rebuilt
 from turnwise.memory.conversation.runs import REPLACED, RunRecord
 from turnwise.memory.conversation.spans import Seen, Spans, cut, from_places, overlap, places, size, union
-from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.stores.base import SessionStore
 from turnwise.testing.acknowledged import Acknowledged, Digest, Note
@@ -310,7 +310,7 @@ def check_request(blocks: Sequence[Block]) -> None:
         InvalidRequestError: a provider would refuse it; the error says which, where and why.
     """
     for rules in (CHAT, RESPONSES, ANTHROPIC):
-        check(messages_of(rules.spare(blocks)), rules)
+        check(arranged(rules.spare(blocks), rules), rules)
 
 
 def _continues(step: _Step, *, compacts: bool) -> bool:

@@ -8,16 +8,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from turnwise.actors.inference.openai.fields import count, definition, items, names, part, string, tool_use
+from turnwise.actors.inference.openai.fields import (
+    count,
+    definition,
+    grown,
+    items,
+    names,
+    part,
+    piece,
+    string,
+    tool_use,
+)
 from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.structured_output import Form, choose_tool
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Citations, Text, Thinking
 from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.growing_text import GrowingText, whole_json
 from turnwise.memory.conversation.model_params import forces_call
-from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.anthropic import encode
+from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, check
 
 if TYPE_CHECKING:
@@ -112,7 +123,7 @@ class MessagesAPI:
         return settings.of_step(fields)
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
-        check(messages_of(blocks), self.rules)
+        check(arranged(blocks, self.rules), self.rules)
         system, messages = encode(blocks, self.rules, cache=self.settings.engine.cache)
         request = {"messages": messages, **_on_wire(self._formed(self._fields, form))}
         if system:
@@ -225,13 +236,15 @@ class _Part:
     """A part of the answer: a text, a thought or a call, joined from its deltas."""
 
     kind: str
-    text: str = ""
+    text: GrowingText = field(default_factory=GrowingText)
     """The text, the thought, or the JSON of the arguments."""
-    signature: str = ""
+    signature: GrowingText = field(default_factory=GrowingText)
     data: str = ""
     """The data of a redacted thought."""
     call_id: str = ""
     name: str = ""
+    given: str = ""
+    """The JSON of the arguments with which the call began, if it has some; those of its deltas count."""
     citations: list[Any] = field(default_factory=list)
 
 
@@ -247,7 +260,7 @@ class MessagesAnswer:
         self.stop_reason: str | None = None
         self.refusal = ""
         self._answer_tool = answer_tool
-        self._counted: dict[str, Any] = {}
+        self._counts: dict[str, Any] = {}
         self._parts: dict[int, _Part] = {}
 
     @property
@@ -261,30 +274,38 @@ class MessagesAnswer:
             case "message":  # a server that does not stream
                 self._end(event)
                 self._count(event.get("usage"))
-                return [piece for at, each in enumerate(items(event, "content")) for piece in self._begin(at, each)]
+                contents = enumerate(items(event, "content"))
+                return [new for at, each in contents for new in (*self._begin(at, each), *self._finish(at))]
             case "content_block_start":
                 return self._begin(count(event, "index"), part(event, "content_block"))
             case "content_block_delta":
                 return self._continue(count(event, "index"), part(event, "delta"))
+            case "content_block_stop":
+                return self._finish(count(event, "index"))
             case "message_delta":
                 self._end(part(event, "delta"))
                 self._count(event.get("usage"))
         return []
 
+    def end(self) -> list[str | Block]:
+        return [new for at in sorted(self._parts) for new in self._finish(at)]
+
     def blocks(self) -> list[AnyBlock]:
+        self.end()
         blocks: list[AnyBlock] = []
         for at, each in sorted(self._parts.items()):
+            text = str(each.text)
             match each.kind:
-                case "text" if each.text:
-                    blocks.append(Text(text=each.text))
+                case "text" if text:
+                    blocks.append(Text(text=text))
                     if each.citations:
-                        blocks.append(Citations(items=freeze(each.citations)))
+                        blocks.append(Citations(items=freeze(whole_json(each.citations))))
                 case "thinking":
-                    blocks.append(Thinking(text=each.text, signature=each.signature or None))
+                    blocks.append(Thinking(text=text, signature=str(each.signature) or None))
                 case "redacted_thinking":
                     blocks.append(Thinking(redacted=each.data))
                 case "tool_use":
-                    blocks.append(tool_use(at, each.call_id, each.name, each.text, is_cut=self.is_cut))
+                    blocks.append(tool_use(at, each.call_id, each.name, text or each.given, is_cut=self.is_cut))
         return blocks
 
     def _begin(self, at: int, content: Any) -> list[str | Block]:
@@ -292,9 +313,9 @@ class MessagesAnswer:
         begun = self._parts[at] = _Part(kind)
         match kind:
             case "text":
-                return self._continue(at, {"type": "text_delta", "text": string(content, "text")})
+                return self._continue(at, {"type": "text_delta", "text": content.get("text")})
             case "thinking":
-                said = self._continue(at, {"type": "thinking_delta", "thinking": string(content, "thinking")})
+                said = self._continue(at, {"type": "thinking_delta", "thinking": content.get("thinking")})
                 signature = string(content, "signature")
                 return [*said, *self._continue(at, {"type": "signature_delta", "signature": signature})]
             case "redacted_thinking":
@@ -302,29 +323,34 @@ class MessagesAnswer:
                 return [Thinking(redacted=begun.data)] if begun.data else []
             case "tool_use":
                 begun.call_id, begun.name = string(content, "id"), string(content, "name")
-                given = part(content, "input")  # filled only by servers that do not stream
-                text = json.dumps(given) if given else ""
-                return self._continue(at, {"type": "input_json_delta", "partial_json": text})
+                given = content.get("input")  # filled only by servers that do not stream
+                begun.given = given if isinstance(given, str) else json.dumps(given) if given else ""
         return []
 
     def _continue(self, at: int, delta: Mapping[str, Any]) -> list[str | Block]:
-        begun = self._parts.setdefault(at, _Part("text"))
+        begun = self._parts.get(at) or self._parts.setdefault(at, _Part("text"))
         match string(delta, "type"):
-            case "text_delta" if text := string(delta, "text"):
-                begun.text += text
+            case "text_delta" if text := begun.text.add(piece(delta, "text")):
                 return [text]
-            case "thinking_delta" if text := string(delta, "thinking"):
-                begun.text += text
+            case "thinking_delta" if text := begun.text.add(piece(delta, "thinking")):
                 return [Thinking(text=text)]
-            case "signature_delta" if signature := string(delta, "signature"):
-                begun.signature += signature
-                return [Thinking(signature=signature)]
-            case "input_json_delta" if text := string(delta, "partial_json"):
-                begun.text += text
+            case "signature_delta" if signature := begun.signature.add(string(delta, "signature")):
+                rest = begun.text.end()
+                return [Thinking(text=rest, signature=signature)]
+            case "input_json_delta" if text := begun.text.add(piece(delta, "partial_json")):
                 return [text] if begun.name == self._answer_tool else []
             case "citations_delta" if cited := part(delta, "citation"):
                 begun.citations.append(cited)
         return []
+
+    def _finish(self, at: int) -> list[str | Block]:
+        """Return the rest of a part that has ended."""
+        ended = self._parts.get(at, _Part(""))
+        text = ended.text.end()
+        if ended.kind == "tool_use":
+            text = text or ("" if ended.text else ended.text.add(ended.given))
+            return [text] if text and ended.name == self._answer_tool else []
+        return [Thinking(text=text) if ended.kind == "thinking" else text] if text else []
 
     def _end(self, ended: Mapping[str, Any]) -> None:
         self.stop_reason = string(ended, "stop_reason") or self.stop_reason
@@ -332,15 +358,14 @@ class MessagesAnswer:
             self.refusal = string(part(ended, "stop_details"), "explanation") or "without an explanation"
 
     def _count(self, counted: Any) -> None:
-        """Take over the counts of tokens, which are cumulative. The input includes what was read from the cache."""
-        if isinstance(counted, Mapping):
-            self._counted |= {name: value for name, value in counted.items() if value is not None}
-        cached = count(self._counted, "cache_read_input_tokens")
-        written = count(self._counted, "cache_creation_input_tokens")
+        """Take over the counts of tokens, which grow. The input includes what was read from the cache."""
+        self._counts = grown(self._counts, counted)
+        cached = count(self._counts, "cache_read_input_tokens")
+        written = count(self._counts, "cache_creation_input_tokens")
         self.usage = Usage(
-            input_tokens=count(self._counted, "input_tokens") + cached + written,
-            output_tokens=count(self._counted, "output_tokens"),
+            input_tokens=count(self._counts, "input_tokens") + cached + written,
+            output_tokens=count(self._counts, "output_tokens"),
             cached_tokens=cached,
-            reasoning_tokens=count(self._counted, "output_tokens_details", "thinking_tokens"),
+            reasoning_tokens=count(self._counts, "output_tokens_details", "thinking_tokens"),
             calls=1,
         )

@@ -46,6 +46,7 @@ from turnwise.memory.conversation.events import (
     ToolStarted,
 )
 from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.growing_text import GrowingText
 from turnwise.memory.conversation.output_type import ANSWER_TOOL
 from turnwise.memory.conversation.tool_calls import Wants
 from turnwise.memory.conversation.usage import Usage
@@ -146,7 +147,7 @@ class _Part:
 
     number: int
     index: int
-    text: str = ""
+    text: GrowingText = field(default_factory=GrowingText)
     is_open: bool = True
 
 
@@ -306,7 +307,7 @@ class Answers:
 
     def _say(self, track: TextTrack, text: str) -> Iterator[Piece]:
         part = self._parts[track][-1]
-        part.text += text
+        part.text.add(text)
         self._sums[track] = _sum(text, self._sums[track])
         yield self._at(track, "said", part.number, len(part.text), text=text)
 
@@ -476,20 +477,20 @@ class Answers:
 
 def _said(blocks: Sequence[Block]) -> list[tuple[TextTrack, str]]:
     """Return the texts and thoughts as they are streamed: what nothing stands between is one."""
-    found: list[tuple[TextTrack, str]] = []
+    found: list[tuple[TextTrack, list[str]]] = []
     continues = False
     for block in blocks:
         if isinstance(block, Text | Thinking):
             track: TextTrack = "text" if isinstance(block, Text) else "thought"
             if block.text and continues and found[-1][0] == track:
-                found[-1] = track, found[-1][1] + block.text
+                found[-1][1].append(block.text)
             elif block.text:
-                found.append((track, block.text))
+                found.append((track, [block.text]))
             is_sealed = isinstance(block, Thinking) and bool(block.signature or block.redacted)
             continues = not is_sealed and (continues or bool(block.text))
         else:
             continues = False
-    return found
+    return [(track, "".join(texts)) for track, texts in found]
 
 
 def _numbered(said: Sequence[tuple[TextTrack, str]]) -> Iterator[tuple[TextTrack, int, str]]:
@@ -510,6 +511,7 @@ def _continues(parts: Sequence[_Part], texts: Sequence[str]) -> bool:
         if number >= len(texts):
             return False
         is_last = number == len(parts) - 1
-        if not (texts[number].startswith(part.text) if is_last and part.is_open else texts[number] == part.text):
+        text, streamed = texts[number], str(part.text)
+        if not (text.startswith(streamed) if is_last and part.is_open else text == streamed):
             return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from turnwise.adapters.front_ends.answers import Piece
@@ -36,10 +36,13 @@ class VercelEncoder(FrontEndEncoder):
 
     headers = {"x-vercel-ai-ui-message-stream": "v1"}  # noqa: RUF012 - never changed
     _in_step = False
-    _requests: frozenset[str] = frozenset()
-    """The calls that were asked to be approved."""
-    _data: tuple[Json, ...] = ()
-    """What of the step is neither text nor call: a step that is reset loses it."""
+
+    def __init__(self, last_event_id: str | None = None, *, behind: Iterable[str] = ()) -> None:
+        super().__init__(last_event_id, behind=behind)
+        self._requests: set[str] = set()
+        """The calls that were asked to be approved."""
+        self._data: list[Json] = []
+        """What of the step is neither text nor call: a step that is reset loses it."""
 
     def failed(self, error: Exception) -> list[Frame]:
         """Return the frames with which a stream ends that cannot be read on; the run may go on."""
@@ -64,7 +67,7 @@ class VercelEncoder(FrontEndEncoder):
                     "input": piece.input,
                 }
             case "asked" if piece.wants != "result":
-                self._requests |= {piece.id}
+                self._requests.add(piece.id)
                 asked = {"type": "tool-approval-request", "approvalId": piece.id, "toolCallId": piece.id}
                 yield {**asked, "reason": piece.text} if piece.text else asked
             case "approved" if piece.id in self._requests:
@@ -88,7 +91,7 @@ class VercelEncoder(FrontEndEncoder):
                 yield from self._step()
             case "attached" | "custom" | "step_started" | "step_ended":
                 for data in _data(piece):
-                    self._data = (*self._data, data)
+                    self._data.append(data)
                     yield data
             case "waits":
                 yield from self._end("tool-calls")
@@ -101,7 +104,7 @@ class VercelEncoder(FrontEndEncoder):
         """End the step, if one has begun, and begin the next."""
         if self._in_step:
             yield {"type": "finish-step"}
-        self._in_step, self._data = True, ()
+        self._in_step, self._data = True, []
         yield {"type": "start-step"}
 
     def _end(self, reason: str, usage: Usage | None = None) -> Iterator[Json | str]:

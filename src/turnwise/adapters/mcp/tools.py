@@ -32,6 +32,9 @@ MAX_DOCUMENTS = 100
 _MOST, _DIGEST = 64, 8
 """The most characters of a tool's name, and how many of them tell longer ones apart."""
 
+_OPEN = {"additionalProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if"}
+"""Keywords of schemas that may allow more properties than a schema names."""
+
 Approve: TypeAlias = bool | Collection[str] | Mapping[str, bool | Approval] | Callable[["types.Tool"], bool | Approval]
 """Whether a person must approve calls: of all tools, of those named, or by a function of each tool."""
 
@@ -184,8 +187,14 @@ def _name(prefix: str, name: str) -> str:
 
 
 def _parameters(server: McpServer, tool: types.Tool) -> Any:
-    """Return a tool's schema, if it is that of an object, not too large, and checked in bounded time."""
+    """Return a tool's schema, if it is that of an object, not too large, and checked in bounded time.
+
+    A schema that names its properties and does not say whether there may be others allows no others: many servers drop
+    them, and call the tool as if the model had not written them.
+    """
     schema = {"properties": {}, **tool.input_schema}
+    if tool.input_schema.get("properties") is not None and not schema.keys() & _OPEN:
+        schema["additionalProperties"] = False
     try:
         size = len(json.dumps(schema))
         if size > MAX_SCHEMA_BYTES:

@@ -18,6 +18,7 @@ from turnwise.memory.conversation.events import (
     TextDelta,
     ToolEnded,
 )
+from turnwise.memory.conversation.growing_text import GrowingText
 from turnwise.memory.conversation.runs import CUT_SHORT
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
@@ -55,8 +56,8 @@ class Completion:
         self._after = frozenset(after)
         self._begun = not after
         self._texts: list[str] = []
-        self._seen = self._sent = ""
-        """The text of the current answer, as far as it has come, and as far as it was sent."""
+        self._sent, self._at = GrowingText(), 0
+        """The text of the current answer as far as it was sent, and how many characters of it have come."""
         self._open: dict[str, ToolUse] = {}
         """The calls of the last answer that have no result."""
         self._waiting: set[str] = set()
@@ -72,10 +73,9 @@ class Completion:
         """
         match event:
             case ModelCallStarted():
-                self._seen = ""
+                self._at = 0
             case TextDelta():
-                self._seen += event.text
-                yield from self._new_text()
+                yield from self._new_text(event.text)
             case ModelCallEnded():
                 self._usage += event.usage or Usage()
                 self._stop_reason = event.stop_reason
@@ -115,27 +115,33 @@ class Completion:
             self.calls, self.is_done = list(self._open.values()), True
         elif self._waiting & self._after:
             self._begun, self._before = True, self._usage
-            self._texts, self._seen, self._sent = [], "", ""
+            self._texts, self._sent, self._at = [], GrowingText(), 0
         self._open = {}
 
     def _answered(self, blocks: Iterable[Block]) -> Iterator[str]:
-        self._seen = "".join(block.text for block in blocks if isinstance(block, Text))
-        yield from self._new_text(is_whole=True)
-        if self._seen:
-            self._texts.append(self._seen)
-        self._seen = self._sent = ""
+        text = "".join(block.text for block in blocks if isinstance(block, Text))
+        self._at = 0
+        if len(text) < len(self._sent):
+            raise _said_anew()
+        yield from self._new_text(text)
+        if text:
+            self._texts.append(text)
+        self._sent, self._at = GrowingText(), 0
 
-    def _new_text(self, *, is_whole: bool = False) -> Iterator[str]:
-        """Yield what was not sent yet of the current answer. It may have begun anew, after its process was lost."""
+    def _new_text(self, text: str) -> Iterator[str]:
+        """Yield what was not sent yet of a piece of the current answer. O(the piece).
+
+        The answer may have begun anew, after its process was lost.
+        """
         if not self._begun:
             return
-        if self._seen.startswith(self._sent):
-            if new := self._seen[len(self._sent) :]:
-                yield PARAGRAPH + new if self._texts and not self._sent else new
-                self._sent = self._seen
-        elif is_whole or not self._sent.startswith(self._seen):
-            why = "the model has begun its answer anew, and says something else: repeat the request to get it"
-            raise OpenAIError(502, why, code="answer_restarted")
+        again = str(self._sent)[self._at : self._at + len(text)] if self._at < len(self._sent) else ""
+        if not text.startswith(again):
+            raise _said_anew()
+        self._at += len(text)
+        if new := text[len(again) :]:
+            yield PARAGRAPH + new if self._texts and not self._sent else new
+            self._sent.add(new)
 
     # What is sent
 
@@ -198,15 +204,20 @@ class Completion:
         }
 
 
+def _said_anew() -> OpenAIError:
+    why = "the model has begun its answer anew, and says something else: repeat the request to get it"
+    return OpenAIError(502, why, code="answer_restarted")
+
+
 def texts_of(output: Iterable[AnyBlock]) -> list[str]:
     """Return the texts of the model's answers in a run's output; an answer ends with the results of its calls."""
-    texts, text = list[str](), ""
+    texts = [GrowingText()]
     for block in output:
         if isinstance(block, Text):
-            text += block.text
-        elif isinstance(block, ToolResult) and text:
-            texts, text = [*texts, text], ""
-    return [*texts, text] if text else texts
+            texts[-1].add(block.text)
+        elif isinstance(block, ToolResult) and texts[-1]:
+            texts.append(GrowingText())
+    return [str(text) for text in texts if text]
 
 
 def failure(why: str, code: str | None, kind: str) -> OpenAIError:

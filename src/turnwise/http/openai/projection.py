@@ -47,6 +47,7 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     ToolStarted,
 )
+from turnwise.memory.conversation.growing_text import GrowingText
 from turnwise.memory.conversation.runs import CUT_SHORT
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_chat import arguments_of
@@ -85,7 +86,7 @@ class _Open:
 
     item: Item
     index: int
-    text: str = ""
+    text: GrowingText = field(default_factory=GrowingText)
     """The text so far: of a message, or of the open part of a reasoning."""
     part: int | None = None
     """Which part of a reasoning is open."""
@@ -278,17 +279,17 @@ class Projection:
             yield self._of_item("response.reasoning_summary_part.added", part={"type": "summary_text", "text": ""})
         if text:
             yield self._of_item("response.reasoning_summary_text.delta", len(text), delta=text)
-            self._open.text += text
+            self._open.text.add(text)
 
     def _end_part(self) -> Iterator[Sent]:
         """End the open part of the reasoning, if one is open."""
         if self._open is None or self._open.part is None:
             return
-        text = self._open.text
+        text = str(self._open.text)
         yield self._of_item("response.reasoning_summary_text.done", text=text)
         yield self._of_item("response.reasoning_summary_part.done", part={"type": "summary_text", "text": text})
         self._open.parts.append(text)
-        self._open.text, self._open.part = "", None
+        self._open.text, self._open.part = GrowingText(), None
 
     def _end_reasoning(self, whole: Item | None = None) -> Iterator[Sent]:
         """End the reasoning. The text after it has places that do not depend on how long it was."""
@@ -307,7 +308,7 @@ class Projection:
             yield self._of_item("response.content_part.added", part=output_text(""))
         if self._open and text:
             yield self._of_item("response.output_text.delta", len(text), delta=text, logprobs=[])
-            self._open.text += text
+            self._open.text.add(text)
 
     def _end_message(self, whole: Item) -> Iterator[Sent]:
         part = whole["content"][0]
@@ -321,7 +322,7 @@ class Projection:
             return
         item = {**self._open.item, "status": "incomplete"}
         if self._open.is_message:
-            yield from self._end_message({**item, "content": [output_text(self._open.text)]})
+            yield from self._end_message({**item, "content": [output_text(str(self._open.text))]})
         else:
             yield from self._end_part()
             yield from self._done(item)
@@ -359,7 +360,7 @@ class Projection:
             yield from self._end_reasoning(thoughts)
         if text:
             whole = text["content"][0]["text"]
-            streamed = self._open.text if self._open and self._open.is_message else ""
+            streamed = str(self._open.text) if self._open and self._open.is_message else ""
             yield from self._say(whole[len(streamed) :] if whole.startswith(streamed) else "")
             yield from self._end_message(text)
         yield from self._drop()

@@ -199,6 +199,14 @@ def _as_chat(body: Mapping[str, Any]) -> Iterator[Message]:
             yield {"role": message["role"], "content": content, **({"tool_calls": calls} if calls else {})}
 
 
+def _input(arguments: str) -> Any:
+    """Return what a server that does not stream makes of a call's arguments: the text itself if it is no JSON."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
 class MessagesAnswer:
     """An answer in the API's format, streamed or whole. Thoughts are signed; see `sign`."""
 
@@ -258,19 +266,22 @@ class MessagesAnswer:
     def whole(self) -> Message:
         """Return the response without streaming."""
         content: list[Message] = []
+        pieces: list[dict[str, list[str]]] = []
         events = [event for token in self.completion.tokens for event in self.token_events(token)]
         for event in [*events, *self._close()]:
             if event["type"] == "content_block_start":
                 content.append(dict(event["content_block"]))
+                pieces.append({})
                 continue
             for name, value in event.get("delta", {}).items():
-                if name == "partial_json":
-                    content[-1]["json"] = content[-1].get("json", "") + value
-                elif name != "type":
-                    content[-1][name] = content[-1].get(name, "") + value
-        for part in content:
+                if name != "type":
+                    pieces[-1].setdefault(name, []).append(value)
+        for part, joined in zip(content, pieces, strict=True):
+            texts = {name: "".join(values) for name, values in joined.items()}
+            arguments = texts.pop("partial_json", "{}")
+            part.update({name: part.get(name, "") + text for name, text in texts.items()})
             if part["type"] == "tool_use":
-                part["input"] = json.loads(part.pop("json", "{}"))
+                part["input"] = _input(arguments)
         return {**self._envelope, "content": content, "stop_reason": self._stop_reason, "usage": self._usage}
 
     @property
@@ -287,7 +298,7 @@ class MessagesAnswer:
 
     def _joined(self, delta: Mapping[str, Any], field: str) -> None:
         if self._open is not None:
-            self._open["said"] = self._open.get("said", "") + delta[field]
+            self._open.setdefault("said", []).append(delta[field])
 
     def _begin(self, content: Message) -> Iterator[Message]:
         self._open, self._count = dict(content), self._count + 1
@@ -297,7 +308,7 @@ class MessagesAnswer:
         if self._open is None:
             return
         if self._open["type"] == "thinking":
-            signed = {"type": "signature_delta", "signature": sign(self._open.get("said", ""))}
+            signed = {"type": "signature_delta", "signature": sign("".join(self._open.get("said", ())))}
             yield {"type": "content_block_delta", "index": self._count - 1, "delta": signed}
         yield {"type": "content_block_stop", "index": self._count - 1}
         self._open = None

@@ -125,10 +125,10 @@ class ChatAnswer:
     def whole(self) -> Message:
         """Return the response without streaming."""
         message: Message = {"role": "assistant", "content": None}
+        for key in ("reasoning_content", "content", "refusal"):
+            if pieces := [delta[key] for delta in self.completion.tokens if key in delta]:
+                message[key] = "".join(pieces)
         for delta in self.completion.tokens:
-            for key in ("reasoning_content", "content", "refusal"):
-                if key in delta:
-                    message[key] = (message.get(key) or "") + delta[key]
             for call in delta.get("tool_calls", ()):
                 calls = message.setdefault("tool_calls", [])
                 if call.get("id"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,6 +41,10 @@ def checked(body: Any, required: str, fields: Fields) -> Message:
     """Return the body if it is an object with all required fields, and no field has a wrong name, type or size."""
     if not isinstance(body, dict):
         raise RefusedError(400, "We could not parse the JSON body of your request")
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RefusedError(400, "We could not parse the JSON body of your request: half a surrogate pair") from None
     for name in ("model", required):
         if not body.get(name):
             why = f"Missing required parameter: '{name}'."

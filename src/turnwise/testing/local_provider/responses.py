@@ -113,6 +113,8 @@ class ResponsesAnswer:
         """The items so far; the last one may be open."""
         self._open: tuple[str, object] | None = None
         """The content of the open item: a kind of token and, for a call, its index."""
+        self._pieces: list[str] = []
+        """The pieces of its text or its arguments."""
         self._numbered = 0
 
     def opening(self) -> Iterator[Message]:
@@ -160,7 +162,7 @@ class ResponsesAnswer:
         if not item["summary"]:
             item["summary"].append({"type": "summary_text", "text": ""})
             yield self._event("response.reasoning_summary_part.added", **place, part=dict(item["summary"][0]))
-        item["summary"][0]["text"] += str(text)
+        self._pieces.append(str(text))
         yield self._event("response.reasoning_summary_text.delta", **place, delta=text)
 
     def _add_text(self, kind: str, part: str, text: str) -> Iterator[Message]:
@@ -170,7 +172,7 @@ class ResponsesAnswer:
             yield from self._start((kind, None), {"id": f"msg_{self._name}_{len(self._output)}", **message})
             self._output[-1]["content"].append(empty)
             yield self._event("response.content_part.added", **self._place, content_index=0, part=dict(empty))
-        self._output[-1]["content"][0][part] += str(text)
+        self._pieces.append(str(text))
         extra: Message = {"logprobs": []} if kind == "output_text" else {}
         yield self._event(f"response.{kind}.delta", **self._place, content_index=0, delta=text, **extra)
 
@@ -182,7 +184,7 @@ class ResponsesAnswer:
             said = {"call_id": call.get("id") or "", "name": function.get("name") or "", "arguments": ""}
             yield from self._start(place, {**item, **said})
         if pieces := function.get("arguments"):
-            self._output[-1]["arguments"] += str(pieces)
+            self._pieces.append(str(pieces))
             yield self._event("response.function_call_arguments.delta", **self._place, delta=pieces)
 
     def _start(self, open_: tuple[str, object], item: Message) -> Iterator[Message]:
@@ -195,6 +197,7 @@ class ResponsesAnswer:
         """Close the open item, if any."""
         if self._open is None:
             return
+        self._join()
         (kind, _), self._open = self._open, None
         item = self._output[-1]
         if kind == "call":
@@ -229,8 +232,22 @@ class ResponsesAnswer:
         self._numbered += 1
         return {"type": kind, "sequence_number": self._numbered - 1, **values}
 
+    def _join(self) -> None:
+        """Put the pieces into the open item."""
+        if self._open and self._pieces:
+            kind, text = self._open[0], "".join(self._pieces)
+            item = self._output[-1]
+            if kind == "call":
+                item["arguments"] += text
+            elif kind == "reasoning":
+                item["summary"][0]["text"] += text
+            else:
+                item["content"][0]["text" if kind == "output_text" else "refusal"] += text
+            self._pieces = []
+
     def _response(self, status: str) -> Message:
         """Return the response so far, without the open item."""
+        self._join()
         completion, body = self.completion, self._body
         usage = {
             "input_tokens": completion.prompt_tokens,

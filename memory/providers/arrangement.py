@@ -1,0 +1,85 @@
+"""Arranges a stored conversation so that a provider takes it, whatever a caller has added and in whichever order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from turnwise.memory.conversation.blocks import Block, Citations, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.conversation.transcript import Message, messages_of
+from turnwise.memory.providers.validation import Rules
+
+BEGIN = "[the conversation begins]"
+"""The user's text before a conversation that begins with the assistant, such as with a greeting."""
+
+CONTINUE = "[continue]"
+"""The user's text after a conversation that ends with the assistant, or of which nothing is sent."""
+
+
+def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
+    """Return the conversation as messages that the provider takes. O(blocks).
+
+    - Where the user must begin or end, and the assistant does, a text of the user stands before or behind. So a
+      conversation may begin with the assistant's greeting.
+    - A tool result that came later than at the next place of the user moves there.
+    - Thoughts and citations to which neither a text nor a call belongs are left out.
+
+    A conversation that needs none of this stays as it is, and what it misses (see `check`) is not added.
+    """
+    messages = messages_of(blocks)
+    if late := _late_results(messages):
+        messages = messages_of(_with_results_moved(messages, late))
+    idle = [_is_idle(message, rules) for message in messages]
+    if any(idle):
+        pairs = zip(messages, idle, strict=True)
+        messages = messages_of(
+            each for message, is_idle in pairs for each in message.blocks if not (is_idle and _is_aside(each))
+        )
+    sides = [message.role for message in messages if any(map(rules.sends, message.blocks))]
+    first = [_said(BEGIN)] if rules.user_begins and sides[:1] == ["assistant"] else []
+    last = [_said(CONTINUE)] if rules.user_ends and sides[-1:] == ["assistant"] else []
+    return [*first, *messages, *last]
+
+
+def prompted(blocks: Sequence[Block], rules: Rules) -> Sequence[Block]:
+    """Return the blocks, with a text of the user behind them if nothing of them is sent, as of a system prompt alone."""
+    is_sent = any(rules.sends(block) and not _is_aside(block) for block in blocks)
+    return blocks if is_sent else [*blocks, User(text=CONTINUE)]
+
+
+def _said(text: str) -> Message:
+    return Message("user", (User(text=text),))
+
+
+def _is_aside(block: Block) -> bool:
+    return isinstance(block, Thinking | Citations)
+
+
+def _is_idle(message: Message, rules: Rules) -> bool:
+    """Return whether nothing of the assistant's message is sent but, perhaps, thoughts."""
+    is_said = any(rules.sends(block) and not _is_aside(block) for block in message.blocks)
+    return message.role == "assistant" and not is_said and any(map(_is_aside, message.blocks))
+
+
+def _late_results(messages: Sequence[Message]) -> dict[int, int]:
+    """Return the index of the message behind its call for each result that is in a later one, by the result's id()."""
+    called: dict[str, int] = {}
+    late: dict[int, int] = {}
+    for index, message in enumerate(messages):
+        for block in message.blocks:
+            if isinstance(block, ToolUse):
+                called[block.call_id] = index
+            elif isinstance(block, ToolResult) and (at := called.pop(block.call_id, index)) < index - 1:
+                late[id(block)] = at + 1
+    return late
+
+
+def _with_results_moved(messages: Sequence[Message], late: Mapping[int, int]) -> list[Block]:
+    moved: dict[int, list[Block]] = {}
+    for message in messages:
+        for block in message.blocks:
+            if id(block) in late:
+                moved.setdefault(late[id(block)], []).append(block)
+    blocks: list[Block] = []
+    for index, message in enumerate(messages):
+        blocks += [*moved.get(index, ()), *(block for block in message.blocks if id(block) not in late)]
+    return blocks

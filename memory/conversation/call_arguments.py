@@ -89,8 +89,8 @@ def _object(text: str) -> FrozenDict:
 def _mistake(text: str, said: str) -> _FlawError:
     """Return the parser's error. Its column counts bytes."""
     found = _PLACE.search(said)
-    if found is None:
-        return _FlawError(said)
+    if found is None or said.startswith("EOF"):
+        return _FlawError(said if found is None else said[: found.start()], len(text))
     lines = text.split("\n")[: int(found[1])]
     column = len(lines[-1].encode()[: max(int(found[2]) - 1, 0)].decode(errors="ignore"))
     return _FlawError(said[: found.start()], min(sum(len(line) + 1 for line in lines[:-1]) + column, len(text)))

@@ -29,7 +29,6 @@ from turnwise.memory.providers.openai_chat import ERROR
 from turnwise.memory.providers.parts import UnreadableError, kept, mapping, parts, pop_text, refuse, said, text
 from turnwise.memory.providers.validation import ANTHROPIC
 
-
 _AS_IT_IS = replace(ANTHROPIC, user_begins=False, user_ends=False)
 """The rules of a conversation that is no request: it may begin and end with the assistant."""
 

@@ -41,7 +41,7 @@ def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
 
 
 def prompted(blocks: Sequence[Block], rules: Rules) -> Sequence[Block]:
-    """Return the blocks, with a text of the user behind them if nothing of them is sent, as of a system prompt alone."""
+    """Return the blocks, with a text of the user behind them if nothing of them is sent, such as of a system prompt."""
     is_sent = any(rules.sends(block) and not _is_aside(block) for block in blocks)
     return blocks if is_sent else [*blocks, User(text=CONTINUE)]
 

@@ -220,3 +220,31 @@ async def test_both_apis_say_which_delta_is_the_last(api: Any) -> None:
         assert "".join(text for _, index, text, _ in deltas if index == number) == said
         assert [final for _, index, _, final in deltas if index == number][-1] is True
     assert Counter(kind for kind, *_ in deltas).keys() == {"thinking", "text"}
+
+
+@pytest.mark.virtual_time
+async def test_no_delta_ends_in_half_a_character() -> None:
+    first, second = "\ud83c", "\udf1e"
+    parts: list[str | Block | float] = [
+        Thinking(text="a" + first),
+        Thinking(text=second),
+        Thinking(text=first),
+        "b" + first,
+        1.0,
+        second + "c",
+        first,
+    ]
+    core = await a_core(Streaming(parts))
+    events = await events_of(core)
+    deltas = [event for event in events if isinstance(event, TextDelta | ThinkingDelta)]
+    for delta in deltas:
+        delta.text.encode()
+    texts = {
+        kind: "".join(delta.text for delta in deltas if isinstance(delta, kind)) for kind in (ThinkingDelta, TextDelta)
+    }
+    assert texts == {
+        ThinkingDelta: "a\N{SUN WITH FACE}\N{REPLACEMENT CHARACTER}",
+        TextDelta: "b\N{SUN WITH FACE}c\N{REPLACEMENT CHARACTER}",
+    }
+    (answer,) = [event for event in events if isinstance(event, RunEnded)]
+    assert answer.blocks == (Text(text="b\N{SUN WITH FACE}c\N{REPLACEMENT CHARACTER}"),)

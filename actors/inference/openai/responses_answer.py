@@ -102,7 +102,7 @@ class ResponsesAnswer:
     def end(self) -> list[str | Block]:
         texts = [(item, key, text) for item in self._items for key, text in item.texts.items()]
         said = [new for item, key, text in texts for new in self._say(item, key, text.end())]
-        return said + [new for item in self._items for new in self._shown(item, item.arguments.end())]
+        return said + [new for item in self._items for new in self._shown(item, item.end_arguments())]
 
     def blocks(self) -> list[AnyBlock]:
         self.end()
@@ -117,7 +117,7 @@ class ResponsesAnswer:
                     thoughts.append(thought)
             elif item.kind == "function_call":
                 before += 1
-                arguments = str(item.arguments) or item.given
+                arguments = str(item.arguments)
                 calls.append(tool_use(len(calls), item.call_id, item.name, arguments, is_cut=self.is_cut))
             elif item.kind == "message" and not has_spoken:
                 before, has_spoken = before + 1, True
@@ -294,6 +294,10 @@ class _Item:
         if text and str(self.arguments) != whole(text):
             self.arguments = GrowingText(text)  # the server has the last word
         return new
+
+    def end_arguments(self) -> str:
+        """End the arguments; return what is new, such as those with which the item began if none came later."""
+        return self.arguments.end() if self.arguments else self.arguments.complete(self.given)
 
     def may_be(self, given: Mapping[str, Any], *, is_done: bool) -> bool:
         """Return whether this is a given item at its place. Some servers give the whole item an id of its own."""

@@ -23,6 +23,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
 )
 from turnwise.memory.conversation.frozen_json import freeze, plain_json
+from turnwise.memory.conversation.growing_text import whole_json
 from turnwise.memory.providers.openai_chat import arguments_of
 from turnwise.memory.providers.openai_responses import encode, pack_reasoning, unpack_reasoning
 
@@ -60,7 +61,18 @@ def plain(item: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def answer_of(output: Iterable[Any], model: str) -> list[AnyBlock]:
+def whole_items(output: Iterable[Any]) -> list[Any]:
+    """Return the items that a model answered with, with texts that UTF-8 can hold: see `growing_text.whole`."""
+    return [_whole_item(item) for item in output]
+
+
+def _whole_item(item: Any) -> Any:
+    given = plain(item)
+    found = whole_json(given)
+    return item if found == given else _item(found)
+
+
+def answer_of(output: Iterable[Any], model: str, *, is_cut: bool = False) -> list[AnyBlock]:
     """Return what a model answered as blocks: thoughts, at most one text, calls.
 
     A call that is no plain function call has its item in its signature, and so has a thought that stands for an item
@@ -68,6 +80,7 @@ def answer_of(output: Iterable[Any], model: str) -> list[AnyBlock]:
 
     Args:
         model: the name of the model, since no other can read its encrypted reasoning.
+        is_cut: whether the answer ended at its maximum length.
 
     Raises:
         ValueError: a call has no name.
@@ -86,7 +99,7 @@ def answer_of(output: Iterable[Any], model: str) -> list[AnyBlock]:
             attached = (item.get("provider_data") or {}).keys() - _NAMES or item.keys() - _PLAIN_CALL
             held = _pack(item) if attached else None
             use = tool_use(
-                len(calls), call_id or "", item["name"], item.get("arguments", ""), is_cut=False, signature=held
+                len(calls), call_id or "", item["name"], item.get("arguments", ""), is_cut=is_cut, signature=held
             )
             calls.append(use)
         elif call_id and not str(kind).endswith("_output"):

@@ -16,12 +16,14 @@ from turnwise.adapters.agents_sdk.items import plain, result_of, tool_output_of
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.call_arguments import refusal
 from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted
 from turnwise.memory.conversation.output_type import is_sent_back
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.openai_responses import encode
 
 with framework("openai-agents", extra="openai-agents", tested="0.24"):
     from agents import FunctionTool, RunHooks
@@ -31,6 +33,8 @@ with framework("openai-agents", extra="openai-agents", tested="0.24"):
     expect(RunHooks.on_llm_start, "context", "agent", "system_prompt", "input_items")
     expect(RunHooks.on_tool_end, "context", "agent", "tool", "result")
     expect(ToolContext, "tool_call", "tool_call_id")
+
+NOT_MADE = "the call was not made, since another call of the same answer could not be read: make it again"
 
 CURRENT: ContextVar[Journal | None] = ContextVar("turnwise_agents_sdk_journal", default=None)
 """The journal of the run that this task works for. None within a tool: what an agent does there, as a tool of another
@@ -119,6 +123,18 @@ class Journal:
             self.last = answer
         else:
             self._add(answer, [self.context.end_call()])
+
+    def refuse(self, answer: Sequence[AnyBlock]) -> list[dict[str, Any]]:
+        """Record why no call of an answer is made, as one of them has a flaw; return the answer and that as items."""
+        results: list[ToolResult] = []
+        for use in answer:
+            if isinstance(use, ToolUse):
+                result = refusal(use) or ToolResult(call_id=use.call_id, text=NOT_MADE, is_error=True)
+                results.append(result)
+                self._results[use.call_id] = result
+                ended = {"call_id": use.call_id, "name": use.name, "is_error": True, "seconds": 0.0, "tries": 0}
+                self._add([result], [(ToolEnded, ended)])
+        return encode([*answer, *results])[1]
 
     def is_used(self, call_id: str) -> bool:
         """Return whether the run has a call of this id."""
@@ -298,8 +314,9 @@ def _input_of(turn: Turn) -> tuple[AnyBlock, ...]:
 
 
 def _answers(output: Sequence[AnyBlock]) -> list[list[Block]]:
-    """Return the model's answers in a run's output."""
-    return [list(message.blocks) for message in Ledger(output).messages() if message.role == "assistant"]
+    """Return the model's answers in a run's output, without those that the SDK did not get: see `Journal.refuse`."""
+    answers = [list(message.blocks) for message in Ledger(output).messages() if message.role == "assistant"]
+    return [each for each in answers if not any(isinstance(block, ToolUse) and block.flaw for block in each)]
 
 
 class JournalHooks(RunHooks[Any]):

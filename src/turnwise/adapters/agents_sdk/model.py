@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
-from turnwise.adapters.agents_sdk.items import BETWEEN, answer_of, output_of
+from turnwise.adapters.agents_sdk.items import BETWEEN, answer_of, output_of, whole_items
 from turnwise.adapters.agents_sdk.journal import CURRENT, Journal, usage_of
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import EngineError
-from turnwise.memory.conversation.blocks import Thinking, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Thinking, ToolUse
 from turnwise.memory.conversation.transcript import system_of
 
 with framework("openai-agents", extra="openai-agents", tested="0.24"):
@@ -42,6 +42,11 @@ TAKEN: Mapping[str, str] = {
 
 _TEXT = ("response.output_text.delta", "response.refusal.delta")
 _THOUGHT = ("response.reasoning_summary_text.delta", "response.reasoning_text.delta")
+_CUT = "max_output_tokens"
+
+MOST_FLAWED = 8
+"""How often a model is asked again at once after calls whose arguments are no JSON object."""
+
 _END = ("response.completed", "response.incomplete", "response.failed")
 
 
@@ -64,7 +69,11 @@ class JournalledModel(Model):
         self._stream = stream
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
-        """Return the recorded answer, or ask the model. Without a run, this is the model's own method."""
+        """Return the recorded answer, or ask the model. Without a run, this is the model's own method.
+
+        An answer with a call whose arguments are no JSON object is recorded with the reasons why its calls are not
+        made, and the model is asked again: the SDK does not get it, so it calls no tool and asks nobody.
+        """
         journal = CURRENT.get()
         if journal is None:
             return await self.inner.get_response(*args, **kwargs)
@@ -75,9 +84,17 @@ class JournalledModel(Model):
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         journal.requests.add(task)
         try:
-            return await self._ask(journal, request)
+            for _ in range(MOST_FLAWED):
+                response, answer = await self._ask(journal, dict(request))
+                if not any(isinstance(block, ToolUse) and block.flaw for block in answer):
+                    return response
+                given = request["input"]
+                asked = given if isinstance(given, list) else [{"role": "user", "content": given}]
+                request["input"] = [*asked, *journal.refuse(answer)]
+                await journal.before_request(request["input"])
         finally:
             journal.requests.discard(task)
+        raise EngineError(f"the model made calls whose arguments are no JSON object, {MOST_FLAWED} times")
 
     def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Stream the model's answer, unrecorded: for agents that are tools and stream."""
@@ -97,7 +114,7 @@ class JournalledModel(Model):
     async def _cleanup_on_run_end(self, owner: object) -> None:
         await self.inner._cleanup_on_run_end(owner)  # noqa: SLF001 - the runner calls it
 
-    async def _ask(self, journal: Journal, request: dict[str, Any]) -> ModelResponse:
+    async def _ask(self, journal: Journal, request: dict[str, Any]) -> tuple[ModelResponse, list[AnyBlock]]:
         context = journal.context
         model, name = self._of_run(context.model)
         system = request["system_instructions"]
@@ -114,16 +131,17 @@ class JournalledModel(Model):
             for block in answer_of(response.output, name):
                 if not isinstance(block, ToolUse):
                     context.emit(block)
+        response.output = whole_items(response.output)
         _give_own_ids(response.output, journal)
         usage = usage_of(response.usage)
         try:
-            answer = answer_of(response.output, name)
+            answer = answer_of(response.output, name, is_cut=stop_reason == _CUT)
         except (KeyError, ValueError) as error:
             raise EngineError(f"model {name!r} made a tool call that cannot be read: {error}") from error
         called = any(isinstance(block, ToolUse) for block in answer)
         context.report(usage=usage, stop_reason=stop_reason or ("tool_calls" if called else "stop"), model=name)
         journal.answered(answer, usage)
-        return response
+        return response, answer
 
     def _of_run(self, name: str | None) -> tuple[Model, str]:
         """Return the model that a run requests, with the same client."""

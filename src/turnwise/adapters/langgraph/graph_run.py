@@ -28,11 +28,13 @@ from turnwise.adapters.langgraph.interrupts import (
     resume_value,
     use_of,
 )
-from turnwise.adapters.langgraph.messages import Converter, from_langchain, thawed, to_langchain, usage_of
+from turnwise.adapters.langgraph.messages import Converter, from_langchain, make_whole, thawed, to_langchain, usage_of
+from turnwise.adapters.langgraph.raw_arguments import RawArguments
 from turnwise.adapters.langgraph.tool_journal import RUN, Execute, tool_nodes
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ContextOverflowError, EngineError, LimitError, RequestRefusedError, TurnwiseError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
+from turnwise.memory.conversation.call_arguments import refusal
 from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.transcript import Ledger
@@ -112,6 +114,7 @@ class GraphRun:
         self._uses: dict[str, ToolUse] = {}
         """The calls of the run by their ids in the transcript, as recorded."""
         self._results: dict[str, ToolResult] = {}
+        self._raw = RawArguments()
         self._own_ids: dict[tuple[str, str], str] = {}
         """Ids of calls in the transcript, by the id of their message and the id in it: a server may repeat its ids."""
         self._messages: list[BaseMessage] = []
@@ -295,6 +298,7 @@ class GraphRun:
 
     def _show(self, message: BaseMessage) -> None:
         """Stream a piece of a message that a model is saying."""
+        self._raw.add(message)
         if not isinstance(message, AIMessage) or message.id in self._known:
             return
         if self._live not in (None, message.id):
@@ -329,6 +333,8 @@ class GraphRun:
             if isinstance(message, ToolMessage):
                 self._add_result(message)
             elif isinstance(message, AIMessage | HumanMessage):
+                if isinstance(message, AIMessage):
+                    make_whole(message)
                 blocks = self._blocks(message)
                 if left and left.has(blocks):
                     continue
@@ -344,7 +350,8 @@ class GraphRun:
         for block in from_langchain([message]):
             if isinstance(block, ToolUse):
                 own = self._own_id(cast(str, message.id), block.call_id)
-                use = block if own == block.call_id else block.model_copy(update={"call_id": own})
+                use = self._raw.read(cast(AIMessage, message), block)
+                use = use if own == use.call_id else use.model_copy(update={"call_id": own})
                 blocks.append(use)
                 self._uses.setdefault(own, use)
             elif block.role == "assistant" and block != Text(text=""):
@@ -534,6 +541,9 @@ class GraphRun:
         use, state = self._uses[own], self._context.calls.get(own)
         if own in self._results:
             return _message(self._results[own], call)
+        if refused := refusal(use):
+            await self._record_result(use, refused, 0.0)
+            return _message(refused, call)
         if state and state.started and own not in self._began and use.name not in self._settings.repeatable:
             lost = ToolResult(call_id=own, text=LOST, is_error=True)
             await self._record_result(use, lost, 0.0)

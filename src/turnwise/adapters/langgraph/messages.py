@@ -31,7 +31,9 @@ from turnwise.memory.conversation.blocks import (
     decode,
     encode,
 )
+from turnwise.memory.conversation.call_arguments import UNPARSED
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.growing_text import whole_json
 from turnwise.memory.conversation.transcript import Message, messages_of, system_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
@@ -54,9 +56,6 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
 HINTS = "turnwise"
 """The key of `additional_kwargs` for what a message cannot say about its blocks: one entry a block, in order. None: the
 next content block says all. An object: fields that it lacks; with `alone`, a block without a content block."""
-
-UNPARSED = "unparsed"
-"""The only key of a call's input whose arguments were not a JSON object."""
 
 _ANTHROPIC = "anthropic"
 _V1 = {"output_version": "v1"}
@@ -296,7 +295,8 @@ def _assistant_message(said: Sequence[Block]) -> AIMessage:
                     parts.content[-1]["annotations"] = [_annotation(item) for item in items]
             case ToolUse():
                 calls.append({"name": block.name, "args": thawed(block.input), "id": block.call_id})
-                parts.hints.append({"signature": block.signature} if block.signature else None)
+                known = {"signature": block.signature, "flaw": block.flaw}
+                parts.hints.append({name: value for name, value in known.items() if value} or None)
             case _:
                 parts.add_alone(block)
     only = parts.content[0] if len(parts.content) == 1 else {}
@@ -540,7 +540,15 @@ def _unknown(part: Mapping[str, Any]) -> Unknown:
 
 def _json(value: Any) -> Any:
     """Return a value as JSON would read it back; what JSON does not have becomes text."""
-    return pydantic_core.from_json(pydantic_core.to_json(value, inf_nan_mode="strings", fallback=str))
+    return pydantic_core.from_json(pydantic_core.to_json(whole_json(value), inf_nan_mode="strings", fallback=str))
+
+
+def make_whole(message: AIMessage) -> None:
+    """Give a message texts that UTF-8 can hold: LangChain joins halves of characters without making them one."""
+    for name in ("content", "tool_calls", "invalid_tool_calls", "additional_kwargs"):
+        value = getattr(message, name)
+        if (found := whole_json(value)) != value:
+            setattr(message, name, found)
 
 
 __all__ = ["HINTS", "from_langchain", "to_langchain", "usage_metadata", "usage_of"]

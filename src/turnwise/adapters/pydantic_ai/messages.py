@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pydantic_core
@@ -26,7 +28,9 @@ from turnwise.memory.conversation.blocks import (
     Unknown,
     User,
 )
+from turnwise.memory.conversation.call_arguments import UNPARSED, read_call
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.growing_text import whole_json
 from turnwise.memory.conversation.output_type import as_said
 from turnwise.memory.conversation.transcript import system_of
 from turnwise.memory.conversation.turns import Turn
@@ -103,9 +107,33 @@ def to_pydantic_ai(given: Turn | Iterable[Block]) -> list[ModelMessage]:
 def plain_blocks(message: ModelMessage) -> list[AnyBlock]:
     """Return a message's blocks, with what its provider wants back, without its times, ids and usage."""
     dumped = _dump(message)["parts"]
+    is_cut = isinstance(message, ModelResponse) and message.finish_reason == "length"
     return [
-        block for part, each in zip(message.parts, dumped, strict=True) for block in _blocks(part, each, message.kind)
+        block
+        for part, each in zip(message.parts, dumped, strict=True)
+        for block in _blocks(part, each, message.kind, is_cut=is_cut)
     ]
+
+
+def whole_part(part: ModelResponsePart) -> ModelResponsePart:
+    """Return a part of an answer, with texts that UTF-8 can hold: see `growing_text.whole_json`."""
+    if isinstance(part, TextPart | ThinkingPart):
+        content = whole_json(part.content)
+        return part if content == part.content else replace(part, content=content)
+    if isinstance(part, ToolCallPart):
+        arguments = whole_json(part.args)
+        return part if arguments == part.args else replace(part, args=arguments)
+    return part
+
+
+def use_of(part: ToolCallPart, *, is_cut: bool = False, signature: str | None = None) -> ToolUse:
+    """Return a call; with a flaw, if its arguments are no JSON object.
+
+    Args:
+        is_cut: whether the answer ended at its maximum length.
+    """
+    arguments = part.args if isinstance(part.args, str) else json.dumps(part.args or {}, ensure_ascii=False)
+    return read_call(part.tool_call_id, part.tool_name, arguments, is_cut=is_cut, signature=signature)
 
 
 def result_of(part: ToolReturnPart, more: str | Sequence[UserContent] | None = None) -> ToolResult:
@@ -140,12 +168,15 @@ def _is_json(part: ToolReturnPart) -> bool:
     return not isinstance(part.content, str) and part.content is not None and not part.files
 
 
-def _blocks(part: ModelRequestPart | ModelResponsePart, dumped: Mapping[str, Any], side: str) -> list[AnyBlock]:
+def _blocks(
+    part: ModelRequestPart | ModelResponsePart, dumped: Mapping[str, Any], side: str, *, is_cut: bool = False
+) -> list[AnyBlock]:
     """Return a part as blocks.
 
     Args:
         dumped: the part as JSON.
         side: the kind of its message.
+        is_cut: whether the message ended at its maximum length.
     """
     made: list[AnyBlock]
     match part:
@@ -166,8 +197,7 @@ def _blocks(part: ModelRequestPart | ModelResponsePart, dumped: Mapping[str, Any
         case ToolCallPart():
             kept = _kept(dumped, ("id", "provider_details", "tool_kind"))
             signature = pack_attached(KIND, part=kept | _kept(dumped, ("provider_name",))) if kept else None
-            arguments = FrozenDict(freeze(part.args_as_dict()))
-            made = [ToolUse(call_id=part.tool_call_id, name=part.tool_name, input=arguments, signature=signature)]
+            made = [use_of(part, is_cut=is_cut, signature=signature)]
         case _:
             made = [_unknown(part=dumped, side=side)]
     return made
@@ -281,7 +311,8 @@ def _parts(block: Block, names: Mapping[str, str]) -> list[Any]:
             made = _thoughts(block)
         case ToolUse():
             kept = unpack_attached(block.signature, KIND, "part") or {}
-            made = [ToolCallPart(block.name, _plain(block.input), block.call_id, **kept)]
+            arguments = _plain(block.input) if block.flaw is None else block.input[UNPARSED]
+            made = [ToolCallPart(block.name, arguments, block.call_id, **kept)]
         case Unknown(stored_kind="pydantic_ai") if "part" in block.payload:
             message = {"kind": block.payload["side"], "parts": [block.payload["part"]]}
             made = list(_load(message).parts)

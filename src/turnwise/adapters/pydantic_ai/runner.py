@@ -13,7 +13,14 @@ import pydantic_core
 from turnwise.actors.inference.engine import NewEvent, StepContext, Suspend
 from turnwise.actors.inference.openai.runner import TOO_LONG_MESSAGE
 from turnwise.actors.inference.tools.loop import LOST, MOST_SHRINKS
-from turnwise.adapters.pydantic_ai.messages import content_of, plain_blocks, result_of, to_pydantic_ai
+from turnwise.adapters.pydantic_ai.messages import (
+    content_of,
+    plain_blocks,
+    result_of,
+    to_pydantic_ai,
+    use_of,
+    whole_part,
+)
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import (
     ContextOverflowError,
@@ -24,6 +31,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
+from turnwise.memory.conversation.call_arguments import refusal
 from turnwise.memory.conversation.events import ApprovalRequested, ToolEnded, ToolStarted
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, sent_back
 from turnwise.memory.conversation.tool_calls import CallState, Wants
@@ -69,6 +77,7 @@ with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
     expect(AbstractAgent.iter, "message_history", "deps", "model", "model_settings", "usage_limits", "instructions")
     expect(AbstractAgent.iter, "toolsets", "capabilities", "conversation_id", "output_type", "retries")
     expect(AbstractCapability.after_model_request, "ctx", "request_context", "response")
+    expect(AbstractCapability.wrap_tool_validate, "ctx", "call", "tool_def", "args", "handler")
     expect(AbstractCapability.wrap_tool_execute, "ctx", "call", "tool_def", "args", "handler")
     expect(AbstractCapability.after_output_process, "ctx", "output_context", "output")
     expect(AbstractCapability.handle_deferred_tool_calls, "ctx", "requests")
@@ -207,6 +216,8 @@ class _Execution:
         """The calls that this process has begun."""
         self._output = OutputType.read(context.output_type or settings.output_type)
         self._started: dict[str, float] = {}
+        self._is_cut = False
+        """Whether the last answer ended at its maximum length."""
         self._is_asked = False
         """Whether the last answer came from the model in this pass."""
         self._held: ModelResponse | None = None
@@ -449,11 +460,17 @@ class _Execution:
             values["why"] = why
         self.journal.add(events=[(ApprovalRequested, values)], calls={call.tool_call_id: waiting})
 
+    def check(self, call: ToolCallPart) -> None:
+        """Raise ToolFailed if a call's arguments are no JSON object: nobody is asked about it, and no tool gets it."""
+        if refused := refusal(use_of(call, is_cut=self._is_cut)):
+            raise ToolFailed(refused.text)
+
     def own_ids(self, response: ModelResponse) -> ModelResponse:
-        """Return the answer with call ids that are unique in the run, as some servers use them again."""
+        """Return the answer with whole texts, and call ids that are unique in the run, as some servers repeat them."""
+        self._is_cut = response.finish_reason == "length"
         used = {block.call_id for block in self.journal.turn.output if isinstance(block, ToolUse)}
         parts: list[Any] = []
-        for part in response.parts:
+        for part in map(whole_part, response.parts):
             if not isinstance(part, ToolCallPart):
                 parts.append(part)
                 continue
@@ -482,6 +499,12 @@ class JournalCapability(AbstractCapability[Any]):
         self, ctx: RunContext[Any], *, request_context: Any, response: ModelResponse
     ) -> ModelResponse:
         return self._execution.own_ids(response)
+
+    async def wrap_tool_validate(
+        self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any, handler: Any
+    ) -> Any:
+        self._execution.check(call)
+        return await handler(args)
 
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any, handler: Any

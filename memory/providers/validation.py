@@ -95,7 +95,7 @@ class Rules:
         there = {
             "text": isinstance(block, Document) and block.plain,
             "data": block.data and (not types or block.media_type in types),
-            "url": block.url and block.url.startswith(self.url_prefixes),
+            "url": block.url and block.url.startswith(self.url_prefixes) and _is_of(block.url, types),
         }
         return next((form for form in forms if there[form]), None)
 
@@ -143,6 +143,11 @@ class Rules:
     def fit_name(self, name: str) -> str:
         """Return a tool's name in a form that this provider accepts. A model may have made up an invalid name."""
         return _UNFIT.sub("_", name)[: self.name_limit]
+
+
+def _is_of(url: str, types: frozenset[str]) -> bool:
+    """Return whether a URL that has its data in it is of one of these media types; true of any other URL."""
+    return not types or not url.startswith("data:") or url[len("data:") :].partition(";")[0] in types
 
 
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]")

@@ -15,8 +15,8 @@ from quirks import QuirkServer
 from test_output import PARIS, City, calls, play
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool, external_tool, tool
+from turnwise.adapters import McpStdio, mcp_tools
 from turnwise.adapters.anthropic.engine import AnthropicEngine
-from turnwise.adapters.mcp import McpStdio, mcp_tools
 from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import ApprovalRequested, ModelCallEnded, ToolEnded, ToolStarted
 from turnwise.memory.conversation.frozen_json import FrozenDict

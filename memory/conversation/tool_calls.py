@@ -36,6 +36,8 @@ class CallState:
     """A digest of the decision. Repeating the same decision changes nothing; a different one is an error."""
     started: bool = False
     """Whether the tool was called."""
+    question: str | None = None
+    """The engine's id of what it asked, if the engine has such ids: a later question about the call has another."""
 
     @property
     def is_waiting(self) -> bool:
@@ -90,5 +92,5 @@ def decode_calls(calls: Mapping[str, Any]) -> dict[str, CallState]:
 
 
 def _fields(state: CallState) -> dict[str, Any]:
-    values = {name: getattr(state, name) for name in ("name", "wants", "why", "verdict", "digest", "started")}
+    values = {name: getattr(state, name) for name in ("name", "wants", "why", "verdict", "digest", "started", "question")}
     return {name: value for name, value in values.items() if value}

@@ -20,7 +20,8 @@ from ray import cloudpickle
 from typing_extensions import TypedDict
 
 from langgraph_models import OpenAIChat, ScriptedChat, State, agent, calls, said_by_tools, script
-from schedules import SESSION, inline
+from langgraph_stage import Stage, copied, output
+from schedules import SESSION
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.engine import Closable, SessionView, check_taken
 from turnwise.actors.inference.text_model import EngineModel
@@ -38,55 +39,6 @@ from turnwise.memory.conversation.turns import Outcome
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script
 from watched_store import WatchedStore
-
-
-class Stage:
-    """A store with one session, and the cores that own it one after the other."""
-
-    def __init__(self, engine: Any, **settings: Any) -> None:
-        self.store: Any = InMemoryStore()
-        self.engine = engine
-        self.config = SessionConfig(**settings)
-        self.core: SessionCore
-        self.new_core()
-
-    def new_core(self) -> SessionCore:
-        now = asyncio.get_running_loop().time
-        self.core = SessionCore(SESSION, self.store, self.engine, self.config, clock=now, off_loop=inline)
-        return self.core
-
-    async def begin(self, prompt: str = "go", *, run_id: str = "run", **settings: Any) -> None:
-        if run_id == "run":
-            await self.store.create(SessionRecord(session_id=SESSION))
-        await self.core.start([prompt], run_id=run_id, **settings)
-
-    async def run(self, prompt: str = "go", *, run_id: str = "run", **settings: Any) -> Outcome:
-        await self.begin(prompt, run_id=run_id, **settings)
-        return await self.outcome(run_id)
-
-    async def outcome(self, run_id: str = "run") -> Outcome:
-        outcome = await self.core.reads.wait(run_id)
-        assert outcome
-        return outcome
-
-    async def events(self) -> list[Event]:
-        return (await self.core.reads.events())[0]
-
-    async def until_it_waits(self, run_id: str = "run") -> list[Any]:
-        """Wait for calls to decide; return them."""
-        while (run := await self.core.reads.run(run_id)).state != "awaiting_approval":
-            assert run.is_open, run.why
-            await asyncio.sleep(0.005)
-        return list(await self.core.reads.pending(run_id))
-
-    async def decide(self, call_id: str, verdict: Any, run_id: str = "run", **decision: Any) -> None:
-        await self.core.decide(run_id, call_id, ApprovalDecision(verdict=verdict, **decision))
-
-
-def output(outcome: Outcome) -> tuple[AnyBlock, ...]:
-    assert outcome.run.state == "completed", outcome.run.why
-    assert outcome.turn
-    return outcome.turn.output
 
 
 @pytest.fixture
@@ -636,17 +588,6 @@ async def test_the_checkpoints_of_a_session_are_found_by_its_id() -> None:
     output(await stage.run())
     found = {each.config["configurable"]["thread_id"] for each in saver.list(None, filter={"session_id": SESSION})}
     assert found == set(saver.storage) and len(found) == 1
-
-
-def copied(saver: InMemorySaver) -> InMemorySaver:
-    """Return a saver with the same checkpoints, which the process that goes on does not reach."""
-    twin = InMemorySaver()
-    for thread, spaces in saver.storage.items():
-        for space, held in spaces.items():
-            twin.storage[thread][space] = dict(held)
-    twin.writes.update({at: dict(held) for at, held in saver.writes.items()})
-    twin.blobs.update(saver.blobs)
-    return twin
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["no checkpointer", "checkpointer"])

@@ -19,7 +19,7 @@ from turnwise.actors.inference.completion import CompletionContext
 from turnwise.actors.inference.engine import NewEvent, NoOutput, StepContext, Suspend
 from turnwise.actors.inference.tools.loop import LOST
 from turnwise.adapters.langgraph.interrupts import (
-    Request,
+    Decided,
     answer_of,
     call_ids,
     is_interrupt,
@@ -31,6 +31,7 @@ from turnwise.adapters.langgraph.interrupts import (
 from turnwise.adapters.langgraph.messages import Converter, from_langchain, make_whole, thawed, to_langchain, usage_of
 from turnwise.adapters.langgraph.raw_arguments import RawArguments
 from turnwise.adapters.langgraph.tool_journal import RUN, Execute, tool_nodes
+from turnwise.adapters.langgraph.tool_questions import CallQuestions, Question
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ContextOverflowError, EngineError, LimitError, RequestRefusedError, TurnwiseError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
@@ -47,7 +48,7 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
     from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
     from langchain_core.runnables.config import merge_configs
     from langgraph.checkpoint.memory import InMemorySaver
-    from langgraph.errors import GraphBubbleUp, GraphRecursionError, is_invalid_resume
+    from langgraph.errors import GraphBubbleUp, GraphInterrupt, GraphRecursionError, is_invalid_resume
     from langgraph.prebuilt.tool_node import ToolCallRequest
     from langgraph.pregel import Pregel
     from langgraph.types import Command, Interrupt, StateSnapshot
@@ -75,6 +76,29 @@ UNCALLED = "the process was lost before this tool was called: call it again if i
 
 _FORGETTING: set[asyncio.Task[None]] = set()
 """Deletions of threads, referenced here so that they are not garbage-collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Calls that wait for decisions, all about one question of the graph."""
+
+    question: str
+    """The id of the interrupt, or of the checkpoint of a breakpoint."""
+    reasons: Mapping[str, str | None]
+    """By the ids of the calls, what the person who decides is told."""
+    uses: Sequence[ToolUse] = ()
+    """Calls that the transcript does not have yet."""
+    asker: str | None = None
+    """The call of a tool node that asks, whose tool begins again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A call of the graph's channel: its id in the transcript, and its place among the calls of its message."""
+
+    call_id: str
+    number: int
+    places: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +144,7 @@ class GraphRun:
         self._messages: list[BaseMessage] = []
         """The graph's channel, as far as it is known."""
         self._interrupted = False
-        """Whether an interrupt is the last that the graph said."""
+        """Whether the graph has said that it was interrupted. It may go on beside, and end, or not."""
         self._live: str | None = None
         """The id of the message that streams. Others that stream at the same time are only recorded."""
         self._announced: set[UUID] = set()
@@ -215,12 +239,18 @@ class GraphRun:
             if (message.id or "").startswith(_HISTORY):
                 self._known.add(cast(str, message.id))
         await self._add(self._messages, recorded=Ledger(self._turn.output).blocks())
-        pending = state.interrupts
-        if pending:
-            await self._end_interrupts(pending)
-            return Command(resume={each.id: self._decision(each) for each in pending})
-        if state.next and (waiting := self._use_of(_breakpoint_id(state.next))):
-            await self._end_breakpoint(waiting)
+        questions = [Question.of(interrupt) for interrupt in state.interrupts]
+        if not all(self._is_decided(question.id) for question in questions):  # a process was lost before it waited
+            new = [question for question in questions if not self._calls_about(question.id)]
+            await self._suspend(self._waiting(new, questions))
+        if questions:
+            await self._record_approved([use for question in questions for use in self._stand_ins(question.id)])
+            return Command(resume={question.id: question.answer(self._decision(question)) for question in questions})
+        if state.next and await self._is_at_breakpoint(state):
+            question = _checkpoint_of(state)
+            if not self._is_decided(question):
+                await self._suspend([] if self._calls_about(question) else [self._breakpoint(state)])
+            await self._end_breakpoint(state)
         return None
 
     def _thread_of(self, turn_id: str) -> str:
@@ -285,16 +315,15 @@ class GraphRun:
                         self._show(payload[0])
                     elif not namespace:
                         self._live = None
-                        self._interrupted = isinstance(payload, Mapping) and bool(payload.get(_INTERRUPTS))
+                        self._interrupted |= isinstance(payload, Mapping) and bool(payload.get(_INTERRUPTS))
                         self._messages = _messages(payload, self._settings.key)
                         await self._add(self._messages)
         except ValueError as error:
             if not is_invalid_resume(error):
                 raise
             state = await self._graph.aget_state(self._config)
-            await self._suspend(
-                [self._waiting(each, f"not what the graph asked for: {error}") for each in state.interrupts]
-            )
+            questions = [Question.of(interrupt) for interrupt in state.interrupts]
+            await self._suspend(self._waiting(questions, questions, f"not what the graph asked for: {error}"))
 
     def _show(self, message: BaseMessage) -> None:
         """Stream a piece of a message that a model is saying."""
@@ -434,45 +463,59 @@ class GraphRun:
                     "LangGraphEngine(graph, checkpointer=TurnwiseSaver(url))"
                 )
             state = await self._graph.aget_state(self._config)
-            await self._suspend([self._waiting(each) for each in state.interrupts])
+            if questions := [Question.of(interrupt) for interrupt in state.interrupts]:
+                await self._suspend(self._waiting(questions, questions))
         if self._graph.interrupt_before_nodes or self._graph.interrupt_after_nodes:
             state = await self._graph.aget_state(self._config)
             if state.next:
-                await self._suspend([self._breakpoint(state.next)])
+                await self._suspend([self._breakpoint(state)])
 
-    async def _suspend(self, waiting: Sequence[tuple[list[ToolUse], dict[str, str | None]]]) -> None:
-        """Record the calls that wait, and raise Suspend.
-
-        Args:
-            waiting: for each interrupt, the calls to add to the transcript, and the reasons by the ids of its calls.
-        """
+    async def _suspend(self, waiting: Sequence[_Waiting]) -> None:
+        """Record the calls that wait, and raise Suspend."""
         if self._executing:
             await asyncio.wait(self._executing)  # other calls of the answer: LangGraph would make them again
-        uses = [use for added, _ in waiting for use in added]
+        uses = [use for each in waiting for use in each.uses]
         self._remember(uses)
         states: dict[str, CallState | None] = {}
         events: list[NewEvent] = []
-        for call_id, why in [each for _, reasons in waiting for each in reasons.items()]:
-            use = self._uses[call_id]
-            states[call_id] = CallState(name=use.name, wants="approval", why=why)
-            asked = {"call_id": call_id, "name": use.name, "input": use.input, "wants": "approval", "why": why}
-            events.append((ApprovalRequested, asked))
-        for call_id in self._began - self._results.keys() - states.keys():
-            states[call_id] = None  # its tool was interrupted, and begins again
-        await self._commit(uses, events, states)
+        for each in waiting:
+            for call_id, why in each.reasons.items():
+                use = self._uses[call_id]
+                states[call_id] = CallState(name=use.name, wants="approval", why=why, question=each.question)
+                asked = {"call_id": call_id, "name": use.name, "input": use.input, "wants": "approval", "why": why}
+                events.append((ApprovalRequested, asked))
+        askers = {each.asker for each in waiting if each.asker is not None}
+        for call_id in (self._began | askers) - self._results.keys() - states.keys():
+            state = self._context.calls.get(call_id)  # its tool was interrupted, and begins again
+            states[call_id] = replace(state, started=False) if state and state.verdict else None
+        if states:
+            await self._commit(uses, events, states)
         raise Suspend
 
-    def _waiting(self, interrupt: Any, why: str | None = None) -> tuple[list[ToolUse], dict[str, str | None]]:
-        requests, ids = self._matched(interrupt)
-        if ids and why is None and not any(each in self._results for each in ids):
-            return [], {call_id: request.why for request, call_id in zip(requests, ids, strict=True)}
-        free = next(each for each in call_ids(interrupt.id) if each not in self._uses)
-        return [use_of(free, interrupt.value, getattr(interrupt, "response_schema", None))], {free: why}
+    def _waiting(
+        self, questions: Sequence[Question], pending: Sequence[Question], why: str | None = None
+    ) -> list[_Waiting]:
+        """Return the calls that wait for the answers to the graph's questions.
 
-    def _matched(self, interrupt: Any) -> tuple[Sequence[Request], list[str] | None]:
-        """Return the requests of an interrupt, and the calls that they are about; None if it is about none."""
-        requests = requests_of(interrupt.value)
-        return requests, match(requests, self._last_calls())
+        Args:
+            pending: all questions that the graph waits for; a call that stands for one stands for no other.
+            why: why the graph did not take the answers of before, if it did not.
+        """
+        taken = {call_id for question in pending for call_id in self._calls_about(question.id)}
+        waiting: list[_Waiting] = []
+        for question in questions:
+            requests = requests_of(question.value)
+            left = [call for call in self._last_calls() if call[0] not in {*taken, *self._results}]
+            ids = None if why else match(requests, _of_asker(left, question))
+            if ids:
+                reasons = {call_id: request.why for request, call_id in zip(requests, ids, strict=True)}
+                taken |= reasons.keys()
+                waiting.append(_Waiting(question.id, reasons, asker=question.call_id))
+            else:
+                free = next(each for each in call_ids(question.id) if each not in self._uses)
+                use = use_of(free, question.value, question.schema)
+                waiting.append(_Waiting(question.id, {free: why}, [use], asker=question.call_id))
+        return waiting
 
     def _last_calls(self) -> list[tuple[str, str, Mapping[str, Any]]]:
         """Return the calls of the newest message with calls: id in the transcript, name, arguments."""
@@ -484,50 +527,67 @@ class GraphRun:
                 ]
         return []
 
-    def _decision(self, interrupt: Any) -> Any:
-        """Return what the graph gets for the decisions about an interrupt."""
-        states, asked = self._context.calls, self._use_of(interrupt.id)
-        if asked:
-            return answer_of(interrupt.value, states[asked.call_id], self._results.get(asked.call_id))
-        requests, ids = self._matched(interrupt)
-        decided = {call_id: (states[call_id], self._uses[call_id], self._results.get(call_id)) for call_id in ids or ()}
-        return resume_value(interrupt.value, requests, ids or [], decided)
+    def _calls_about(self, question: str) -> list[str]:
+        """Return the calls that wait, or waited, for the answer to a question, in the order of the transcript."""
+        states = self._context.calls
+        return [each for each in self._uses if each in states and states[each].question == question]
 
-    def _use_of(self, interrupt_id: str) -> ToolUse | None:
-        """Return the newest call that stands for an interrupt; None if it is about tool calls."""
-        found = None
-        for call_id in call_ids(interrupt_id):
-            if call_id not in self._uses:
-                return found
-            found = self._uses[call_id]
-        return None
+    def _is_decided(self, question: str) -> bool:
+        about = self._calls_about(question)
+        return bool(about) and not any(self._context.calls[call_id].is_waiting for call_id in about)
 
-    async def _end_interrupts(self, pending: Sequence[Any]) -> None:
-        """Record a result for each approved call that stands for an interrupt."""
-        uses = [use for each in pending if (use := self._use_of(each.id)) and use.call_id not in self._results]
-        await self._record_approved(uses)
+    def _stand_ins(self, question: str) -> list[ToolUse]:
+        """Return the calls that stand for a question; none if it is about tool calls."""
+        return [use for each in self._calls_about(question) if is_interrupt(use := self._uses[each])]
+
+    def _decision(self, question: Question) -> Any:
+        """Return what the graph gets for the decisions about a question."""
+        states = self._context.calls
+        if stand_ins := self._stand_ins(question.id):
+            newest = stand_ins[-1].call_id
+            return answer_of(question.value, states[newest], self._results.get(newest))
+        requests, about = requests_of(question.value), self._calls_about(question.id)
+        calls = [call for call in self._last_calls() if call[0] in about]
+        decided = {
+            call_id: Decided(states[call_id], self._uses[call_id], arguments, self._results.get(call_id))
+            for call_id, _, arguments in calls
+        }
+        return resume_value(question.value, requests, match(requests, calls) or about, decided)
 
     async def _record_approved(self, uses: Sequence[ToolUse]) -> None:
+        """Record a result for each of these calls that has none: they stand for questions, and were approved."""
+        uses = [use for use in uses if use.call_id not in self._results]
         results = [ToolResult(call_id=use.call_id, text="approved") for use in uses]
         if results:
             self._remember(results)
             await self._commit(results, [_ended(use, each, 0.0) for use, each in zip(uses, results, strict=True)], {})
 
-    def _breakpoint(self, nodes: Sequence[str]) -> tuple[list[ToolUse], dict[str, str | None]]:
+    # Breakpoints
+
+    async def _is_at_breakpoint(self, state: StateSnapshot) -> bool:
+        """Return whether the graph stops here before its next nodes, or after its last."""
+        if _is_among(state.next, self._graph.interrupt_before_nodes):
+            return True
+        if not self._graph.interrupt_after_nodes or state.parent_config is None:
+            return False
+        before = await self._graph.aget_state(state.parent_config)
+        return _is_among(before.next, self._graph.interrupt_after_nodes)
+
+    def _breakpoint(self, state: StateSnapshot) -> _Waiting:
         """Return what waits at a breakpoint: the calls that are about to be made, else a call that names the nodes."""
+        nodes, question = state.next, _checkpoint_of(state)
         why = f"breakpoint: next {', '.join(nodes)}"
         open_ids = [call_id for call_id, _, _ in self._last_calls() if call_id not in self._results]
         journaled = any(_is_tool_node(self._graph, each) for each in nodes)
         if open_ids and journaled and not any(self._context.calls.get(each) for each in open_ids):
-            return [], dict.fromkeys(open_ids, why)
-        free = next(each for each in call_ids(_breakpoint_id(nodes)) if each not in self._uses)
-        return [use_of(free, {"next": list(nodes)}, None)], {free: why}
+            return _Waiting(question, dict.fromkeys(open_ids, why))
+        free = next(each for each in call_ids(f"at-{'-'.join(nodes)}") if each not in self._uses)
+        return _Waiting(question, {free: why}, [use_of(free, {"next": list(nodes)}, None)])
 
-    async def _end_breakpoint(self, use: ToolUse) -> None:
-        state = self._context.calls.get(use.call_id)
-        if state and state.verdict == "rejected":
-            raise EngineError(f"the breakpoint of run {self._context.run_id!r} was rejected: {use.input['value']}")
-        if use.call_id not in self._results:
+    async def _end_breakpoint(self, state: StateSnapshot) -> None:
+        for use in self._stand_ins(_checkpoint_of(state)):
+            if self._context.calls[use.call_id].verdict == "rejected":
+                raise EngineError(f"the breakpoint of run {self._context.run_id!r} was rejected: {use.input['value']}")
             await self._record_approved([use])
 
     # Tools: see ToolRun
@@ -535,11 +595,14 @@ class GraphRun:
     async def call(self, request: Any, execute: Execute) -> Any:
         """Make a tool call under the session's journal; see `ToolRun`."""
         call = request.tool_call
-        own = await self._find(request)
-        if own is None:
+        place = await self._find(request)
+        if place is None:
             return await execute(request)
+        own = place.call_id
+        questions = CallQuestions(request.runtime.config, own, place=place.number, places=place.places)
         use, state = self._uses[own], self._context.calls.get(own)
         if own in self._results:
+            questions.keep()
             return _message(self._results[own], call)
         if refused := refusal(use):
             await self._record_result(use, refused, 0.0)
@@ -560,6 +623,8 @@ class GraphRun:
         self._executing.add(task)
         try:
             made = await execute(request)
+        except GraphInterrupt as error:
+            raise questions.raised(error) from None
         finally:
             self._executing.discard(task)
         if isinstance(made, ToolMessage):
@@ -567,18 +632,19 @@ class GraphRun:
             await self._record_result(use, result, time.monotonic() - began)
         return made
 
-    async def _find(self, request: Any) -> str | None:
-        """Return a call's id in the transcript, which has its message then; None for a call of a subgraph."""
+    async def _find(self, request: Any) -> _Place | None:
+        """Return a call's place in the transcript, which has its message then; None for a call of a subgraph."""
         namespace = (request.runtime.config.get("configurable") or {}).get("checkpoint_ns") or ""
         messages = _messages(request.state, self._settings.key)
         if "|" in namespace or not messages:
             return None
         call_id = request.tool_call["id"] or ""
         for message in reversed(messages):
-            if isinstance(message, AIMessage) and any((each["id"] or "") == call_id for each in message.tool_calls):
+            ids = [each["id"] or "" for each in message.tool_calls] if isinstance(message, AIMessage) else []
+            if call_id in ids:
                 if message.id not in self._known:
                     await self._add(messages)
-                return self._own_id(cast(str, message.id), call_id)
+                return _Place(self._own_id(cast(str, message.id), call_id), ids.index(call_id), len(ids))
         return None
 
     async def _record_result(self, use: ToolUse, result: ToolResult, seconds: float) -> None:
@@ -719,8 +785,20 @@ def _ended(use: ToolUse, result: ToolResult, seconds: float) -> NewEvent:
     return ToolEnded, values
 
 
-def _breakpoint_id(nodes: Sequence[str]) -> str:
-    return f"at-{'-'.join(nodes)}"
+def _of_asker(
+    calls: Sequence[tuple[str, str, Mapping[str, Any]]], question: Question
+) -> Sequence[tuple[str, str, Mapping[str, Any]]]:
+    """Return the calls that a question may be about: that of the tool that asks, if a tool does."""
+    return calls if question.call_id is None else [call for call in calls if call[0] == question.call_id]
+
+
+def _checkpoint_of(state: StateSnapshot) -> str:
+    return str((state.config.get("configurable") or {})["checkpoint_id"])
+
+
+def _is_among(nodes: Iterable[str], stops: str | Sequence[str]) -> bool:
+    own = [node for node in nodes if not node.startswith("__")]
+    return bool(own) if stops == "*" else any(node in stops for node in own)
 
 
 def _is_tool_node(graph: Any, name: str) -> bool:

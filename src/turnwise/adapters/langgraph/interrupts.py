@@ -94,18 +94,32 @@ def match(requests: Sequence[Request], calls: Iterable[tuple[str, str, Mapping[s
     return found or None
 
 
-def resume_value(
-    value: Any, requests: Sequence[Request], ids: Sequence[str], decided: Mapping[str, tuple[CallState, ToolUse, Any]]
-) -> Any:
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A call about which a decision was made."""
+
+    state: CallState
+    use: ToolUse
+    """The call with the arguments that were approved."""
+    arguments: Mapping[str, Any]
+    """The arguments before the decision."""
+    result: ToolResult | None
+
+    def is_edited(self, request: Request) -> bool:
+        """Return whether the decision changed the arguments, which a graph may word in a way of its own."""
+        return _plain(self.use.input) not in (_plain(self.arguments), _plain(request.args))
+
+
+def resume_value(value: Any, requests: Sequence[Request], ids: Sequence[str], decided: Mapping[str, Decided]) -> Any:
     """Return what a graph gets for the decisions about the calls of an interrupt.
 
     Args:
         value: the interrupt's value.
-        decided: by id, the state of each call, the call with the arguments that were approved, and its result.
+        ids: for each request, the id of its call in `decided`.
     """
     if isinstance(value, Mapping) and "action_requests" in value:
-        return {"decisions": [_decision(each, *decided[at]) for each, at in zip(requests, ids, strict=True)]}
-    return [_response(each, *decided[at]) for each, at in zip(requests, ids, strict=True)]
+        return {"decisions": [_decision(each, decided[at]) for each, at in zip(requests, ids, strict=True)]}
+    return [_response(each, decided[at]) for each, at in zip(requests, ids, strict=True)]
 
 
 def answer_of(value: Any, state: CallState, result: ToolResult | None) -> Any:
@@ -118,30 +132,33 @@ def answer_of(value: Any, state: CallState, result: ToolResult | None) -> Any:
         return json.loads(result.text) if result.is_json else result.text
     if not (requests := requests_of(value)):
         return state.verdict == "approved"
-    ids = [str(at) for at in range(len(requests))]
-    uses = [ToolUse(call_id="", name=each.name, input=FrozenDict(freeze(dict(each.args)))) for each in requests]
-    return resume_value(value, requests, ids, {at: (state, use, result) for at, use in zip(ids, uses, strict=True)})
+    decided = {
+        str(at): Decided(state, ToolUse(call_id="", name=each.name, input=arguments), arguments, result)
+        for at, each in enumerate(requests)
+        for arguments in [FrozenDict(freeze(dict(each.args)))]
+    }
+    return resume_value(value, requests, list(decided), decided)
 
 
-def _decision(request: Request, state: CallState, use: ToolUse, result: ToolResult | None) -> dict[str, Any]:
-    if state.verdict == "approved":
-        if _plain(use.input) == request.args:
+def _decision(request: Request, decided: Decided) -> dict[str, Any]:
+    if decided.state.verdict == "approved":
+        if not decided.is_edited(request):
             return {"type": "approve"}
-        return {"type": "edit", "edited_action": {"name": use.name, "args": _plain(use.input)}}
-    text = result.plain if result else ""
-    if state.verdict == "provided" and "respond" in request.allowed:
+        return {"type": "edit", "edited_action": {"name": decided.use.name, "args": _plain(decided.use.input)}}
+    text = decided.result.plain if decided.result else ""
+    if decided.state.verdict == "provided" and "respond" in request.allowed:
         return {"type": "respond", "message": text}
     reason = text.removeprefix(_REJECTED)
     return {"type": "reject", "message": reason} if reason != "rejected" else {"type": "reject"}
 
 
-def _response(request: Request, state: CallState, use: ToolUse, result: ToolResult | None) -> dict[str, Any]:
-    if state.verdict == "approved":
-        if _plain(use.input) == request.args:
+def _response(request: Request, decided: Decided) -> dict[str, Any]:
+    if decided.state.verdict == "approved":
+        if not decided.is_edited(request):
             return {"type": "accept", "args": None}
-        return {"type": "edit", "args": {"action": use.name, "args": _plain(use.input)}}
-    if state.verdict == "provided":
-        return {"type": "response", "args": result.plain if result else ""}
+        return {"type": "edit", "args": {"action": decided.use.name, "args": _plain(decided.use.input)}}
+    if decided.state.verdict == "provided":
+        return {"type": "response", "args": decided.result.plain if decided.result else ""}
     return {"type": "ignore", "args": None}
 
 

@@ -29,6 +29,7 @@ from turnwise.adapters.langgraph.interrupts import (
     use_of,
 )
 from turnwise.adapters.langgraph.messages import Converter, from_langchain, make_whole, thawed, to_langchain, usage_of
+from turnwise.adapters.langgraph.new_messages import Unrecorded, behind, is_speech
 from turnwise.adapters.langgraph.raw_arguments import RawArguments
 from turnwise.adapters.langgraph.tool_journal import RUN, Execute, tool_nodes
 from turnwise.adapters.langgraph.tool_questions import CallQuestions, Question
@@ -132,9 +133,13 @@ class GraphRun:
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._thread = self._thread_of(turn.id)
         self._known: set[str] = set()
-        """Ids of messages that the transcript has, or that are to be recorded."""
-        self._open: list[AnyBlock] = []
-        """Blocks of the graph's messages that are not recorded yet."""
+        """Ids of messages that the channel had, whether they are recorded, are to be, or not."""
+        self._open: list[Unrecorded] = []
+        """The graph's messages that are not recorded yet."""
+        self._said: dict[str, str] = {}
+        """The texts of the run's messages, by their ids, as they were last in the channel."""
+        self._in_place: set[str] = set()
+        """Ids of messages that the graph has put in the place of all others."""
         self._uses: dict[str, ToolUse] = {}
         """The calls of the run by their ids in the transcript, as recorded."""
         self._results: dict[str, ToolResult] = {}
@@ -179,12 +184,22 @@ class GraphRun:
             raise self._stopped or _ours(error) from error
         if self._stopped:
             raise self._stopped
-        answer = [block for block in self._open if block.role in ("assistant", "tool")]
-        if answer:
+        if answer := self._answer():
             return answer
-        if self._uses or self._turn.output:
+        if self._turn.output:
             return NoOutput()
         raise EngineError(f"the graph ended without a message of the assistant in its channel {self._settings.key!r}")
+
+    def _answer(self) -> list[AnyBlock]:
+        """Return what is left to record of the graph's final state."""
+        if blocks := self._left():
+            return blocks
+        last = next((each for each in reversed(self._messages) if isinstance(each, AIMessage)), None)
+        if last is not None and last.id in self._in_place:
+            return [block for block in self._blocks(last) if not isinstance(block, ToolUse)]
+        if self._turn.output:
+            return []
+        return [block for entry in self._open for block in entry.blocks]  # the graph has removed all that it said
 
     # What the graph is given
 
@@ -238,7 +253,7 @@ class GraphRun:
         for message in self._messages:
             if (message.id or "").startswith(_HISTORY):
                 self._known.add(cast(str, message.id))
-        await self._add(self._messages, recorded=Ledger(self._turn.output).blocks())
+        await self._add(self._messages, recorded=_Recorded(Ledger(self._turn.output).blocks()))
         questions = [Question.of(interrupt) for interrupt in state.interrupts]
         if not all(self._is_decided(question.id) for question in questions):  # a process was lost before it waited
             new = [question for question in questions if not self._calls_about(question.id)]
@@ -312,11 +327,13 @@ class GraphRun:
                     if self._stopped:
                         raise self._stopped
                     if mode == "messages":
-                        self._show(payload[0])
+                        if "lc_source" not in payload[1]:  # what LangChain's middleware asks, such as a summary
+                            self._show(payload[0])
                     elif not namespace:
                         self._live = None
                         self._interrupted |= isinstance(payload, Mapping) and bool(payload.get(_INTERRUPTS))
                         self._messages = _messages(payload, self._settings.key)
+                        self._follow(self._messages)
                         await self._add(self._messages)
         except ValueError as error:
             if not is_invalid_resume(error):
@@ -346,30 +363,55 @@ class GraphRun:
         if isinstance(message, AIMessageChunk) and message.chunk_position == "last":
             self._live = None
 
-    async def _add(self, messages: Iterable[BaseMessage], *, recorded: Sequence[Block] | None = None) -> None:
+    def _follow(self, messages: Iterable[BaseMessage]) -> None:
+        """Take over what the graph has changed in messages of this run, or removed."""
+        present = {message.id: message for message in messages if message.id is not None}
+        for entry in self._open:
+            message = present.get(entry.message_id)
+            entry.is_gone = message is None
+            if message is not None and is_speech(message):
+                entry.blocks = self._blocks(message)
+                self._remember(block for block in entry.blocks if isinstance(block, ToolUse))
+                self._said[entry.message_id] = message.text
+        for message_id, text in self._said.items():
+            message = present.get(message_id)
+            if message is None or message.text in ("", text) or getattr(message, "tool_calls", None):
+                continue
+            self._said[message_id] = message.text  # its earlier text is recorded
+            self._open.append(Unrecorded(message_id, [Text(text=message.text)]))
+
+    async def _add(self, messages: Sequence[BaseMessage], *, recorded: _Recorded | None = None) -> None:
         """Take over messages that are new in the channel.
 
         Args:
-            recorded: the run's output, for messages that may have been recorded by an earlier process.
+            recorded: the run's output, for messages that an earlier process may have recorded.
         """
-        left = None if recorded is None else _Recorded(recorded)
+        had_messages = bool(self._known)
         for message in messages:
             if message.id is None:
                 message.id = str(uuid4())
-            if message.id in self._known:
-                continue
-            self._known.add(message.id)
+            if message.id not in self._known and isinstance(message, AIMessage):
+                make_whole(message)
+            if message.id not in self._known and recorded and is_speech(message):
+                blocks = self._blocks(message)
+                if recorded.has(blocks):
+                    self._known.add(message.id)
+                    self._said[message.id] = message.text
+        new, in_place = behind(messages, lambda message: message.id in self._known, had_messages=had_messages)
+        self._in_place |= {cast(str, message.id) for message in in_place}
+        self._known |= {cast(str, message.id) for message in messages}
+        for message in new:
             if isinstance(message, ToolMessage):
                 self._add_result(message)
-            elif isinstance(message, AIMessage | HumanMessage):
-                if isinstance(message, AIMessage):
-                    make_whole(message)
-                blocks = self._blocks(message)
-                if left and left.has(blocks):
-                    continue
+            elif is_speech(message):
                 if self._open:
                     await self._flush()
-                self._open += blocks
+                self._said[cast(str, message.id)] = message.text
+                self._open.append(Unrecorded(cast(str, message.id), self._blocks(message)))
+
+    def _left(self) -> list[AnyBlock]:
+        """Return the blocks of messages that are not recorded, and that the graph has not removed."""
+        return [block for entry in self._open if not entry.is_gone for block in entry.blocks]
 
     def _blocks(self, message: BaseMessage) -> list[AnyBlock]:
         """Return the blocks of a message of the assistant, with call ids that are unique in the run."""
@@ -403,7 +445,7 @@ class GraphRun:
         if own is not None:
             result = cast(ToolResult, from_langchain([message])[0]).model_copy(update={"call_id": own})
             self._results[own] = result
-            self._open.append(result)
+            self._open.append(Unrecorded(cast(str, message.id), [result]))
 
     def _remember(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
@@ -416,7 +458,7 @@ class GraphRun:
 
     async def _flush(self) -> None:
         """Record the blocks that are not recorded yet."""
-        if self._open:
+        if self._left():
             await self._commit([], [], {})
 
     async def _commit(
@@ -432,7 +474,7 @@ class GraphRun:
         await asyncio.sleep(0)  # calls of one answer begin in one iteration of the loop
         self._committing = None
         commits, self._commits = self._commits, []
-        said, self._open = self._open, []
+        said, entries, self._open = self._left(), self._open, []
         blocks: list[Block] = [*said, *(block for some, _, _ in commits for block in some)]
         events: list[NewEvent] = []
         if any(block.role == "assistant" for block in blocks):
@@ -443,12 +485,12 @@ class GraphRun:
         try:
             self._turn = await self._context.record(*blocks, events=events, calls=calls)
         except BaseException:
-            self._open = [*said, *self._open]
+            self._open = [*entries, *self._open]
             raise
 
     def _emit_results(self) -> None:
         """Keep results that were not recorded, when the run is cut off."""
-        for block in [*self._open, *(block for blocks, _, _ in self._commits for block in blocks)]:
+        for block in [*self._left(), *(block for blocks, _, _ in self._commits for block in blocks)]:
             if isinstance(block, ToolUse | ToolResult):  # texts and thoughts were streamed
                 self._context.emit(block)
 

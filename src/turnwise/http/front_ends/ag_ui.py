@@ -14,8 +14,16 @@ from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.adapters.front_ends.ag_ui import AgUiEncoder
 from turnwise.adapters.version_checks import framework
-from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, RunNotFoundError, SessionBusyError, shown
-from turnwise.http.front_ends.answering import Decision, active, ask, behind, decide, streamed
+from turnwise.errors import (
+    ConfigError,
+    InvalidIdError,
+    InvalidInputError,
+    NotFoundError,
+    RunNotFoundError,
+    SessionBusyError,
+    shown,
+)
+from turnwise.http.front_ends.answering import Decision, active, ask, behind, decide, fitting, streamed, turn_of
 from turnwise.http.front_ends.reading import file_of, in_order, message_id
 from turnwise.http.models import example
 from turnwise.http.paths import InPath
@@ -88,7 +96,9 @@ async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: st
     if engine is not None and engine not in caller.manager.engines:
         known = ", ".join(repr(name) for name in caller.manager.engines if name)
         raise InvalidInputError("engine", shown(engine), f"there is no such engine; there are {known}")
-    had = [each.call_id for each in decisions_of(body) if each.approved is None]
+    decisions = decisions_of(body)
+    approved = {each.call_id for each in decisions if each.approved is not None}
+    had = [each.call_id for each in decisions if each.call_id not in approved]
     with caller.room() as room:
         try:
             execution, answered = await _execution(caller, body, engine, resumed is not None)
@@ -103,13 +113,18 @@ async def _execution(
     caller: Caller, body: RunAgentInput, engine: str | None, resumed: bool
 ) -> tuple[AsyncExecutionHandle, frozenset[str]]:
     """Return the run that answers a request, and the calls that it has answers to."""
-    if decisions := decisions_of(body):
-        execution = await caller.on_session(body.thread_id, lambda each: deciding(each, decisions))
+    at = f"messages.{len(body.messages) - 1}"
+    last = body.messages[-1] if body.messages else None
+    decisions = decisions_of(body)
+    is_history = bool(decisions) and isinstance(last, UserMessage) and not body.resume
+    if is_history and not await _waits(caller, body.thread_id, decisions):
+        decisions = []
+    if decisions:
+        said = (message_id(last.id, f"{at}.id"), _prompts(last, at)) if isinstance(last, UserMessage) else None
+        execution = await caller.on_session(body.thread_id, lambda each: deciding(each, decisions, said))
         resumes = [each.call_id for each in decisions if each.approved is not None]
         answered = resumes or [each.call_id for each in decisions]
         return execution, await behind(execution, answered)
-    at = f"messages.{len(body.messages) - 1}"
-    last = body.messages[-1] if body.messages else None
     if not isinstance(last, UserMessage):
         why = "the last message must be the user's or a tool's; or answer interrupts by 'resume'"
         raise InvalidInputError(f"{at}.role" if last else "messages", shown(getattr(last, "role", [])), why)
@@ -120,13 +135,38 @@ async def _execution(
     return execution, frozenset()
 
 
-async def deciding(session: AsyncSession, decisions: Sequence[Decision]) -> AsyncExecutionHandle:
+async def _waits(caller: Caller, thread_id: str, decisions: Sequence[Decision]) -> bool:
+    """Return whether a run of the thread waits for one of these decisions."""
+
+    async def found(session: AsyncSession) -> bool:
+        execution = await active(session)
+        pending = {call.call_id for call in await execution.pending()} if execution else set()
+        return bool(execution) and any(
+            each.call_id in pending and execution and each.run_id == execution.run_id for each in decisions
+        )
+
+    try:
+        return await caller.on_session(thread_id, found)
+    except NotFoundError:
+        return False
+
+
+async def deciding(
+    session: AsyncSession, decisions: Sequence[Decision], message: tuple[str, list[Block]] | None = None
+) -> AsyncExecutionHandle:
     """Give the run of the first decision what it waits for, and return it, also if it has got it already.
 
     Results of calls that never waited are left out, such as those of the service's own tools, which the client has too.
 
+    Args:
+        message: the message of the user that comes with them, by its id. If the thread does not have it yet, it joins
+            the run, or follows it if the engine takes no prompts then. If the run has ended, it is answered by a run of
+            its own, which is returned.
+
     Raises:
-        InvalidInputError: an interrupt is none of this run's, or no result is of a call that waited.
+        InvalidInputError: an interrupt is none of this run's, no result is of a call that waited, or a call waits for
+            something else; nothing was changed.
+        CallDecidedError: a call was decided differently before.
     """
     run_id, why = decisions[0].run_id, "no call of this id waits in this thread"
     try:
@@ -134,16 +174,28 @@ async def deciding(session: AsyncSession, decisions: Sequence[Decision]) -> Asyn
     except (RunNotFoundError, InvalidIdError):
         raise InvalidInputError(decisions[0].at, shown(decisions[0].call_id), why) from None
     calls = (await execution.info()).calls
-    asked = [each for each in decisions if each.run_id == run_id and calls.get(each.call_id, {}).get("wants")]
+    asked = [each for each in decisions if each.run_id in (run_id, None) and calls.get(each.call_id, {}).get("wants")]
     for each in decisions:
         if each not in asked and (each.approved is not None or not asked):
             raise InvalidInputError(each.at, shown(each.call_id), why)
-    await decide(execution, asked)
-    return execution
+    chosen = await fitting(execution, asked)
+    joined = None if message is None else await _joined(session, *message)
+    await decide(execution, chosen)
+    if joined is None:
+        return execution
+    run = await joined.info()
+    return execution if run.leads_to == execution.run_id or run.state == "queued" else joined
+
+
+async def _joined(session: AsyncSession, its_id: str, prompts: Sequence[Block]) -> AsyncExecutionHandle | None:
+    """Start the run of a message beside decisions, which joins the one that waits; None if a turn has the message."""
+    if await turn_of(session, its_id):
+        return None
+    return await session.run(*prompts, if_busy="inject", idempotency_key=f"message {its_id}")
 
 
 def decisions_of(body: RunAgentInput) -> list[Decision]:
-    """Return the answers to interrupts, and the results of calls behind the last message that is no tool's."""
+    """Return the answers to interrupts, and the results of calls at the end, which a message of the user may follow."""
     found = []
     for number, entry in enumerate(body.resume or ()):
         at = f"resume.{number}.payload"
@@ -158,7 +210,8 @@ def decisions_of(body: RunAgentInput) -> list[Decision]:
         arguments = edited if approved else None
         run_id, _, call_id = entry.interrupt_id.partition(".")
         found.append(Decision(call_id, at, run_id, approved=approved, value=arguments, reason=told))
-    for number in range(len(body.messages) - 1, -1, -1):
+    is_asked = bool(body.messages) and isinstance(body.messages[-1], UserMessage)
+    for number in range(len(body.messages) - 1 - is_asked, -1, -1):
         message = body.messages[number]
         if not isinstance(message, ToolMessage):
             break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import Any
 
@@ -15,7 +15,15 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession, RunOptions, check_start
 from turnwise.adapters.front_ends.encoding import FrontEndEncoder
 from turnwise.adapters.front_ends.stream import front_end_stream
-from turnwise.errors import InvalidInputError, SessionBusyError, TurnIdTakenError, TurnNotFoundError, shown
+from turnwise.errors import (
+    CallDecidedError,
+    IdempotencyConflictError,
+    InvalidInputError,
+    SessionBusyError,
+    TurnIdTakenError,
+    TurnNotFoundError,
+    shown,
+)
 from turnwise.http.runs import cancel_own
 from turnwise.http.service import Caller
 from turnwise.http.sse import EventStream
@@ -27,6 +35,9 @@ _INDEX = re.compile(r"turn-([0-9]{1,18})")
 _PART = re.compile(r"(.+)\.([0-9]{1,9})")
 
 _PAGE = 100
+
+CUT_OFF = ("failed", "cancelled", "interrupted")
+"""The states of runs whose message is asked again when it is repeated."""
 
 STOPS = "the server stops: read on, from this service or from another one"
 
@@ -77,6 +88,7 @@ async def ask(
 
     Raises:
         SessionBusyError: a run is queued, or another one has just become active; nothing was started.
+        IdempotencyConflictError: the message of this id says something else; nothing was started.
         TurnwiseError: nothing was started or replaced.
     """
     discarded: set[str] = set()
@@ -86,38 +98,69 @@ async def ask(
             message_id, before, own = part
             prompts, edits = [*before, *(prompts if edits else own)], True
             continue
-        named = options | RunOptions(turn_id=free)
+        named, said = options | RunOptions(turn_id=free), prompts if edits or turn is None else turn.asked
         try:
             if turn is None:
-                return await session.run(*prompts, **named)
-            return await _ask_again(
-                session, turn, prompts if edits else turn.asked, named, again=again, resumed=resumed
-            )
-        except TurnIdTakenError:
+                return await session.run(*said, **named)
+            return await _ask_again(session, turn, message_id, said, named, again=again, resumed=resumed)
+        except (SessionBusyError, TurnIdTakenError) as error:
             taken = await _found(session, free)
-            if taken and turn:
+            if taken and turn is None:  # the same request has just come twice
+                return await _repeated(session, taken, message_id, said)
+            if started := await _of_key(session, said, options):
+                return await session.execution(started)
+            if taken or isinstance(error, SessionBusyError):
                 raise
-            if taken:  # the same request has just come twice
-                return await session.execution(taken.run_id or "")
             discarded.add(free)
 
 
+async def _of_key(session: AsyncSession, prompts: Sequence[Block], options: RunOptions) -> str | None:
+    """Return the run that a request with the same idempotency key has started."""
+    return await check_start(session, prompts, options) if options.get("idempotency_key") else None
+
+
+async def _repeated(
+    session: AsyncSession, turn: Turn, message_id: str, prompts: Sequence[Block]
+) -> AsyncExecutionHandle:
+    """Return the run of a turn, for a request that repeats its message.
+
+    Raises:
+        IdempotencyConflictError: the message says something else than the turn's.
+    """
+    asked, count = turn.asked, len(prompts)
+    if not turn.removed and not any(asked[at : at + count] == tuple(prompts) for at in range(len(asked) - count + 1)):
+        raise IdempotencyConflictError(session.id, message_id, turn.run_id or "")
+    return await session.execution(turn.run_id or "")
+
+
 async def _ask_again(
-    session: AsyncSession, turn: Turn, prompts: Sequence[Block], named: RunOptions, *, again: bool, resumed: bool
+    session: AsyncSession,
+    turn: Turn,
+    message_id: str,
+    prompts: Sequence[Block],
+    named: RunOptions,
+    *,
+    again: bool,
+    resumed: bool,
 ) -> AsyncExecutionHandle:
     """Return the run of a turn, or take the turn back and start another one in its place: see `ask`."""
     execution = await session.execution(turn.run_id) if turn.run_id else None
-    if execution and resumed:
+    if execution and resumed and again:
         return execution
-    if execution and not again and await execution.status() not in ("failed", "cancelled", "interrupted"):
-        return execution
-    info = await session.info()  # first: a run that starts after it is not cancelled
+    if execution and (resumed or (not again and await execution.status() not in CUT_OFF)):
+        return await _repeated(session, turn, message_id, prompts)
+    info, newest = await session.info(), await session.latest()  # first: what comes after them is not taken back
     if started := await check_start(session, prompts, named):
         return await session.execution(started)
     if info.queued_run_ids:
         raise SessionBusyError(session.id, info.queued_run_ids[0])
-    await _take_back(session, turn.index, info.active_run_id)
+    await _take_back(session, turn.index, newest.index if newest else turn.index, info.active_run_id)
     return await session.run(*prompts, **named)
+
+
+async def turn_of(session: AsyncSession, message_id: str) -> Turn | None:
+    """Return the newest turn that answers a message; None if there is none."""
+    return (await _newest(session, message_id, ()))[0]
 
 
 async def part_of(session: AsyncSession, message_id: str) -> tuple[str, list[Block], list[Block]] | None:
@@ -161,10 +204,11 @@ async def _found(session: AsyncSession, name: str) -> Turn | None:
     return None
 
 
-async def _take_back(session: AsyncSession, index: int, active: str | None) -> None:
+async def _take_back(session: AsyncSession, index: int, last: int, active: str | None) -> None:
     """Take a turn and all later ones out of what the next run continues. May be repeated.
 
     Args:
+        last: the index of the newest turn that is taken back: one that came since may answer the same request.
         active: the active run, which is cancelled if it is of these turns.
 
     Raises:
@@ -177,31 +221,62 @@ async def _take_back(session: AsyncSession, index: int, active: str | None) -> N
     after = index - 1
     while turns := await session.turns(after, _PAGE):
         for turn in turns:
-            if len(turn.removed) < len(turn.new_blocks):
+            if turn.index <= last and len(turn.removed) < len(turn.new_blocks):
                 await session.remove(turn)
         after = turns[-1].index
 
 
-async def decide(execution: AsyncExecutionHandle, decisions: Sequence[Decision]) -> None:
-    """Decide about calls that wait; what is decided already stays as it is, so this may be repeated.
+async def fitting(execution: AsyncExecutionHandle, decisions: Sequence[Decision]) -> list[Decision]:
+    """Return what a request says about calls that wait, or waited, one decision a call. Changes nothing.
+
+    A client may have a result of its own for a call that it approves: the approval counts. What it says of calls that
+    never waited is left out, such as results of the service's own tools.
 
     Raises:
-        InvalidInputError: a call waits for something else; nothing was decided.
+        InvalidInputError: a call waits for something else, or has two answers that differ.
     """
-    pending = {call.call_id: call for call in await execution.pending()}
-    found = [each for each in decisions if each.call_id in pending]
-    for each in found:
-        wants = pending[each.call_id].wants
-        if (each.approved is None) != (wants == "result"):
-            why = f"call {each.call_id!r} waits for {'its result' if wants == 'result' else 'an approval'}"
-            raise InvalidInputError(each.at, shown(each.value), why)
-    for each in found:
+    calls = (await execution.info()).calls
+    chosen: dict[str, Decision] = {}
+    unfit: list[tuple[Decision, str]] = []
+    for each in decisions:
+        state = calls.get(each.call_id) or {}
+        wants = state.get("wants")
+        if wants and (each.approved is None) == (wants == "result"):
+            first = chosen.setdefault(each.call_id, each)
+            if replace(first, at=each.at, run_id=each.run_id) != each:
+                why = f"call {each.call_id!r} has another answer in the same request"
+                raise InvalidInputError(each.at, shown(each.value), why)
+        elif wants and not state.get("verdict"):
+            unfit.append((each, "its result" if wants == "result" else "an approval"))
+    for each, wanted in unfit:
+        if each.call_id not in chosen:
+            raise InvalidInputError(each.at, shown(each.value), f"call {each.call_id!r} waits for {wanted}")
+    return list(chosen.values())
+
+
+async def decide(execution: AsyncExecutionHandle, decisions: Sequence[Decision]) -> None:
+    """Decide about calls. The same decisions may be repeated. One that comes after its run's end changes nothing.
+
+    Args:
+        decisions: what `fitting` returned.
+
+    Raises:
+        CallDecidedError: a call was decided differently before.
+    """
+    pending = {call.call_id for call in await execution.pending()}
+    calls = (await execution.info()).calls
+    for each in decisions:
+        verdict = None if each.call_id in pending else (calls.get(each.call_id) or {}).get("verdict")
+        if verdict is None and each.call_id not in pending:
+            continue
         if each.approved is None:
             await execution.provide(each.call_id, each.value, is_error=each.is_error)
-        elif each.approved:
+        elif verdict is None and each.approved:
             await execution.approve(each.call_id, input=each.value)
-        else:
+        elif verdict is None:
             await execution.reject(each.call_id, each.reason)
+        elif each.approved != (verdict == "approved"):
+            raise CallDecidedError(execution.session_id, execution.run_id, each.call_id, f"it was {verdict}")
 
 
 async def behind(execution: AsyncExecutionHandle, call_ids: Sequence[str]) -> frozenset[str]:

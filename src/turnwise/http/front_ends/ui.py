@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
 
 from fastapi import APIRouter, Query, Request, Response
@@ -18,6 +19,7 @@ from turnwise.http.front_ends.answering import (
     ask,
     behind,
     decide,
+    fitting,
     message_id_of,
     streamed,
 )
@@ -59,6 +61,9 @@ STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 _TURNS = 1000
+
+_SAYS = ("approval-responded", "output-available", "output-error")
+"""The states of calls in which a client may have decided about them."""
 
 
 class Chat(Body):
@@ -106,6 +111,14 @@ class Chat(Body):
             raise InvalidInputError("messages", "[]", "send the user's message")
         return self.messages[-1], f"messages[{len(self.messages) - 1}]"
 
+    def earlier(self) -> tuple[Mapping[str, Any] | None, str]:
+        """Return the assistant's message before the last one, if that is sent too, and where it is."""
+        number = len(self.messages) - (2 if self.message is None else 1)
+        before = self.messages[number] if number >= 0 else {}
+        parts = before.get("parts") if before.get("role") == "assistant" else None
+        says = any(isinstance(part, Mapping) and part.get("state") in _SAYS for part in parts or ())
+        return before if says else None, f"messages[{number}]"
+
     def options(self) -> RunOptions:
         """Return the options of the run."""
         names = ("model", "params", "labels", "timeout_s", "if_busy")
@@ -150,13 +163,44 @@ async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_ke
         caller.service.handles.cache_session(caller.user_id, session)
         is_again = body.trigger == "regenerate-message" or body.messageId == its_id
         edits = body.trigger == "submit-message"
+        options = body.options() | RunOptions(idempotency_key=idempotency_key)
+        waiting = None
+        if not is_again and body.if_busy in _BESIDE and (waiting := await _beside(session, *body.earlier())):
+            options["if_busy"] = "enqueue" if waiting.is_whole and body.if_busy == "reject" else body.if_busy
         try:
-            options = body.options() | RunOptions(idempotency_key=idempotency_key)
             how = {"again": is_again, "edits": edits, "resumed": resumed is not None}
             execution = await ask(session, its_id, prompts, options, **how)
+            if waiting:
+                await decide(waiting.execution, waiting.decisions)
         except SessionBusyError as error:
             return answer(problem_of(error) | {"if_busy": helpful(error, is_again=is_again)})
         return streamed(caller, execution, VercelEncoder(resumed), room)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A run that waits, and what a request says about its calls beside a message of the user."""
+
+    execution: AsyncExecutionHandle
+    decisions: Sequence[Decision]
+    is_whole: bool
+    """Whether it goes on with these decisions."""
+
+
+_BESIDE = ("reject", "enqueue", "drop")
+"""The policies that leave the run which waits as it is: the others end it, so that its calls need no decisions."""
+
+
+async def _beside(session: AsyncSession, message: Mapping[str, Any] | None, at: str) -> _Waiting | None:
+    """Return the run that the assistant's message before the user's has decisions for; None if none waits for them."""
+    if message is None or not (execution := await active(session)) or execution.run_id != message.get("id"):
+        return None
+    pending = {call.call_id for call in await execution.pending()}
+    decisions = _decisions(message, at) if pending else []
+    if not any(each.call_id in pending for each in decisions):
+        return None
+    chosen = await fitting(execution, decisions)
+    return _Waiting(execution, chosen, is_whole=pending <= {each.call_id for each in chosen})
 
 
 def helpful(error: SessionBusyError, *, is_again: bool) -> list[str]:
@@ -194,6 +238,27 @@ async def _continue(
     caller: Asks, chat_id: str, message: Mapping[str, Any], at: str
 ) -> tuple[AsyncExecutionHandle, frozenset[str]]:
     """Give a run what the assistant's message has for its calls; return it, and those of the calls that waited."""
+    if not (decisions := _decisions(message, at)):
+        why = "nothing is new: it has neither results of calls nor answers to approvals"
+        raise InvalidInputError(f"{at}.parts", shown(message.get("parts")), why)
+
+    async def decided(session: AsyncSession) -> AsyncExecutionHandle:
+        execution = await session.execution(str(message["id"]))
+        chosen = await fitting(execution, decisions)
+        if left := [each for each in decisions if each.call_id not in {one.call_id for one in chosen}]:
+            turn = await session.turn(execution.turn_index)
+            calls = {block.call_id for block in turn.output if isinstance(block, ToolUse)}
+            if unknown := next((each for each in left if each.call_id not in calls), None):
+                raise InvalidInputError(unknown.at, shown(unknown.call_id), "the answer has no call of this id")
+        await decide(execution, chosen)
+        return execution
+
+    execution = await caller.on_session(chat_id, decided)
+    return execution, await behind(execution, [each.call_id for each in decisions])
+
+
+def _decisions(message: Mapping[str, Any], at: str) -> list[Decision]:
+    """Return what the last step of the assistant's message says about its calls."""
     calls = [
         (place, part)
         for place, part in _parts(message, at)
@@ -201,19 +266,13 @@ async def _continue(
     ]
     steps = [number for number, (_, part) in enumerate(calls) if part["type"] == "step-start"]
     calls = calls[steps[-1] + 1 :] if steps else calls
-    decisions = [each for place, part in calls if (each := _decision(part, place))]
-    if not decisions:
-        why = "nothing is new: it has neither results of calls nor answers to approvals"
-        raise InvalidInputError(f"{at}.parts", shown(message.get("parts")), why)
-    execution = await caller.on_session(chat_id, lambda each: each.execution(str(message["id"])))
-    await decide(execution, decisions)
-    return execution, await behind(execution, [each.call_id for each in decisions])
+    return [each for place, part in calls if (each := _decision(part, place))]
 
 
 def _decision(part: Mapping[str, Any], at: str) -> Decision | None:
     """Return what a call of the assistant's message says; None if it says nothing new."""
     state = part.get("state")
-    if state not in ("approval-responded", "output-available", "output-error"):
+    if state not in _SAYS:
         return None
     call_id = text_of(part, "toolCallId", at)
     if state == "output-error":

@@ -30,7 +30,6 @@ from turnwise.errors import (
     InvalidInputError,
     RunEndedError,
     SessionBusyError,
-    TurnIdTakenError,
     TurnNotFoundError,
     TurnwiseError,
     WaitTimeoutError,
@@ -178,12 +177,26 @@ async def _stateless(asked: _Asked) -> _Answering:
 
 async def _durable(asked: _Asked, session_id: str, key: str | None) -> _Answering:
     """Start the run that answers a request within a session, continue the one that waits, or find it."""
-    caller, body, engine, options = asked.caller, asked.body, asked.model.engine, asked.options
-    session = await caller.manager.open(session_id, user_id=caller.user_id, engine=engine, if_exists="keep")
-    turn_id = key and f"chat {hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}"
+    caller, body, options = asked.caller, asked.body, asked.options
+    whose: dict[str, Any] = {"user_id": caller.user_id, "engine": asked.model.engine}
+    session = await caller.manager.open(session_id, **whose, if_exists="keep")
+    if not key:
+        return await _in_session(asked, session, options)
+    turn_id = f"chat {hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}"
     digest = hashlib.sha256(body.model_dump_json(exclude={"stream", "stream_options"}).encode()).hexdigest()
-    if turn_id and (found := await _of_key(session, turn_id, digest)):
+    if found := await _of_key(session, turn_id, digest):
         return _answer(body, *found)
+    try:
+        return await _in_session(asked, session, options | {"turn_id": turn_id, "labels": {_REQUEST: digest}})
+    except (TurnwiseError, OpenAIError):  # an equal request may have come first in this moment
+        if found := await _of_key(session, turn_id, digest):
+            return _answer(body, *found)
+        raise
+
+
+async def _in_session(asked: _Asked, session: AsyncSession, options: RunOptions) -> _Answering:
+    """Start the run that answers a request, continue the one that waits, or find the one that it repeats."""
+    caller, body, engine = asked.caller, asked.body, asked.model.engine
     new = news(asked.chat, [] if is_alone(asked.chat) else await _messages(session))
     if new.results:
         return await _continue(session, body, options, new)
@@ -193,17 +206,11 @@ async def _durable(asked: _Asked, session_id: str, key: str | None) -> _Answerin
         if repeated.run.is_open or repeated.run.state == "completed" or new.after:
             return _answer(body, repeated.execution, repeated.run, new.after)
         prompts = repeated.prompts  # it has failed, so it is asked again
-    if turn_id:
-        options |= {"turn_id": turn_id, "labels": {_REQUEST: digest}}
     try:
         if engine is None:
             execution = await session.run(*prompts, **options)
         else:
             execution = await run_on(caller, session, engine, prompts, options)
-    except TurnIdTakenError:  # the same request has just come twice
-        if turn_id and (found := await _of_key(session, turn_id, digest)):
-            return _answer(body, *found)
-        raise
     except SessionBusyError as error:
         pending = await (await session.execution(error.run_id)).pending()
         if any(call.wants == "result" for call in pending):

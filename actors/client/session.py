@@ -353,7 +353,8 @@ class Session(_Session):
         Each of its turns is prompts with their answer, tool calls and results included; it has ended, without a run.
         Prompts at the end wait for the next run, like appended ones. Long-term memories get them with `memory`. The
         conversation is checked as a provider would check it. Durable on return. May be repeated: the same conversation
-        is stored once, and again only after its turns were cleared.
+        is stored once, and again only after its turns were cleared. Of one that begins with all that the session has,
+        only what follows is stored.
 
         Args:
             messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.
@@ -747,7 +748,8 @@ class AsyncSession(_Session):
         Each of its turns is prompts with their answer, tool calls and results included; it has ended, without a run.
         Prompts at the end wait for the next run, like appended ones. Long-term memories get them with `memory`. The
         conversation is checked as a provider would check it. Durable on return. May be repeated: the same conversation
-        is stored once, and again only after its turns were cleared.
+        is stored once, and again only after its turns were cleared. Of one that begins with all that the session has,
+        only what follows is stored.
 
         Args:
             messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.

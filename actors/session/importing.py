@@ -34,7 +34,7 @@ class Importing:
 
     | awaited | what else may run | what a crash leaves |
     |---|---|---|
-    | the store, for the key and the first turn | reads; a compaction | nothing of this import |
+    | the store, for the key, the first turn and the blocks | reads; a compaction | nothing of this import |
     | the commit | reads; a compaction | all of it or nothing |
     """
 
@@ -59,7 +59,8 @@ class Importing:
         """Store a conversation behind the newest turn, in one commit; return the index of its last turn.
 
         A turn is prompts, and what follows up to the next prompt. Prompts at the end become a turn that waits for a
-        run, as appended ones do; so do answers without any prompt.
+        run, as appended ones do; so do answers without any prompt. Of a conversation that continues the session's own,
+        without a key, only what is new is stored.
 
         Args:
             idempotency_key: repeating the key stores nothing and returns the same index, until the turns are cleared;
@@ -94,9 +95,22 @@ class Importing:
                 why = "it was used for another conversation: pass a new key"
                 raise InvalidInputError("idempotency_key", shown(idempotency_key), why)
             self._check_free()
-            return await self._add(given.blocks, encoded, own, fingerprint, memory)
+            had = 0 if idempotency_key else await self._had(given.blocks)
+            if had == len(given.blocks):
+                return newest
+            return await self._add(given.blocks[had:], encoded[had:], own, fingerprint, memory)
 
         return await self._transactor.run(change)
+
+    async def _had(self, blocks: Sequence[AnyBlock]) -> int:
+        """Return how many blocks the session has already: all that it has, if these go on from there; else 0."""
+        if self._state.head is None:
+            return 0
+        stored = await self._journal.blocks.read(self._state.head.base)
+        rest = (block for block in blocks[len(stored) :] if not isinstance(block, CacheCheckpoint | Unknown))
+        goes_on = next(rest, None)
+        is_answer = goes_on is not None and (goes_on.role == "assistant" or isinstance(goes_on, ToolResult))
+        return 0 if is_answer or tuple(blocks[: len(stored)]) != tuple(stored) else len(stored)
 
     async def _found(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:
         """Return the event of the import with this key, and its own key; without an event if there is no such import.

@@ -326,3 +326,21 @@ def test_no_fault_at_any_point_keeps_what_was_cleared_from_being_imported_again(
         assert [turn.index for turn in await world.store.inner.turns("session")] == [2, 3]
 
     assert exhaust(life)["kill"] > 10
+
+
+async def test_a_conversation_that_continues_the_sessions_adds_only_what_is_new() -> None:
+    core = await opened()
+    longer = read_messages([*CHAT, {"role": "user", "content": "three"}, {"role": "assistant", "content": "3"}])
+    assert [await core.import_turns(GIVEN) for _ in range(2)] == [1, 1]
+    assert [await core.import_turns(longer) for _ in range(2)] == [2, 2]
+    assert list((await core.reads.turns())[-1].blocks) == list(longer.blocks)
+    await run(core, "four")
+    said_by_all = read_messages([*CHAT, {"role": "user", "content": "one"}])
+    await core.import_turns(said_by_all)
+    assert (await core.reads.turns())[-1].new_blocks[0] == longer.blocks[0], "another conversation is added whole"
+
+
+async def test_a_conversation_with_a_key_of_its_own_is_added_whole() -> None:
+    core = await opened()
+    assert await core.import_turns(GIVEN) == 1
+    assert await core.import_turns(GIVEN, "again") == 3

@@ -8,11 +8,11 @@ from typing import Any
 from turnwise.actors.client.session import AsyncSession, Session
 from turnwise.adapters.pydantic_ai.messages import to_pydantic_ai
 from turnwise.adapters.version_checks import framework
-from turnwise.errors import InvalidInputError
+from turnwise.errors import InvalidInputError, TurnsChangedError
 from turnwise.memory.conversation.turns import Turn
 
 with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
-    from pydantic_ai.messages import ModelMessage
+    from pydantic_ai.messages import ModelMessage, ToolCallPart, ToolReturnPart
     from pydantic_ai.run import AgentRunResult
 
 Saved = AgentRunResult[Any] | Sequence[ModelMessage]
@@ -41,15 +41,21 @@ class MessageHistory:
         self.session = session
         """The session."""
         self._newest: int | None = None
+        self._saved: list[ModelMessage] = []
+        """The conversation as of that turn."""
 
     def load(self) -> list[ModelMessage]:
         """Return the conversation as of the newest turn, for `message_history=`."""
         latest = self.session.latest()
-        self._newest = _index(latest)
-        return to_pydantic_ai(latest) if latest else []
+        self._newest, self._saved = _index(latest), to_pydantic_ai(latest) if latest else []
+        return list(self._saved)
 
     def save(self, new: Saved) -> None:
-        """Store the new messages of a run behind those that `load` returned; nothing if there are none.
+        """Store the messages of a run that the session does not have, behind those that `load` returned.
+
+        Messages that are there already are not stored again, so `result`, `result.new_messages()` and
+        `result.all_messages()` may be saved, also twice. With a run that went on with deferred results, the run whose
+        calls they answer is saved too, if it was not.
 
         It may be repeated after a StoreError: the same messages are stored once.
 
@@ -59,10 +65,12 @@ class MessageHistory:
             InvalidInputError: `load` was not called; or the messages are none of Pydantic AI's, or end in calls
                 without results, so that no provider would take a next prompt; nothing was stored.
         """
-        if messages := _new(new):
-            after = _checked(self._newest)
+        after = _checked(self._newest)
+        if messages := unsaved(self._saved, new):
             turn = self.session.import_messages(messages, "pydantic_ai", idempotency_key=_key(after), after=after)
-            self._newest = turn.index
+            self._newest, self._saved = turn.index, [*self._saved, *messages]
+        else:
+            _check_unchanged(self.session.id, after, self.session.latest())
 
 
 class AsyncMessageHistory:
@@ -76,15 +84,21 @@ class AsyncMessageHistory:
         self.session = session
         """The session."""
         self._newest: int | None = None
+        self._saved: list[ModelMessage] = []
+        """The conversation as of that turn."""
 
     async def load(self) -> list[ModelMessage]:
         """Return the conversation as of the newest turn, for `message_history=`."""
         latest = await self.session.latest()
-        self._newest = _index(latest)
-        return to_pydantic_ai(latest) if latest else []
+        self._newest, self._saved = _index(latest), to_pydantic_ai(latest) if latest else []
+        return list(self._saved)
 
     async def save(self, new: Saved) -> None:
-        """Store the new messages of a run behind those that `load` returned; nothing if there are none.
+        """Store the messages of a run that the session does not have, behind those that `load` returned.
+
+        Messages that are there already are not stored again, so `result`, `result.new_messages()` and
+        `result.all_messages()` may be saved, also twice. With a run that went on with deferred results, the run whose
+        calls they answer is saved too, if it was not.
 
         It may be repeated after a StoreError: the same messages are stored once.
 
@@ -94,10 +108,12 @@ class AsyncMessageHistory:
             InvalidInputError: `load` was not called; or the messages are none of Pydantic AI's, or end in calls
                 without results, so that no provider would take a next prompt; nothing was stored.
         """
-        if messages := _new(new):
-            after = _checked(self._newest)
+        after = _checked(self._newest)
+        if messages := unsaved(self._saved, new):
             turn = await self.session.import_messages(messages, "pydantic_ai", idempotency_key=_key(after), after=after)
-            self._newest = turn.index
+            self._newest, self._saved = turn.index, [*self._saved, *messages]
+        else:
+            _check_unchanged(self.session.id, after, await self.session.latest())
 
 
 def _index(latest: Turn | None) -> int:
@@ -105,8 +121,35 @@ def _index(latest: Turn | None) -> int:
     return -1 if latest is None else latest.index - latest.record.is_open
 
 
-def _new(given: Saved) -> list[ModelMessage]:
-    return given.new_messages() if isinstance(given, AgentRunResult) else list(given)
+def _check_unchanged(session_id: str, after: int, latest: Turn | None) -> None:
+    if (newest := _index(latest)) != after:
+        raise TurnsChangedError(session_id, after, newest)
+
+
+def unsaved(saved: Sequence[ModelMessage], given: Saved) -> list[ModelMessage]:
+    """Return the messages of a run, or of a list, that follow those which are saved; all of them if none is there."""
+    if not isinstance(given, AgentRunResult):
+        return _behind(saved, list(given))
+    everything, new = given.all_messages(), given.new_messages()
+    if everything[: len(saved)] == list(saved) and (saved or not _is_whole(new)):
+        return everything[len(saved) :]
+    return _behind(saved, new if _is_whole([*saved, *new]) else everything)
+
+
+def _behind(saved: Sequence[ModelMessage], messages: list[ModelMessage]) -> list[ModelMessage]:
+    """Return the messages behind those that are saved: they may begin anywhere in these."""
+    for start in range(len(saved)):
+        both = min(len(saved) - start, len(messages))
+        if list(saved[start : start + both]) == messages[:both]:
+            return messages[both:]
+    return messages
+
+
+def _is_whole(messages: Sequence[ModelMessage]) -> bool:
+    """Return whether each result of a call comes with the call."""
+    parts = [part for message in messages for part in message.parts]
+    calls = {part.tool_call_id for part in parts if isinstance(part, ToolCallPart)}
+    return all(part.tool_call_id in calls for part in parts if isinstance(part, ToolReturnPart))
 
 
 def _checked(newest: int | None) -> int:

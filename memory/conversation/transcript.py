@@ -12,6 +12,8 @@ from turnwise.errors import TranscriptError
 from turnwise.memory.conversation.blocks import (
     Block,
     CacheCheckpoint,
+    Recalled,
+    Summary,
     System,
     Text,
     Thinking,
@@ -71,6 +73,22 @@ def messages_of(blocks: Iterable[Block]) -> list[Message]:
             places = declared
             messages.append(Message("user", tuple(sorted(neighbours, key=lambda block: _place(block, places)))))
     return messages
+
+
+def prompts_apart(blocks: Iterable[Block]) -> list[list[Block]]:
+    """Return blocks of the user as the messages that they were: each has one text, and what belongs to it.
+
+    Pictures and files belong to the text before them; those before the first text, to that one.
+    """
+    prompts: list[list[Block]] = []
+    has_text = False
+    for block in blocks:
+        is_text = isinstance(block, User | Summary | Recalled)
+        if not prompts or (is_text and has_text):
+            prompts.append([])
+        has_text = has_text or is_text
+        prompts[-1].append(block)
+    return prompts
 
 
 def _by_side(blocks: Iterable[Block]) -> Iterator[tuple[bool, Block]]:

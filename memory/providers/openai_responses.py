@@ -20,7 +20,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.transcript import system_of
+from turnwise.memory.conversation.transcript import prompts_apart, system_of
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.openai_chat import ERROR, PARAGRAPH, SUMMARY, arguments_of, data_uri, text_of
 from turnwise.memory.providers.validation import RESPONSES, Rules, fit
@@ -74,7 +74,7 @@ def unpack_reasoning(signature: str | None) -> Reasoning | None:
 
 
 def encode(
-    blocks: Sequence[Block], model: str = "", rules: Rules = RESPONSES
+    blocks: Sequence[Block], model: str = "", rules: Rules = RESPONSES, *, apart: bool = False
 ) -> tuple[str | None, list[dict[str, Any]]]:
     """Return the instructions and the input items for the blocks, to send with `store` off.
 
@@ -92,6 +92,7 @@ def encode(
     Args:
         model: the model of the request; if left out, thoughts of all models are sent.
         rules: the rules of the server.
+        apart: make a message of each text of the user, with its images and documents, instead of one of all.
 
     Raises:
         UnsupportedBlockError: the API accepts an image or document in none of its forms.
@@ -101,7 +102,7 @@ def encode(
     read = (block for block in blocks if rules.sends(block) or isinstance(block, Citations))
     for message in fit(arranged(read, rules), rules):
         if message.role == "user":
-            items += _asked(message.blocks)
+            items += _asked(message.blocks, apart=apart)
         elif said := _said(message.blocks):
             items += _placed(said, _reasoning(message.blocks, thought_of, model))
     return system_of(blocks) or None, items
@@ -153,11 +154,11 @@ def _call(use: ToolUse) -> dict[str, Any]:
     return {"type": "function_call", "call_id": use.call_id, "name": use.name, "arguments": arguments_of(use)}
 
 
-def _asked(asked: Sequence[Block]) -> list[dict[str, Any]]:
+def _asked(asked: Sequence[Block], *, apart: bool) -> list[dict[str, Any]]:
     items = [_output(block) for block in asked if isinstance(block, ToolResult)]
-    if parts := _joined(_part(block) for block in asked if not isinstance(block, ToolResult)):
-        items.append({"type": "message", "role": "user", "content": parts})
-    return items
+    prompts = [block for block in asked if not isinstance(block, ToolResult)]
+    messages = [_joined(map(_part, prompt)) for prompt in (prompts_apart(prompts) if apart else [prompts])]
+    return [*items, *({"type": "message", "role": "user", "content": parts} for parts in messages if parts)]
 
 
 def _joined(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

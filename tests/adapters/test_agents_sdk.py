@@ -9,7 +9,7 @@ import pickle
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from agents import (
     Agent,
     FunctionTool,
     GuardrailFunctionOutput,
+    InputGuardrailTripwireTriggered,
     ModelSettings,
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     Runner,
+    SQLiteSession,
     ToolGuardrailFunctionOutput,
     ToolOutputImage,
     ToolOutputText,
@@ -455,6 +457,56 @@ async def test_guardrails_are_errors_of_their_own_and_a_refused_answer_is_not_ke
     assert [block.text for block in hidden.turn.output if isinstance(block, ToolResult)] == ["not for you"]  # type: ignore[union-attr]
     stopped = await stage.run("hello")
     assert stopped.run.code == "guardrail" and "tool output guardrail 'public'" in str(stopped.run.why)
+
+
+async def test_a_prompt_that_was_not_answered_stays_an_item_of_its_own() -> None:
+    seen: list[list[Any]] = []
+
+    @input_guardrail(run_in_parallel=False)
+    async def polite(context: Any, agent: Any, items: Any) -> GuardrailFunctionOutput:
+        seen.append([_text_of(item) for item in items])
+        return GuardrailFunctionOutput(output_info="rude", tripwire_triggered="rude" in str(items[-1]))
+
+    agent = Agent(name="a", model=script("fine", "fine too"), input_guardrails=[polite])
+    stage = Stage(AgentsSDKEngine(lambda: agent))
+    assert (await stage.run("you rude thing")).run.code == "guardrail"
+    assert (await stage.run("hello")).run.state == "completed"
+    await stage.core.append(["by the way"], key="k")
+    assert (await stage.run("and now?")).run.state == "completed"
+    assert seen == [
+        ["you rude thing"],
+        ["you rude thing", "hello"],
+        ["you rude thing", "hello", "fine", "by the way", "and now?"],
+    ]
+
+
+async def test_the_agents_sdk_alone_is_given_the_same_items_after_a_refused_prompt() -> None:
+    seen: dict[str, list[list[str]]] = {"alone": [], "ours": []}
+
+    def agent_of(whose: str) -> Agent[Any]:
+        @input_guardrail(run_in_parallel=False)
+        async def polite(context: Any, agent: Any, items: Any) -> GuardrailFunctionOutput:
+            texts = [items] if isinstance(items, str) else [_text_of(item) for item in items]
+            seen[whose].append(texts)
+            return GuardrailFunctionOutput(output_info="rude", tripwire_triggered="rude" in texts[-1])
+
+        return Agent(name="a", model=script("fine", "fine"), input_guardrails=[polite])
+
+    prompts, alone, session = ["hello", "rude", "hello again"], agent_of("alone"), SQLiteSession("s")
+    for prompt in prompts:
+        with suppress(InputGuardrailTripwireTriggered):
+            await Runner.run(alone, prompt, session=session)
+    session.close()
+    ours = agent_of("ours")
+    stage = Stage(AgentsSDKEngine(lambda: ours))
+    for prompt in prompts:
+        await stage.run(prompt)
+    assert seen["ours"] == seen["alone"]
+
+
+def _text_of(item: Any) -> str:
+    content = item["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 async def test_limits_and_failures_of_the_provider_are_typed_and_the_session_goes_on() -> None:

@@ -251,3 +251,8 @@ def test_each_message_has_its_own_kind() -> None:
     kinds = [type(message) for message in to_langchain(CONVERSATIONS["thoughts"])]
     expected: list[type[BaseMessage]] = [HumanMessage, AIMessage, ToolMessage, AIMessage]
     assert kinds == expected
+
+
+def test_prompts_that_were_not_answered_stay_messages_of_their_own() -> None:
+    messages = to_langchain([User(text="rude"), User(text="look"), PIXEL, User(text="again")])
+    assert [message.text for message in messages] == ["rude", "look", "again"]

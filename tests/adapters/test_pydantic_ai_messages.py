@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults
 from pydantic_ai.messages import (
     AudioUrl,
     BinaryContent,
@@ -221,3 +221,57 @@ def test_a_history_is_loaded_and_saved_exactly_and_two_writers_do_not_interleave
     assert wire(first.load()) == wire(result.all_messages())
     with pytest.raises(InvalidInputError, match="call load"):
         MessageHistory(manager.open("h1")).save(result)
+
+
+DEFERRING: Agent[None, Any] = Agent(TestModel(), output_type=[str, DeferredToolRequests])
+
+
+@DEFERRING.tool_plain(requires_approval=True)
+def pay(euros: int) -> str:
+    return f"paid {euros}"
+
+
+@pytest.mark.usefixtures("own_loop")
+@pytest.mark.parametrize("form", ["result", "new messages", "all messages"])
+@pytest.mark.parametrize("has_past", [False, True], ids=["first turn", "later turn"])
+def test_what_continues_a_saved_history_is_saved_once(manager: SessionManager, form: str, *, has_past: bool) -> None:
+    history = MessageHistory(manager.open(f"deferred {form} {has_past}"))
+    history.load()
+    if has_past:
+        history.save(AGENT.run_sync("Hello", message_history=[]))
+    asked = DEFERRING.run_sync("Pay.", message_history=history.load())
+    assert isinstance(asked.output, DeferredToolRequests)
+    with pytest.raises(InvalidInputError):
+        history.save(asked)
+    approvals = DeferredToolResults(approvals={call.tool_call_id: True for call in asked.output.approvals})
+    result = DEFERRING.run_sync(message_history=asked.all_messages(), deferred_tool_results=approvals)
+    given: Any = {"result": result, "new messages": result, "all messages": result.all_messages()}[form]
+    for _ in range(2):
+        history.save(given)
+        assert wire(history.load()) == wire(result.all_messages())
+    if form == "new messages":
+        history.save(result.new_messages())
+        assert wire(history.load()) == wire(result.all_messages())
+    later = DEFERRING.run_sync("Again", message_history=history.load(), model=TestModel(call_tools=[]))
+    for each in (later, later.new_messages(), later.all_messages(), result):
+        history.save(each)
+    assert wire(history.load()) == wire(later.all_messages())
+    assert len(history.session.turns()) == 2 + has_past
+
+
+@pytest.mark.usefixtures("own_loop")
+def test_a_history_that_a_processor_has_shortened_is_saved_whole(manager: SessionManager) -> None:
+    history = MessageHistory(manager.open("shortened"))
+    history.load()
+    history.save(AGENT.run_sync("one", message_history=[]))
+    result = AGENT.run_sync("two", message_history=history.load()[-1:])
+    history.save(result)
+    assert wire(history.load())[-len(result.new_messages()) :] == wire(result.new_messages())
+    assert len(history.session.turns()) == 2
+
+
+def test_prompts_that_were_not_answered_stay_parts_of_their_own() -> None:
+    (request,) = to_pydantic_ai([User(text="rude"), User(text="look"), Image(url="https://a.example/b.png"), User(text="again")])
+    contents = [part.content for part in request.parts if isinstance(part, UserPromptPart)]
+    assert [content if isinstance(content, str) else content[0] for content in contents] == ["rude", "look", "again"]
+    assert len(contents[1]) == 2, "a picture belongs to the text before it"

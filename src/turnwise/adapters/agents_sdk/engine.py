@@ -336,9 +336,10 @@ class AgentRunner:
         return answer
 
     def _input(self, turn: Turn, said: Sequence[AnyBlock], agent: Agent[Any]) -> list[Any]:
-        """Return the conversation as items."""
+        """Return the conversation as items. Each prompt is one, so that a guardrail sees the newest one alone."""
         model = agent.model if isinstance(agent.model, str) else getattr(agent.model, "name", "")
-        items = encode(as_said(RESPONSES.spare(said, keep=turn.asked)), model or get_default_model())[1]
+        blocks = as_said(RESPONSES.spare(said, keep=turn.asked))
+        items = encode(blocks, model or get_default_model(), apart=True)[1]
         return [_said(item) if item.get("role") == "assistant" else item for item in items]
 
     def _of_run(self, context: RunContext) -> RunConfig:

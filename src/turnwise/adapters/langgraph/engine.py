@@ -37,12 +37,15 @@ class LangGraphEngine:
     Each run gives the graph the conversation as LangChain's messages and records what the graph adds to them. Its other
     channels begin empty: what the graph shall keep from turn to turn belongs in the messages or in a LangGraph store.
     Text and thoughts stream as the graph's models produce them, also those of its subgraphs; recorded is what arrives
-    in the channel. Messages of the user that the graph adds are recorded as the assistant's texts.
+    in the channel, behind what was there. Not recorded are messages that the graph puts in the place of others, such as
+    a summary, and messages of the user or the system that it adds; those of the user that have a name are other
+    agents', and recorded as the assistant's texts.
 
     **Interrupts.** `interrupt()` makes the run wait: `execution.pending()` shows the call. If it asks about tool calls,
     as LangChain's middleware does, each of these calls waits for `approve`, also with edited arguments, `reject` or
     `provide`. Else a call named `interrupt` waits, with the interrupt's value: `interrupt()` returns True after
-    `approve`, False after `reject`, and the value after `provide`. Breakpoints (`interrupt_before`, `interrupt_after`)
+    `approve`, False after `reject`, and the value after `provide`. Of several tools of one node that ask, each gets its
+    own answers; a tool that asks about its own call is not called again after `reject` or `provide`. Breakpoints (`interrupt_before`, `interrupt_after`)
     wait alike. All this needs a checkpointer, which keeps the graph's state while the run waits; with a durable one,
     such as `TurnwiseSaver`, the run goes on in any process. Without one, an interrupt fails the run.
 

@@ -34,7 +34,7 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.call_arguments import UNPARSED
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.growing_text import whole_json
-from turnwise.memory.conversation.transcript import Message, messages_of, system_of
+from turnwise.memory.conversation.transcript import Message, messages_of, prompts_apart, system_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.endpoints import pack_attached, unpack_attached
@@ -66,7 +66,7 @@ def to_langchain(conversation: Turn | Sequence[Block]) -> list[BaseMessage]:
     """Return the messages for a turn or for blocks. `from_langchain` makes the same blocks of them.
 
     - The last `System` is the first message; other system prompts are not sent.
-    - Texts of the user are one message each. With images or files beside them, they are one message of a list.
+    - Texts of the user are one message each. One with images or files behind it is a message of a list.
     - Consecutive blocks of the assistant are one message, with the calls in `tool_calls`. Its content is a string if it
       is one text, else a list of LangChain's standard content blocks.
     - Each tool result is a message, in the order in which the calls were declared.
@@ -184,7 +184,8 @@ def _of_group(group: Message, names: Mapping[str, str]) -> list[BaseMessage]:
         return [_assistant_message(group.blocks)]
     results = [block for block in group.blocks if isinstance(block, ToolResult)]
     messages: list[BaseMessage] = [_tool_message(block, names.get(block.call_id)) for block in results]
-    _add_prompts(messages, [block for block in group.blocks if not isinstance(block, ToolResult)])
+    for prompt in prompts_apart(block for block in group.blocks if not isinstance(block, ToolResult)):
+        _add_prompt_of(messages, prompt)
     return messages
 
 
@@ -192,8 +193,8 @@ def _alone(block: Block) -> dict[str, Any]:
     return {"alone": json.loads(encode(block))}
 
 
-def _add_prompts(messages: list[BaseMessage], prompts: Sequence[Block]) -> None:
-    """Add the messages of the user's blocks; those without content go to the message before them, if there is one."""
+def _add_prompt_of(messages: list[BaseMessage], prompts: Sequence[Block]) -> None:
+    """Add the message of a prompt's blocks; those without content go to the message before them, if there is one."""
     shown = [block for block in prompts if not _is_silent(block)]
     if all(isinstance(block, User | Recalled | Summary) for block in shown):
         for at, block in enumerate(prompts):

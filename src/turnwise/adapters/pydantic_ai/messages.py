@@ -248,8 +248,12 @@ def _content(content: UserContent) -> AnyBlock:
 # Blocks to messages
 
 
-def _messages(blocks: Sequence[Block]) -> Iterator[ModelMessage]:
-    """Yield the blocks as messages: requests and responses, in order."""
+def _messages(blocks: Sequence[Block], *, apart: bool = True) -> Iterator[ModelMessage]:
+    """Yield the blocks as messages: requests and responses, in order.
+
+    Args:
+        apart: whether each text of the user is a part of its own, as a prompt that was not answered is.
+    """
     names = {block.call_id: block.name for block in blocks if isinstance(block, ToolUse)}
     system = system_of(blocks)
     asked: list[ModelRequestPart] = [SystemPromptPart(content=system)] if system else []
@@ -260,7 +264,7 @@ def _messages(blocks: Sequence[Block]) -> Iterator[ModelMessage]:
                 if said:
                     yield ModelResponse(parts=said)
                     said = []
-                _add(asked, part)
+                _add(asked, part, apart=apart)
             else:
                 if asked:
                     yield ModelRequest(parts=asked)
@@ -275,14 +279,20 @@ def _messages(blocks: Sequence[Block]) -> Iterator[ModelMessage]:
 _REQUEST_PARTS = (SystemPromptPart, UserPromptPart, ToolReturnPart, RetryFeedbackPart)
 
 
-def _add(asked: list[ModelRequestPart], part: ModelRequestPart) -> None:
+def _add(asked: list[ModelRequestPart], part: ModelRequestPart, *, apart: bool) -> None:
     """Add a part to a request; one prompt of several contents is one part."""
     last = asked[-1] if asked else None
-    if not (isinstance(last, UserPromptPart) and isinstance(part, UserPromptPart)):
+    is_prompt = isinstance(last, UserPromptPart) and isinstance(part, UserPromptPart)
+    if not is_prompt or (apart and isinstance(part.content, str) and _has_text(last)):
         asked.append(part)
         return
     contents = [each.content if not isinstance(each.content, str) else [each.content] for each in (last, part)]
     asked[-1] = UserPromptPart(content=[content for each in contents for content in each], timestamp=last.timestamp)
+
+
+def _has_text(part: ModelRequestPart | None) -> bool:
+    content = part.content if isinstance(part, UserPromptPart) else ()
+    return isinstance(content, str) or any(isinstance(each, str) for each in content)
 
 
 def _parts(block: Block, names: Mapping[str, str]) -> list[Any]:
@@ -387,7 +397,7 @@ def _rebuilt(before: Sequence[Block], last: Block) -> tuple[ModelMessage, int] |
 
 
 def _dump_parts(blocks: Sequence[Block]) -> list[dict[str, Any]]:
-    return [part for message in _messages(blocks) for part in _dump(message)["parts"]]
+    return [part for message in _messages(blocks, apart=False) for part in _dump(message)["parts"]]
 
 
 def _dump(message: ModelMessage) -> dict[str, Any]:

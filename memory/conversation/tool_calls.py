@@ -92,5 +92,7 @@ def decode_calls(calls: Mapping[str, Any]) -> dict[str, CallState]:
 
 
 def _fields(state: CallState) -> dict[str, Any]:
-    values = {name: getattr(state, name) for name in ("name", "wants", "why", "verdict", "digest", "started", "question")}
+    values = {
+        name: getattr(state, name) for name in ("name", "wants", "why", "verdict", "digest", "started", "question")
+    }
     return {name: value for name, value in values.items() if value}

@@ -72,13 +72,20 @@ async def test_a_summary_of_the_conversation_is_no_answer(keep: int, kind: type[
 
 
 ENDINGS: dict[str, tuple[list[Node], str]] = {
-    "edits its answer": ([says("a draft"), changes(lambda said: [AIMessage("the answer", id=said[-1].id)])], "the answer"),
+    "edits its answer": (
+        [says("a draft"), changes(lambda said: [AIMessage("the answer", id=said[-1].id)])],
+        "the answer",
+    ),
     "replaces its answer": (
         [says("a draft"), changes(lambda said: [RemoveMessage(id=said[-1].id), AIMessage("the answer")])],
         "the answer",
     ),
     "removes its draft": (
-        [says("a draft"), changes(lambda said: [RemoveMessage(id=said[-1].id)]), changes(lambda _: [AIMessage("the answer")])],
+        [
+            says("a draft"),
+            changes(lambda said: [RemoveMessage(id=said[-1].id)]),
+            changes(lambda _: [AIMessage("the answer")]),
+        ],
         "the answer",
     ),
     "replaces all": (
@@ -130,8 +137,11 @@ async def test_the_answer_is_what_the_run_leaves_in_the_channel(case: str, durab
 
 @pytest.mark.parametrize("reducer", [add_messages, lambda _, new: new], ids=["adds", "replaces"])
 async def test_a_channel_of_another_name_is_read_alike(reducer: Any) -> None:
-    talk = TypedDict("talk", {"talk": Annotated[list[AnyMessage], reducer]})  # type: ignore[misc]
-    graph = graph_of(says("a thought", "talk"), says("the answer", "talk"), state=talk)
+    class Talk(TypedDict):
+        talk: Annotated[list[AnyMessage], reducer]
+
+    Talk.__annotations__["talk"] = Annotated[list[AnyMessage], reducer]
+    graph = graph_of(says("a thought", "talk"), says("the answer", "talk"), state=Talk)
     stage = Stage(LangGraphEngine(graph, messages_key="talk"))
     outcome = await stage.run()
     assert output(outcome) and outcome.turn

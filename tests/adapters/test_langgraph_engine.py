@@ -27,15 +27,11 @@ from turnwise.actors.inference.engine import Closable, SessionView, check_taken
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.actors.inference.tools.loop import LOST
 from turnwise.actors.session.budget import Budget
-from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import LangGraphEngine, TurnwiseSaver
 from turnwise.errors import ConfigError, InvalidInputError, StoreClosedError
-from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
-from turnwise.memory.conversation.events import Event, TextDelta, ToolEnded
+from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.events import TextDelta, ToolEnded
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
-from turnwise.memory.conversation.turns import Outcome
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script
 from watched_store import WatchedStore

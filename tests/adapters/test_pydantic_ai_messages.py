@@ -271,7 +271,9 @@ def test_a_history_that_a_processor_has_shortened_is_saved_whole(manager: Sessio
 
 
 def test_prompts_that_were_not_answered_stay_parts_of_their_own() -> None:
-    (request,) = to_pydantic_ai([User(text="rude"), User(text="look"), Image(url="https://a.example/b.png"), User(text="again")])
+    (request,) = to_pydantic_ai(
+        [User(text="rude"), User(text="look"), Image(url="https://a.example/b.png"), User(text="again")]
+    )
     contents = [part.content for part in request.parts if isinstance(part, UserPromptPart)]
     assert [content if isinstance(content, str) else content[0] for content in contents] == ["rude", "look", "again"]
     assert len(contents[1]) == 2, "a picture belongs to the text before it"

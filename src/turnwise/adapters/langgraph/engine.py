@@ -45,9 +45,10 @@ class LangGraphEngine:
     as LangChain's middleware does, each of these calls waits for `approve`, also with edited arguments, `reject` or
     `provide`. Else a call named `interrupt` waits, with the interrupt's value: `interrupt()` returns True after
     `approve`, False after `reject`, and the value after `provide`. Of several tools of one node that ask, each gets its
-    own answers; a tool that asks about its own call is not called again after `reject` or `provide`. Breakpoints (`interrupt_before`, `interrupt_after`)
-    wait alike. All this needs a checkpointer, which keeps the graph's state while the run waits; with a durable one,
-    such as `TurnwiseSaver`, the run goes on in any process. Without one, an interrupt fails the run.
+    own answers; a tool that asks about its own call is not called again after `reject` or `provide`. Breakpoints
+    (`interrupt_before`, `interrupt_after`) wait alike. All this needs a checkpointer, which keeps the graph's state
+    while the run waits; with a durable one, such as `TurnwiseSaver`, the run goes on in any process. Without one, an
+    interrupt fails the run.
 
     **Tools.** Calls of the graph's own `ToolNode`s run under the session's journal: a call that has its result is not
     made again, also if LangGraph repeats the node; one that a lost process had begun is made again if it is

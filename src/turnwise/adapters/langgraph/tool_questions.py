@@ -104,9 +104,7 @@ class CallQuestions:
         interrupts: Sequence[Any] = error.args[0] if error.args else ()
         return GraphInterrupt(
             tuple(
-                Interrupt(
-                    value=_labelled(self._call_id, each.value), id=numbered, response_schema=each.response_schema
-                )
+                Interrupt(value=_labelled(self._call_id, each.value), id=numbered, response_schema=each.response_schema)
                 if each.id == own
                 else each  # of a subgraph, which keeps its own answers
                 for each in interrupts

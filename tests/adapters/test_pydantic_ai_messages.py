@@ -32,6 +32,7 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
+from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RequestUsage
 
@@ -223,7 +224,14 @@ def test_a_history_is_loaded_and_saved_exactly_and_two_writers_do_not_interleave
         MessageHistory(manager.open("h1")).save(result)
 
 
-DEFERRING: Agent[None, Any] = Agent(TestModel(), output_type=[str, DeferredToolRequests])
+def pays(messages: list[Any], info: Any) -> ModelResponse:
+    asked = messages[-1].parts[-1]
+    if isinstance(asked, UserPromptPart) and asked.content == "Pay.":
+        return ModelResponse(parts=[ToolCallPart("pay", {"euros": 1})])
+    return ModelResponse(parts=[TextPart("Done.")])
+
+
+DEFERRING: Agent[None, Any] = Agent(FunctionModel(pays), output_type=[str, DeferredToolRequests])
 
 
 @DEFERRING.tool_plain(requires_approval=True)
@@ -252,7 +260,7 @@ def test_what_continues_a_saved_history_is_saved_once(manager: SessionManager, f
     if form == "new messages":
         history.save(result.new_messages())
         assert wire(history.load()) == wire(result.all_messages())
-    later = DEFERRING.run_sync("Again", message_history=history.load(), model=TestModel(call_tools=[]))
+    later = DEFERRING.run_sync("Again", message_history=history.load())
     for each in (later, later.new_messages(), later.all_messages(), result):
         history.save(each)
     assert wire(history.load()) == wire(later.all_messages())

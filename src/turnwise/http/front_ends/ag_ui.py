@@ -184,7 +184,8 @@ async def deciding(
     if joined is None:
         return execution
     run = await joined.info()
-    return execution if run.leads_to == execution.run_id or run.state == "queued" else joined
+    is_joined = execution.run_id in (run.run_id, run.leads_to)  # reads of a run that joined may follow it
+    return execution if is_joined or run.state == "queued" else joined
 
 
 async def _joined(session: AsyncSession, its_id: str, prompts: Sequence[Block]) -> AsyncExecutionHandle | None:

@@ -22,11 +22,11 @@ from typing import Any
 import httpx
 import openai
 import ray
-import uvicorn
 
 from harness import Samples, Table, prompt_of
 from turnwise import AsyncSessionManager, EchoEngine, OpenAIEngine, Packed
 from turnwise.http import HttpSettings, create_app
+from turnwise.http.listening import Server, listen
 from turnwise.testing import LocalProvider
 
 TOKEN_S = 0.05
@@ -47,16 +47,13 @@ def manager_of(store: str, namespace: str, provider_url: str) -> AsyncSessionMan
 
 
 async def serve(app: Any, port_file: str) -> None:
-    protocol = HttpSettings().protocol  # as `turnwise serve` has it
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", access_log=False, **protocol)
     gc.collect()
-    gc.freeze()  # as `turnwise serve` does
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    await asyncio.to_thread(Path(port_file).write_text, str(port), encoding="ascii")
+    gc.freeze()  # as `turnwise serve` does, whose socket and server these are, so that connections are kept as there
+    bound, started = listen("127.0.0.1", 0), asyncio.Event()
+    server = Server(app, HttpSettings().protocol, ready=started.set)
+    serving = asyncio.create_task(server.serve([bound]))
+    await started.wait()
+    await asyncio.to_thread(Path(port_file).write_text, str(bound.getsockname()[1]), encoding="ascii")
     await asyncio.to_thread(sys.stdin.read)
     server.should_exit = True
     await serving

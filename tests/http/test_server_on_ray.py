@@ -10,11 +10,12 @@ import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from served import Follower, command_of, run_all, served, start
+from served import Follower, command_of, half_open, run_all, served, start
 from turnwise.testing.local_provider.server import LocalProvider
 
 pytestmark = pytest.mark.ray
@@ -93,6 +94,25 @@ def test_no_secret_is_in_what_it_prints_or_logs(ray_address: str, tmp_path: Path
     said = "".join(service.printed) + (tmp_path / "log.txt").read_text(encoding="utf-8")
     for secret in ("ann-has-a-secret-token", "a-guessed-token", "sk-of-the-model"):
         assert secret not in said
+
+
+def test_half_open_connections_lock_no_user_out(ray_address: str, tmp_path: Path) -> None:
+    log, tokens = tmp_path / "log.txt", json.dumps({"ann-has-a-secret-token": "ann"})
+    settings = {"RAY_ADDRESS": ray_address, "TURNWISE_HTTP_TOKENS": tokens}
+    headers = {"Authorization": "Bearer ann-has-a-secret-token"}
+    with (
+        LocalProvider(reply=lambda _: "fine") as provider,
+        served(*options(tmp_path, provider), log=log, files=256, **settings) as service,
+        httpx.Client(base_url=service.url, timeout=60, headers=headers) as client,
+    ):
+        for number, _ in enumerate(half_open(urlsplit(service.url).port or 0, 3 * 256)):
+            with httpx.Client(base_url=service.url, timeout=60, headers=headers) as other:
+                assert other.post("/v1/sessions", json={"id": f"chat-{number}"}).is_success
+                ran = other.post(f"/v1/sessions/chat-{number}/runs?wait_s=60", json={"prompt": "hello"})
+                assert ran.json()["state"] == "completed"
+        assert client.get("/v1/count").json() == {"sessions": 12}
+        assert service.stop() == 0
+    assert log.stat().st_size < 20_000, log.read_text(encoding="utf-8")[:4000]
 
 
 def test_workers_share_the_ray_that_their_parent_starts(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,15 +50,19 @@ def command_of(pid: int) -> bytes:
 
 
 @contextmanager
-def served(*words: str, ready_s: float = 120, log: Path | None = None, **env: str | None) -> Iterator[Served]:
+def served(
+    *words: str, ready_s: float = 120, log: Path | None = None, files: int | None = None, **env: str | None
+) -> Iterator[Served]:
     """Run `turnwise serve` with these words until it is ready. It ends with the block, by SIGTERM.
 
     Args:
         log: the file that has what it logs; this process's standard error if omitted.
+        files: how many files it may open; as many as this process if omitted.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_ADDRESS"))}
     environment = {name: value for name, value in (kept | env).items() if value is not None}
     command = [sys.executable, "-m", "turnwise", "serve", *words]
+    command = with_files(files, *command) if files else command
     lines: queue.Queue[str] = queue.Queue()
     with (
         log.open("a", encoding="utf-8") if log else nullcontext() as errors,
@@ -151,3 +157,38 @@ def run_all(commands: Sequence[str], **env: str) -> list[str]:
         assert ran.returncode == 0, (command, ran.stdout, ran.stderr)
         found.append(ran.stdout)
     return found
+
+
+def with_files(count: int, *command: str) -> list[str]:
+    """Return the command as one whose process may open so many files, and no more."""
+    return ["bash", "-c", f'ulimit -n {count} && exec "$@"', "--", *command]
+
+
+def patient(look: Callable[[], int], patience_s: float = 60) -> int:
+    """Look until something is there; return it."""
+    end = time.monotonic() + patience_s
+    while not (found := look()):
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+    return found
+
+
+def half_open(port: int, count: int) -> Iterator[None]:
+    """Open many connections that never send a whole request; yield now and then."""
+    begun = [
+        b"",
+        b"GET / HT",
+        b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+    ]
+    clients = []
+    try:
+        for number in range(count):
+            client = socket.create_connection(("127.0.0.1", port))
+            clients.append(client)
+            client.send(begun[number % len(begun)])
+            if number % 64 == 63:
+                yield
+    finally:
+        for client in clients:
+            client.close()

@@ -14,8 +14,7 @@ from turnwise.cli.common import Store
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    import uvicorn
-
+    from turnwise.http.listening import Server
     from turnwise.http.service import Service
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -67,11 +66,13 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
     """Serve a console that only reads, until SIGTERM or SIGINT."""
     try:
         from fastapi import FastAPI
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
         from starlette.responses import RedirectResponse
 
         from turnwise.console.app import mount
         from turnwise.http.auth import BearerTokens
+        from turnwise.http.listening import raise_file_limit, url_of
+        from turnwise.http.log import configure_logging
+        from turnwise.http.origins import KnownHosts
         from turnwise.http.service import Service
         from turnwise.http.settings import HttpSettings
     except ModuleNotFoundError as error:
@@ -85,6 +86,7 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
     if tokens is None and host not in _LOOPBACK:
         why = "without tokens, everybody who reaches it may read everything: give --tokens FILE, or listen on 127.0.0.1"
         raise ConfigError("--host", host, why)
+    raise_file_limit()
     auth = BearerTokens.from_file(tokens) if tokens else None
     manager = AsyncSessionManager(
         store, engine=EchoEngine(), namespace=namespace, read_only=True, enforce_user=auth is not None
@@ -96,31 +98,26 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         mount(app, service)
         app.get("/")(lambda: RedirectResponse("/console/"))
-        if auth is None:  # a page of another site whose name was made to lead here sends that site's name
-            app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, "[::1]"], www_redirect=False)
+        if auth is None:
+            app.add_middleware(KnownHosts, hosts=[*_LOOPBACK, "[::1]"])
         with _bound(host, port) as listener:
-            shown = f"[{host}]" if ":" in host else host
-            typer.echo(f"turnwise shows {redact(store)} at http://{shown}:{listener.getsockname()[1]}/console/")
+            typer.echo(f"turnwise shows {redact(store)} at {url_of(listener)}/console/")
+            configure_logging()
             await _server(app, service).serve([listener])
 
 
 def _bound(host: str, port: int) -> socket.socket:
+    from turnwise.http.listening import listen
+
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return listen(host, port)
     except OSError as error:
         why = f"nobody can listen there ({error}): stop what does, or choose another; 0 takes any"
         raise ConfigError("--port", port, why) from None
 
 
-def _server(app: object, service: Service) -> uvicorn.Server:
-    import uvicorn
+def _server(app: object, service: Service) -> Server:
+    """Return a server that ends the pages when it stops."""
+    from turnwise.http.listening import Server
 
-    class Server(uvicorn.Server):
-        """Ends the pages when it stops."""
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            service.stop()
-            await super().shutdown(sockets)
-
-    settings = {"log_level": "warning", "access_log": False, "server_header": False, "timeout_graceful_shutdown": 5}
-    return Server(uvicorn.Config(app, **settings, **service.settings.protocol))  # type: ignore[arg-type]
+    return Server(app, service.settings.protocol, stopping=service.stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from turnwise.memory.longterm.base import LongTermMemory
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+MAX_HEADER_BYTES = 32 << 10
+"""How large the header of a request over HTTP may be."""
 
 
 def mcp(
@@ -140,18 +144,29 @@ async def _opened(
 
 async def _listen(app: Any, host: str, port: int) -> None:
     """Serve an app until Ctrl-C or SIGTERM, and say where."""
-    import socket
+    from turnwise.http.connections import ConnectionLimits, protocol_of
+    from turnwise.http.listening import Server, listen, raise_file_limit, url_of
+    from turnwise.http.log import configure_logging
 
-    import uvicorn
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    raise_file_limit()
     try:
-        bound = socket.create_server((host, port), family=family)
+        bound = listen(host, port)
     except OSError as error:
         raise ConfigError("--port", port, f"cannot listen on {host}: {error.strerror}") from error
-    shown = f"[{host}]" if ":" in host else host
-    typer.echo(f"turnwise serves MCP at http://{shown}:{bound.getsockname()[1]}/mcp", err=True)
-    await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve(sockets=[bound])
+    typer.echo(f"turnwise serves MCP at {url_of(bound)}/mcp", err=True)
+    configure_logging()
+    await Server(app, protocol_of(ConnectionLimits(), MAX_HEADER_BYTES)).serve([bound])
+
+
+_UNAUTHORIZED = json.dumps(
+    {
+        "type": "urn:turnwise:unauthorized",
+        "title": "Unauthorized",
+        "status": 401,
+        "detail": "send a valid token: 'Authorization: Bearer <token>'",
+        "error": "unauthorized",
+    }
+).encode()
 
 
 class _Guarded:
@@ -159,13 +174,18 @@ class _Guarded:
 
     def __init__(self, app: Any, token: str) -> None:
         self._app = app
-        self._wanted = f"Bearer {token}".encode()
+        self._token = token.encode("utf-8", "surrogateescape")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        given = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] != "http" or hmac.compare_digest(given, self._wanted):
+        from turnwise.http.auth import bearer_token
+
+        header = dict(scope.get("headers", ())).get(b"authorization", b"")
+        token = bearer_token(header.decode("latin-1"))
+        is_right = token is not None and hmac.compare_digest(token.encode("latin-1"), self._token)
+        if scope["type"] != "http" or is_right:
             await self._app(scope, receive, send)
             return
-        headers = [(b"www-authenticate", b"Bearer"), (b"content-length", b"0")]
+        headers = [(b"www-authenticate", b"Bearer"), (b"content-type", b"application/problem+json")]
+        headers.append((b"content-length", str(len(_UNAUTHORIZED)).encode()))
         await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body"})
+        await send({"type": "http.response.body", "body": _UNAUTHORIZED})

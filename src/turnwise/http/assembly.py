@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from fastapi import FastAPI
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.engine import EngineBuilder
@@ -20,6 +19,7 @@ from turnwise.errors import ConfigError
 from turnwise.http.app import create_app
 from turnwise.http.auth import Auth, BearerTokens
 from turnwise.http.config import EngineConfig, MemoryTable, ServiceConfig, Source
+from turnwise.http.origins import KnownHosts
 from turnwise.http.service import Service
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
@@ -102,8 +102,7 @@ def assemble(config: ServiceConfig, source: Source) -> Assembly:
     if config.console:
         _mount_console(app, config, source)
     if not config.has_auth and not config.anonymous:
-        # A page of another site whose name was made to lead here sends that site's name.
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False)
+        app.add_middleware(KnownHosts, hosts=NAMES)
     return Assembly(config, manager, app, engines)
 
 

@@ -1,4 +1,4 @@
-"""`SameSite`: refuses what pages of other sites would change in a service that asks nobody who they are."""
+"""`SameSite`, `KnownHosts`: keep pages of other sites out of a service that asks nobody who they are."""
 
 from __future__ import annotations
 
@@ -18,6 +18,37 @@ def is_same_site(headers: Headers) -> bool:
     """Return whether a request comes from one of the service's own pages, or from no page."""
     origin = headers.get("origin")
     return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+class KnownHosts:
+    """An ASGI middleware that answers 400 to requests that name another host than these: of a service without tokens.
+
+    A page of another site whose name was made to lead here sends that site's name.
+
+    Args:
+        hosts: the names, without ports.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or _host_of(Headers(scope=scope)) in self._hosts:
+            await self._app(scope, receive, send)
+            return
+        why = "the request names another host than this machine's: ask 127.0.0.1, or use tokens"
+        native = answer(problem(400, "Unknown host", why, error="unknown_host"))
+        refusal = errors.answer(400, why, code="unknown_host") if "/openai/v1/" in scope["path"] else native
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await refusal(scope, receive, send)
+
+
+def _host_of(headers: Headers) -> str:
+    host = headers.get("host", "").lower()
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
 
 
 class SameSite:

@@ -21,13 +21,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
 
-import uvicorn
-
 from turnwise.actors.cluster.ray_runtime import connect, this_ray
 from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.http import listening
 from turnwise.http.assembly import Assembly, assemble
 from turnwise.http.config import ServiceConfig, Source
-from turnwise.http.service import Service
+from turnwise.http.listening import url_of
+from turnwise.http.log import configure_logging
 from turnwise.memory.stores.encrypted.records import check_session
 from turnwise.memory.stores.urls import open_store
 
@@ -52,29 +52,14 @@ def listen(config: ServiceConfig, source: Source) -> socket.socket:
         ConfigError: the port is taken, or the host is none of this machine's.
     """
     try:
-        (family, _, _, _, address), *_ = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        bound = listening.listen(config.host, config.port)
     except socket.gaierror as error:
         raise source.error(("host",), config.host, f"it cannot be resolved: {error.strerror}") from None
-    bound = socket.socket(family)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(2048)
     except OSError as error:
-        bound.close()
         why = f"nobody can listen there ({error.strerror}): stop what does, or choose another; 0 takes a free one"
         raise source.error(("port",), config.port, why) from None
     bound.set_inheritable(True)
     return bound
-
-
-def url_of(bound: socket.socket) -> str:
-    """Return the URL at which a bound socket is reached from this machine."""
-    host, port = bound.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared only
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def check_store(config: ServiceConfig, source: Source) -> None:
@@ -105,6 +90,7 @@ def serve(config: ServiceConfig, source: Source, ready: Ready) -> None:
     Raises:
         TurnwiseError: it cannot start: the configuration is wrong, the port is taken, the store is away.
     """
+    listening.raise_file_limit()
     made = assemble(config, source)
     with contextlib.closing(listen(config, source)) as bound:
         asyncio.run(check_store(config, source))
@@ -125,22 +111,13 @@ async def _serve(made: Assembly, bound: socket.socket, ready: Callable[[], None]
         await _Server(made, ready).serve([bound])
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, which ends streams when it stops, and after a signal returns instead of dying of it."""
+class _Server(listening.Server):
+    """Ends streams when it stops, and after a signal returns instead of dying of it."""
 
     def __init__(self, made: Assembly, ready: Callable[[], None]) -> None:
         super().__init__(
-            uvicorn.Config(
-                made.app,
-                log_config=None,
-                access_log=False,  # it would have what is in the query
-                server_header=False,
-                timeout_graceful_shutdown=made.config.stop_s,
-                **made.config.http.protocol,
-            )
+            made.app, made.config.http.protocol, stop_s=made.config.stop_s, ready=ready, stopping=made.service.stop
         )
-        self._service: Service = made.service
-        self._ready = ready
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,15 +127,6 @@ class _Server(uvicorn.Server):
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.stop()
-        await super().shutdown(sockets)
 
 
 class _Workers:
@@ -268,9 +236,3 @@ async def _serve_for(made: Assembly, bound: socket.socket, parent: Connection) -
 
     asyncio.get_running_loop().add_reader(parent.fileno(), orphaned)
     await _serve(made, bound, lambda: parent.send(os.getpid()))
-
-
-def configure_logging() -> None:
-    """Log warnings of all, and what turnwise says about itself, to stderr."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("turnwise").setLevel(logging.INFO)

@@ -5,6 +5,8 @@ from typing import Any, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from turnwise.http.connections import ConnectionLimits, protocol_of
+
 OnDisconnect = Literal["keep", "cancel"]
 """What happens to a run whose client went away while it waited or read the run's events."""
 
@@ -34,11 +36,17 @@ class HttpSettings(BaseSettings):
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the service from a browser; none by default."""
 
+    max_connections: int = Field(default=10_000, ge=1)
+    """Connections that a process has open at a time, or half of the files that it may still open, if these are fewer.
+    One more closes the one that has waited longest for its client; while all are being answered, it gets 503."""
+    max_header_s: float = Field(default=10.0, gt=0)
+    """How long a client may take to send a request's header, in seconds; then it is answered with 408."""
+    max_stall_s: float = Field(default=30.0, gt=0)
+    """How long a client may take for each 16 KiB of a body that it sends, or of an answer that it reads, in seconds;
+    then its connection is closed."""
+
     @property
     def protocol(self) -> dict[str, Any]:
-        """What uvicorn is told, so that a header without an end does not fill the memory. httptools has no limit."""
-        return {"http": "h11", "h11_max_incomplete_event_size": self.max_header_bytes + _LINE}
-
-
-_LINE = 64 << 10
-"""How many bytes the request line, and what separates the fields of a header, may have beside the fields."""
+        """What uvicorn is told: bounds of connections, each time for a server of its own."""
+        limits = ConnectionLimits(self.max_connections, self.max_header_s, self.max_stall_s)
+        return protocol_of(limits, self.max_header_bytes)

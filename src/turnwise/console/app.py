@@ -8,13 +8,15 @@ from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
-from nicegui import Client, ui
+from nicegui import Client, core, ui
 
-from turnwise.console import pages
+from turnwise.console import pages, sockets
 from turnwise.console.gate import Gate
+from turnwise.console.sockets import PageSocket
 from turnwise.console.viewer import SCOPE_KEY, Viewer
 from turnwise.errors import TurnwiseError
 from turnwise.http.auth import Identity
+from turnwise.http.log import escaped, indented
 from turnwise.http.service import Service
 
 
@@ -32,7 +34,7 @@ def mount(app: FastAPI, service: Service, path: str = "/console") -> None:
     """
     shell = _shell()
     console = _Console(service, shell)
-    app.mount(path, Gate(service, shell, console.started, _owner, _reload), name="console")
+    app.mount(path, Gate(service, shell, console.started, _owner, _end_pages, joined=_joined), name="console")
 
 
 class _Console:
@@ -62,15 +64,27 @@ class _Console:
             raise
 
 
-def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Return whether a log has to have this: the page shows errors of turnwise, whose messages may quote a user."""
-    return not isinstance(record.msg, TurnwiseError)
+class _Expected(logging.Filter):
+    """Keeps errors of turnwise out of a log: the page shows them, and they may quote a user. Makes a line of others."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the log has to have this record."""
+        if isinstance(record.msg, TurnwiseError):
+            return False
+        record.msg, record.args = escaped(record.getMessage()), ()
+        if record.exc_info:
+            record.exc_text = indented(logging.Formatter().formatException(record.exc_info))
+        return True
 
 
 @cache
 def _shell() -> FastAPI:
     """Return the app with the pages; there is one in a process, as NiceGUI has one."""
-    logging.getLogger("nicegui").addFilter(_is_unexpected)
+    for name in ("nicegui", "engineio.server", "socketio.server"):
+        log = logging.getLogger(name)
+        log.addFilter(_Expected())
+        for handler in list(log.handlers):  # by which packages write to stderr whatever the program has configured
+            log.removeHandler(handler)
     shell = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pages.register()
     ui.run_with(
@@ -86,6 +100,7 @@ def _shell() -> FastAPI:
         session_middleware_kwargs={},
         gzip_middleware_factory=None,
     )
+    sockets.install(core.sio)
     return shell
 
 
@@ -94,8 +109,16 @@ def _owner(page: str) -> Viewer | None:
     return client.request.scope.get(SCOPE_KEY) if client else None
 
 
-def _reload(identity: Identity) -> None:
-    """Have the open pages of somebody loaded again: where the browser has no token any more, that is the login."""
-    for page in list(Client.instances):
-        if (viewer := _owner(page)) and viewer.identity == identity:
-            Client.instances[page].run_javascript("setTimeout(() => location.reload(), 200)")  # the cookie goes first
+def _joined(transport: str) -> PageSocket | None:
+    return sockets.socket_of(core.sio, transport)
+
+
+async def _end_pages(identity: Identity | None, page: str | None = None) -> None:
+    """End a page, or all of somebody: it does nothing more, and browsers load it again, or the login."""
+    for each in list(Client.instances):
+        if (viewer := _owner(each)) and viewer.identity == identity and page in (None, each):
+            viewer.ended.set()
+            reload = "setTimeout(() => location.reload(), 200)"  # the cookie goes first
+            await core.sio.emit("run_javascript", {"code": reload}, room=each)
+            if client := Client.instances.get(each):
+                client.delete()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from html import escape
@@ -15,6 +17,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise.console.login import LOGIN
+from turnwise.console.sockets import SOCKET_KEY, PageSocket
 from turnwise.console.viewer import SCOPE_KEY, Viewer
 from turnwise.http.auth import Identity
 from turnwise.http.origins import is_same_site
@@ -39,6 +42,14 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
 }
 
+CHECK_S = 5.0
+"""How often it is asked whether the login of an open page is still valid. It is also asked for each message."""
+
+FLUSH_S = 1.0
+"""How long the socket of a page that has ended is kept, so that its browser learns it."""
+
+_log = logging.getLogger(__name__)
+
 Owner = Callable[[str], "Viewer | None"]
 """Returns whose page it is that opens a websocket, by the page's id."""
 
@@ -58,7 +69,8 @@ class Gate:
         inner: the pages; each request has its `Viewer` in the scope.
         ready: called before each request of theirs.
         owner: whose a page is.
-        left: called when somebody has logged out.
+        left: called when somebody has logged out; with a page's id, when the login of that page is not valid any more.
+        joined: returns the socket of a connection of Engine.IO that a request goes on with, by the connection's id.
     """
 
     def __init__(
@@ -67,13 +79,16 @@ class Gate:
         inner: ASGIApp,
         ready: Callable[[], Any],
         owner: Owner,
-        left: Callable[[Identity], Any],
+        left: Callable[..., Any],
+        *,
+        joined: Callable[[str], PageSocket | None] = lambda _: None,
     ) -> None:
         self._service = service
         self._inner = inner
         self._ready = ready
         self._owner = owner
         self._left = left
+        self._joined = joined
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -92,7 +107,7 @@ class Gate:
         identity = Viewer.of(scope).identity
         try:
             async with self._service.stream(identity.user_id if identity else None):
-                await self._inner(scope, receive, send)
+                await self._watch(scope[SOCKET_KEY], scope, receive, send)
         except TooManyStreams as error:
             await _refuse(PlainTextResponse(str(error), 429), scope, receive, send)
 
@@ -115,10 +130,59 @@ class Gate:
             return RedirectResponse(f"{root}/login?{urlencode({'next': asked})}", 303)
         scope[SCOPE_KEY] = viewer
         if is_socket:
-            page = parse_qs(scope["query_string"].decode("latin-1")).get("client_id", [""])[0]
-            if (owner := self._owner(page)) is None or owner.identity != viewer.identity:
+            socket = self._socket(scope, viewer)
+            if socket is None or socket.owner.identity != viewer.identity or socket.owner.ended.is_set():
                 return PlainTextResponse("the page does not exist any more", 403)
+            scope[SOCKET_KEY] = socket
         return None
+
+    def _socket(self, scope: Scope, viewer: Viewer) -> PageSocket | None:
+        """Return the socket that a request opens or goes on with; None if it is for no page, or for another one."""
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        page = query.get("client_id", [""])[0]
+        if "sid" in query:
+            joined = self._joined(query["sid"][0])
+            return joined if joined and joined.page == page else None
+        owner = self._owner(page)
+        return PageSocket(page, owner, lambda: self._is_still(scope, viewer.identity)) if owner else None
+
+    async def _is_still(self, scope: Scope, identity: Identity | None) -> bool | None:
+        """Return whether the connection's credentials are still this one's; None if that cannot be known now."""
+        try:
+            return await self._service.identify(_with_token(scope)) == identity
+        except Unauthorized:
+            return False
+        except Exception as error:  # noqa: BLE001 - of a caller's function
+            _log.warning("it cannot be known now who is there: %s", type(error).__name__)
+            return None
+
+    async def _watch(self, socket: PageSocket, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a socket's messages in as long as the login of its page lasts."""
+        ended = socket.owner.ended
+        work: asyncio.Future[None] = asyncio.ensure_future(self._inner(scope, receive, send))
+        end: asyncio.Future[Any] = asyncio.ensure_future(ended.wait())
+        try:
+            while not (work.done() or end.done()):
+                await asyncio.wait({work, end}, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
+                if not (work.done() or end.done()):
+                    await socket.may_act()
+            if not work.done():
+                await self._call_left(socket)
+                await asyncio.wait({work}, timeout=FLUSH_S)  # the browser is told to load the page again
+        finally:
+            end.cancel()
+            work.cancel()
+            await asyncio.wait({work}, timeout=FLUSH_S)
+        if work.done() and not work.cancelled() and (error := work.exception()):
+            _log.warning("a socket of the console ended: %s", type(error).__name__)
+        if scope["type"] == "websocket":
+            with suppress(Exception):
+                await asyncio.wait_for(send({"type": "websocket.close", "code": 1008}), FLUSH_S)
+
+    async def _call_left(self, socket: PageSocket) -> None:
+        done = self._left(socket.owner.identity, socket.page)
+        if asyncio.iscoroutine(done):
+            await done
 
     async def _login(self, request: Request, root: str) -> Response:
         asked = request.query_params.get("next", "")

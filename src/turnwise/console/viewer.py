@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,8 @@ class Viewer:
     identity: Identity | None
     root: str
     """The path of the console, as the browser sees it."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False, compare=False)
+    """Set when the login with which a page was made has ended: nothing is done for the page any more."""
 
     @classmethod
     def of(cls, scope: Scope) -> Viewer:

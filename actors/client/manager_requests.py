@@ -53,6 +53,7 @@ from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines,
 from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.attached import Eraser
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,
@@ -214,6 +215,11 @@ class ManagerRequests:
         if isinstance(builder, MissingEngine):
             raise builder.error(session_id)
         return builder
+
+    def _core_of(self, fresh: SessionRecord, store: SessionStore) -> SessionCore:
+        """Return the core of a session that is in this store only, with what the manager's sessions are made of."""
+        builder = self._check_engine(fresh.engine, fresh.session_id)
+        return SessionCore(fresh.session_id, store, builder, self._config)
 
     def _start(self) -> None:
         """Connect to Ray or start it, and start the processes of hosts and memories. Blocks; may be repeated."""

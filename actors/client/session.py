@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack, cast
 
 from pydantic import InstanceOf
 
@@ -47,6 +47,7 @@ from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, St
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool
+from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.chat_messages import ChatMessage
@@ -1099,6 +1100,12 @@ class AsyncSession(_Session):
         """Return the session's record, its active and queued runs, and the process that hosts it, if any."""
         info: SessionInfo = await carry_out_async(self._ask("info"))
         return info
+
+
+async def check_first(core: SessionCore, session_id: str, prompts: Sequence[Prompt], options: RunOptions) -> None:
+    """Raise what `run` would raise with these prompts and options in a new session, such as the core's."""
+    settings = _Session._settings(cast("Any", None), **options)  # noqa: SLF001 - of the same file; it reads no session
+    await core.check_start(plain_prompts(session_id, tuple(prompts)), **settings)
 
 
 async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options: RunOptions) -> str | None:

@@ -45,6 +45,19 @@ InPath = Annotated[str, AfterValidator(_decoded), Path(min_length=1)]
 """An id in a path. Percent-encode what is not a letter, a digit, "-", "_", "." or "~"."""
 
 
+def id_of_header(value: str) -> str:
+    """Return the id in a header. Clients send its UTF-8, which servers read as Latin-1."""
+    try:
+        return value.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return value
+
+
+def header_of_id(id: str) -> str:
+    """Return the value of a header that is sent as the UTF-8 of an id."""
+    return id.encode("utf-8").decode("latin-1")
+
+
 def path_of(root_path: str, *segments: str) -> str:
     """Return the path of a resource, for the header `Location`."""
     return root_path + "".join(f"/{quote(segment, safe='')}" for segment in segments)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, Field
 
+from turnwise.actors.client.opening import open_for_run
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, RunEndedError, SessionNotFoundError, TurnwiseError, WaitTimeoutError
 from turnwise.memory.conversation.ids import new_id
@@ -199,7 +200,7 @@ def _send(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable
         has it later.
         """
         if session_id is None:
-            session = await manager.open(user_id=user_id)
+            session = await open_for_run(manager, None, [prompt], user_id=user_id)
         else:
             session = await manager.get(session_id, user_id=user_id)
         run = await session.run(prompt)

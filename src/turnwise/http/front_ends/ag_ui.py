@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.opening import open_for_run
 from turnwise.actors.client.session import AsyncSession, RunOptions
 from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
@@ -129,7 +130,9 @@ async def _execution(
         why = "the last message must be the user's or a tool's; or answer interrupts by 'resume'"
         raise InvalidInputError(f"{at}.role" if last else "messages", shown(getattr(last, "role", [])), why)
     its_id, prompts, options = message_id(last.id, f"{at}.id"), _prompts(last, at), _options(body)
-    session = await caller.manager.open(body.thread_id, user_id=caller.user_id, engine=engine, if_exists="keep")
+    session = await open_for_run(
+        caller.manager, body.thread_id, prompts, options, user_id=caller.user_id, engine=engine
+    )
     caller.service.handles.cache_session(caller.user_id, session)
     execution = await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed)
     return execution, frozenset()

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.opening import open_for_run
 from turnwise.actors.client.session import AsyncSession, RunOptions
 from turnwise.adapters.front_ends.vercel import VercelEncoder, file_part, output_of
 from turnwise.errors import InvalidInputError, QueueFullError, SessionBusyError, shown
@@ -158,8 +159,9 @@ async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_ke
         if role == "assistant":
             execution, known = await _continue(caller, body.id, last, at)
             return streamed(caller, execution, VercelEncoder(resumed, behind=known), room)
-        new: dict[str, Any] = {"engine": body.engine, "agent": body.agent, "if_exists": "keep"}
-        session = await caller.manager.open(body.id, user_id=caller.user_id, **new)
+        options = body.options() | RunOptions(idempotency_key=idempotency_key)
+        new: dict[str, Any] = {"engine": body.engine, "agent": body.agent}
+        session = await open_for_run(caller.manager, body.id, prompts, options, user_id=caller.user_id, **new)
         caller.service.handles.cache_session(caller.user_id, session)
         is_again = body.trigger == "regenerate-message" or body.messageId == its_id
         edits = body.trigger == "submit-message"

@@ -22,6 +22,8 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.manager_requests import DEFAULT_USER
+from turnwise.actors.client.opening import open_for_run
 from turnwise.actors.client.session import AsyncSession, RunOptions
 from turnwise.actors.inference.tools.tool import record_of_tools
 from turnwise.errors import (
@@ -30,6 +32,7 @@ from turnwise.errors import (
     InvalidInputError,
     RunEndedError,
     SessionBusyError,
+    SessionNotFoundError,
     TurnNotFoundError,
     TurnwiseError,
     WaitTimeoutError,
@@ -40,6 +43,7 @@ from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer
 from turnwise.http.openai.messages import Chat, read_messages
 from turnwise.http.openai.models import Chosen, chosen, run_on
 from turnwise.http.openai.new_messages import New, is_alone, news
+from turnwise.http.paths import header_of_id, id_of_header
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 from turnwise.memory.conversation.blocks import AnyBlock
@@ -117,7 +121,7 @@ async def create(
             if x_session_id is None:
                 answering = await _stateless(asked)
             else:
-                answering = await _durable(asked, x_session_id, idempotency_key)
+                answering = await _durable(asked, id_of_header(x_session_id), idempotency_key)
         except InvalidInputError as error:
             raise body.refusal(error) from None
         return await _respond(request, asked, answering, room)
@@ -128,7 +132,7 @@ async def _respond(request: Request, asked: _Asked, answering: _Answering, room:
     caller, body = asked.caller, asked.body
     headers = {RUN_ID: answering.execution.run_id}
     if answering.is_stored:
-        headers[SESSION_ID] = answering.execution.session_id
+        headers[SESSION_ID] = header_of_id(answering.execution.session_id)
     left = _left(caller, answering)
     if body.stream:
         farewell = encode(json.dumps(body_of(503, _STOPS, code="server_stops")))
@@ -177,9 +181,8 @@ async def _stateless(asked: _Asked) -> _Answering:
 
 async def _durable(asked: _Asked, session_id: str, key: str | None) -> _Answering:
     """Start the run that answers a request within a session, continue the one that waits, or find it."""
-    caller, body, options = asked.caller, asked.body, asked.options
-    whose: dict[str, Any] = {"user_id": caller.user_id, "engine": asked.model.engine}
-    session = await caller.manager.open(session_id, **whose, if_exists="keep")
+    body, options = asked.body, asked.options
+    session = await _session(asked, session_id)
     if not key:
         return await _in_session(asked, session, options)
     turn_id = f"chat {hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}"
@@ -270,6 +273,22 @@ async def _last(session: AsyncSession) -> _Repeated:
         raise invalid("messages", "there is nothing new in these messages, and nothing that they repeat")
     execution = await session.execution(turn.run_id)
     return _Repeated(execution, await execution.info(), turn.asked)
+
+
+async def _session(asked: _Asked, session_id: str) -> AsyncSession:
+    """Return the session of a request; a new one only if its first run can start."""
+    caller = asked.caller
+    whose = {"user_id": DEFAULT_USER if caller.user_id is None else caller.user_id}
+    try:
+        return await caller.manager.get(session_id, **whose)
+    except SessionNotFoundError:
+        new = news(asked.chat, [])
+    if new.results:
+        why = f"no call with the id {new.results[0].call_id!r} waits for a result in this session"
+        raise invalid("messages", why, "unknown_tool_call")
+    return await open_for_run(
+        caller.manager, session_id, new.prompts, asked.options, user_id=caller.user_id, engine=asked.model.engine
+    )
 
 
 async def _continue(session: AsyncSession, body: CreateCompletion, options: RunOptions, new: New) -> _Answering:

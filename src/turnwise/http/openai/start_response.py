@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.opening import open_for_run
 from turnwise.actors.client.session import AsyncSession, RunOptions
 from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool, record_of_tools
@@ -137,7 +138,9 @@ async def start(caller: Caller, body: CreateResponse, given: Given, key: str | N
     if body.store is False:
         return await _once(caller, given.blocks, options, engine)
     session_id = hidden_session(key and f"{caller.user_id}\n{key}")
-    session = await caller.manager.open(session_id, user_id=caller.user_id, engine=engine, if_exists="keep")
+    session = await open_for_run(
+        caller.manager, session_id, given.blocks, options, user_id=caller.user_id, engine=engine
+    )
     return await _first(caller, session, given, options)
 
 

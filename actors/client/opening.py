@@ -1,0 +1,46 @@
+"""`open_for_run`: opens a session for a run, and creates it only if the run could start in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turnwise.actors.client.manager import AsyncSessionManager, check_first_run
+from turnwise.actors.client.manager_requests import DEFAULT_USER
+from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.errors import SessionNotFoundError
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.prompts import Prompt
+
+
+async def open_for_run(
+    manager: AsyncSessionManager,
+    session_id: str | None,
+    prompts: Sequence[Prompt],
+    options: RunOptions | None = None,
+    *,
+    user_id: str | None = None,
+    agent: str | None = None,
+    engine: str | None = None,
+) -> AsyncSession:
+    """Return the session with this id, or a new one; so a refused run leaves no session that nobody has asked for.
+
+    The run is checked in this process, as the session's process will check it, and only if the session is new.
+
+    Args:
+        session_id: if omitted, the session is new and its id made up.
+        prompts: those of the run, without which nothing is created.
+        options: those of the run.
+
+    Raises:
+        TurnwiseError: the run or the session was refused; nothing was created.
+    """
+    if session_id is None:
+        session_id = new_id()
+    else:
+        try:
+            return await manager.get(session_id, user_id=DEFAULT_USER if user_id is None else user_id)
+        except SessionNotFoundError:
+            pass
+    whose = user_id or DEFAULT_USER
+    await check_first_run(manager, session_id, prompts, options or RunOptions(), user_id=whose, engine=engine)
+    return await manager.open(session_id, user_id=user_id, agent=agent, engine=engine, if_exists="keep")

@@ -49,6 +49,8 @@ _keys = _Keys()
 def check_id(kind: str, value: str) -> str:
     """Return `value` if it can be an id: 1 to 256 characters, none of them a control character or a lone surrogate.
 
+    `.` and `..` cannot: clients leave them out of an address, also as `%2e%2e`, so nothing could be reached by them.
+
     Raises:
         InvalidIdError: it cannot. The message calls it an id of `kind`.
     """
@@ -57,6 +59,8 @@ def check_id(kind: str, value: str) -> str:
     value = str.__str__(value)
     if not value.strip():
         raise InvalidIdError(kind, value, "it is blank")
+    if value in (".", ".."):
+        raise InvalidIdError(kind, value, "an address cannot hold it")
     if len(value) > MAX_LENGTH:
         raise InvalidIdError(kind, f"{value[:32]}...", f"it has {len(value)} characters")
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):

@@ -31,7 +31,8 @@ class Identity:
 Auth = Callable[[HTTPConnection], "Identity | str | Awaitable[Identity | str | None] | None"]
 """Returns who makes a request: an `Identity`, a user's id, or None if the request is to be answered with 401.
 
-It may be a coroutine function. It is called once for each request and for each connection of the console.
+It may be a coroutine function. It is called once for each request; for an open page of the console, with each thing
+that is done there and every few seconds, so that a login that is not valid any more ends the page.
 """
 
 
@@ -41,6 +42,12 @@ async def identify(auth: Auth, connection: HTTPConnection) -> Identity | None:
     if inspect.isawaitable(found):
         found = await found
     return Identity(found) if isinstance(found, str) else found
+
+
+def bearer_token(authorization: str) -> str | None:
+    """Return the token in the header `Authorization`; None if it has another scheme. Schemes are in any case."""
+    scheme, _, token = authorization.strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 class BearerTokens:
@@ -115,8 +122,8 @@ class BearerTokens:
         return cls(users)
 
     def __call__(self, connection: HTTPConnection) -> Identity | None:
-        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-        return self.find(token.strip()) if scheme.lower() == "bearer" else None
+        token = bearer_token(connection.headers.get("authorization", ""))
+        return None if token is None else self.find(token)
 
     def find(self, token: str) -> Identity | None:
         """Return whose token this is. Takes as long for any wrong one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -78,6 +79,19 @@ class TooManyStreams(Exception):  # noqa: N818 - an answer
         super().__init__(f"{which} are open, and no more may be: close one, or wait until one ends")
 
 
+_WORDS = {400: "bad_request", 405: "method_not_allowed", 503: "unavailable"}
+
+
+def word_of(status: int) -> str:
+    """Return the word for programs of an answer that only a status describes."""
+    if status in _WORDS:
+        return _WORDS[status]
+    try:
+        return HTTPStatus(status).phrase.lower().replace(" ", "_").replace("-", "_")
+    except ValueError:
+        return "error"
+
+
 def status_of(error: TurnwiseError) -> int:
     """Return the HTTP status for an error."""
     return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
@@ -142,7 +156,7 @@ SCHEMA = {
         "detail": {"type": "string", "description": "What happened, to which ids, and what to do."},
         "error": {"type": "string", "description": "The error, as a word for programs."},
     },
-    "required": ["type", "title", "status", "detail"],
+    "required": ["type", "title", "status", "detail", "error"],
     "additionalProperties": True,
     "examples": [
         {
@@ -197,7 +211,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        return answer(problem(error.status_code, str(error.detail), str(error.detail)), error.headers)
+        word, detail = word_of(error.status_code), str(error.detail)
+        return answer(problem(error.status_code, detail, detail, error=word), error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -22,7 +22,7 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.http.models import name_of
-from turnwise.http.problems import RETRY_AFTER_S, TooManyStreams, Unauthorized, status_of
+from turnwise.http.problems import RETRY_AFTER_S, TooManyStreams, Unauthorized, status_of, word_of
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class OpenAIRoute(APIRoute):
             except TooManyStreams as error:
                 return answer(429, str(error), code="too_many_streams")
             except HTTPException as error:
-                return answer(error.status_code, str(error.detail))
+                return answer(error.status_code, str(error.detail), code=word_of(error.status_code))
             except Exception as error:  # noqa: BLE001 - the answer has the form of this API, too
                 _log.error("%s %s failed", request.method, shown(request.url.path), exc_info=error)
                 return answer(_SERVER, "the service had an error: its log has the cause", code="internal")

@@ -245,7 +245,7 @@ async def test_a_browser_writes_nothing_into_the_log(caplog: pytest.LogCaptureFi
         assert told[-1:] and all(text.isprintable() for text in told), told
 
 
-MALFORMED = [
+MALFORMED: list[list[Any]] = [
     [],
     ["text"],
     [None],

@@ -14,7 +14,8 @@ from turnwise.cli import app
 from turnwise.errors import ConfigError
 from turnwise.http.assembly import Assembly, _memory, _working_memory, assemble, overflow_of
 from turnwise.http.config import load
-from turnwise.http.server import listen, url_of
+from turnwise.http.listening import url_of
+from turnwise.http.server import listen
 from turnwise.memories import ExtractiveMemory, LexicalMemory, StaticMemory
 from turnwise.memory.working.formats import Markdown
 from turnwise.strategies.summarize import Summarize

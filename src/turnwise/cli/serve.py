@@ -106,10 +106,11 @@ def _serve(
     try:
         from turnwise.http import config as configuration, server
         from turnwise.http.assembly import assemble
+        from turnwise.http.log import configure_logging
     except ModuleNotFoundError as error:
         why = f"there is no module {error.name}: pip install 'turnwise[http]'"
         raise ConfigError("turnwise serve", "http", why) from None
-    server.configure_logging()
+    configure_logging()
     config, source = configuration.load(file, **chosen)
     if engine and config.engines:
         raise ConfigError("--model", engine.get("model"), f"{file} has engines: change the model there")

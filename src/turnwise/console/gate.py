@@ -175,7 +175,7 @@ class Gate:
             await asyncio.wait({work}, timeout=FLUSH_S)
         if work.done() and not work.cancelled() and (error := work.exception()):
             _log.warning("a socket of the console ended: %s", type(error).__name__)
-        if scope["type"] == "websocket":
+        if scope["type"] == "websocket" and ended.is_set():
             with suppress(Exception):
                 await asyncio.wait_for(send({"type": "websocket.close", "code": 1008}), FLUSH_S)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
-import socketio
+import socketio  # type: ignore[import-untyped]
 
 from turnwise.console.viewer import Viewer
 

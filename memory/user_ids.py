@@ -123,7 +123,12 @@ class PublicIdStore(Shared):
         return found
 
     async def activate(self, session_id: str) -> Activation:
-        found = await self._inner.activate(self._names.stored(session_id))
+        return self._shown(await self._inner.activate(self._names.stored(session_id)))
+
+    async def state(self, session_id: str) -> Activation:
+        return self._shown(await self._inner.state(self._names.stored(session_id)))
+
+    def _shown(self, found: Activation) -> Activation:
         session = self._names.shown_record(found.session)
         return replace(found, session=session, open_runs=tuple(map(self._names.shown_record, found.open_runs)))
 

@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError, InvalidMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import checked_item
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.stores.sql.database import Schema, SQLDatabase
+from turnwise.memory.stores.sql.database import Schema, SQLDatabase, transaction
 from turnwise.memory.stores.urls import read_only, resolve_url
 
 
@@ -115,7 +115,7 @@ class FactTable(SQLDatabase):
     def _prepare(self) -> None:
         """Do nothing: the tables are not turnwise's."""
         if self._file:
-            with self._reader.begin() as connection:
+            with transaction(self._reader) as connection:
                 self._file.remember(connection)
         self._ready = True
 

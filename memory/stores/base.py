@@ -81,7 +81,7 @@ class Activation:
     """The state of a session that a new owner starts from."""
 
     session: SessionRecord
-    """The session's row, with the raised epoch and revision."""
+    """The session's row. An activation returns it with the raised epoch and revision."""
     head: TurnRecord | None
     """The last turn that has ended."""
     open_turns: tuple[TurnRecord, ...]
@@ -176,7 +176,18 @@ class SessionStore(Protocol):
     async def activate(self, session_id: str) -> Activation:
         """Raise the session's epoch by 1, so that commits of earlier owners are refused; return its state.
 
-        The revision is raised by `new_jump()`.
+        The revision is raised by `new_jump()`. If the state cannot be read, the call raises and the epoch stays, so that
+        the owner of a session with a damaged record keeps it.
+
+        Raises:
+            CorruptRecordError: the session, its last turn, or an open turn or run cannot be read; nothing is changed.
+        """
+
+    async def state(self, session_id: str) -> Activation:
+        """Return what `activate` would start from, at one moment, with the epoch as it is. Changes nothing.
+
+        Raises:
+            CorruptRecordError: as `activate` does.
         """
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:

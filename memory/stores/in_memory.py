@@ -87,9 +87,14 @@ class InMemoryStore:
         return self._row(session_id).session
 
     async def activate(self, session_id: str) -> Activation:
+        found = await self.state(session_id)
+        epoch, revision = found.session.epoch + 1, found.session.revision + new_jump()
+        found = replace(found, session=replace(found.session, epoch=epoch, revision=revision))
+        self._rows[session_id].session = found.session
+        return found
+
+    async def state(self, session_id: str) -> Activation:
         row = self._row(session_id)
-        session = row.session
-        row.session = replace(session, epoch=session.epoch + 1, revision=session.revision + new_jump())
         turns = sorted(row.turns.values(), key=lambda turn: turn.index)
         ended = [turn for turn in turns if not turn.is_open]
         runs = (run for run in row.runs.values() if run.is_open)
@@ -107,6 +112,7 @@ class InMemoryStore:
         follows = (session.log, epoch, session.revision - 1, commit.log_size_before)
         if row is None or _place(row.session) != follows:
             raise SessionFencedError(session_id, epoch)
+        # Everything is made before anything is stored, so that what cannot be made leaves nothing behind.
         log = self._logs[session.log]
         blocks = dict(enumerate(commit.blocks, commit.log_size_before))
         events = {event.seq: without_blocks(event) for event in commit.events}
@@ -118,24 +124,29 @@ class InMemoryStore:
         self._refuse_duplicates(row, commit)
         if log.keys() & blocks or kept.keys() & events or len(events) < len(commit.events):
             raise StoreError(f"session {session_id!r} has these blocks or events already; nothing was written")
-        row.session = replace(row.session, **{name: getattr(session, name) for name in SESSION_CHANGES})
         lent = Seen()
         for span in (span for other in self._rows.values() for span in other.borrowed):
             lent.add(span)
-        for at, block in commit.cleared_blocks:
-            if at in log and not lent.common(Span(session.log, at, at + 1)):
-                log[at] = block
-        log.update(blocks)
-        for index in commit.dropped_turns:
-            row.turns.pop(index, None)
-        row.turns.update((turn.index, turn) for turn in commit.turns)
-        if run := commit.new_run:
-            self._owners[run.run_id] = session_id
-            row.runs[run.run_id] = run
-        row.runs.update((run.run_id, run) for run in commit.runs if run.run_id in row.runs)
+        cleared = {
+            at: block
+            for at, block in commit.cleared_blocks
+            if at in log and not lent.common(Span(session.log, at, at + 1))
+        }
+        dropped = set(commit.dropped_turns)
+        turns = {turn.index: turn for turn in commit.turns}
+        new = {run.run_id: run for run in (commit.new_run,) if run}
+        runs = {run.run_id: run for run in commit.runs if run.run_id in row.runs or run.run_id in new}
+        keys = {event.key: event for event in events.values() if event.key is not None}
+        row.session = replace(row.session, **{name: getattr(session, name) for name in SESSION_CHANGES})
+        log.update(cleared | blocks)
+        for index in dropped & row.turns.keys():
+            del row.turns[index]
+        row.turns.update(turns)
+        row.runs.update(new | runs)
         row.events = kept
         row.events.update(events)
-        row.keys.update((event.key, event) for event in events.values() if event.key is not None)
+        row.keys.update(keys)
+        self._owners.update(dict.fromkeys(new, session_id))
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         self._check_open()

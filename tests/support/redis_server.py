@@ -92,7 +92,9 @@ class Line:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self.lose = 0
-        """How many answers get lost from now on, each with its connection."""
+        """How many answers get lost, each with its connection."""
+        self.first = 0
+        """How many answers arrive before the first one gets lost."""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
@@ -122,7 +124,9 @@ class Line:
 
         async def answer() -> None:
             while data := await to_reader.read(2**16):
-                if self.lose:
+                if self.lose and self.first:
+                    self.first -= 1
+                elif self.lose:
                     self.lose -= 1
                     break
                 writer.write(data)

@@ -92,7 +92,14 @@ class EncryptedStore(Shared):
         return await open_session(self._texts(), found)
 
     async def activate(self, session_id: str) -> Activation:
-        found, texts = await self._inner.activate(session_id), self._texts()
+        await self.state(session_id)  # what cannot be decrypted must not take the session from its owner
+        return await self._opened(session_id, await self._inner.activate(session_id))
+
+    async def state(self, session_id: str) -> Activation:
+        return await self._opened(session_id, await self._inner.state(session_id))
+
+    async def _opened(self, session_id: str, found: Activation) -> Activation:
+        texts = self._texts()
         return Activation(
             session=await open_session(texts, found.session),
             head=found.head and await open_turn(texts, session_id, found.head),

@@ -10,6 +10,25 @@ if not number then return {'missing'} end
 return {'', show(number)}
 """
 
+_STATE = r"""
+local number = redis.call('HGET', ids, take())
+if not number then return {'missing'} end
+local head, turns, runs, passed = nil, {}, {}, 0
+repeat
+  local found = redis.call('ZREVRANGEBYLEX', key(number, ':turns'), '+', '-', 'LIMIT', passed, 8)
+  for _, turn in ipairs(found) do
+    if not head and string.sub(turn, 20, 20) == 'e' then head = turn end
+  end
+  passed = passed + 8
+until head or #found == 0
+for _, name in ipairs(redis.call('ZRANGEBYLEX', key(number, ':open'), '[r', '(u')) do
+  local is_turn = string.sub(name, 1, 1) == 't'
+  local found = is_turn and turns or runs
+  found[#found + 1] = one(key(number, is_turn and ':turns' or ':runs'), string.sub(name, 2)) or name
+end
+return {'', show(number), head and {head} or {}, turns, runs, now()}
+"""
+
 _NOW = r"""
 return {'', now()}
 """
@@ -127,6 +146,7 @@ READS = {
     name: COMMON + body
     for name, body in {
         "get": _GET,
+        "state": _STATE,
         "now": _NOW,
         "blocks": _BLOCKS,
         "page": _PAGE,

@@ -99,6 +99,27 @@ local function show(number)
   return {number, unpack(redis.call('HMGET', key(number), 'born', 'row', 'epoch', 'id', 'revision'))}
 end
 
+-- Redis keeps what a script has written before an error. So whoever writes first looks at the keys that it writes to.
+local function misfit(kind, names)
+  for _, name in ipairs(names) do
+    local other = redis.call('TYPE', name).ok
+    if other ~= 'none' and other ~= kind then
+      return {'corrupt', name, 'it is a ' .. other .. ', and has to be a ' .. kind}
+    end
+  end
+end
+
+local function lists(places, ...)
+  local names = {unsettled, expiring}
+  for place in string.gmatch(places, '%S+') do
+    for _, status in ipairs({...}) do
+      names[#names + 1] = base .. ':created:' .. status .. ':' .. place
+      names[#names + 1] = base .. ':updated:' .. status .. ':' .. place
+    end
+  end
+  return names
+end
+
 local function list(number, status, places, created, updated)
   for place in string.gmatch(places, '%S+') do
     if created then redis.call('ZADD', base .. ':created:' .. status .. ':' .. place, created, member(number)) end
@@ -159,12 +180,14 @@ end
 
 local function release(log)
   if redis.call('EXISTS', key(log)) == 1 then return end
-  local spans, positions = lent(log), {}
+  local spans, positions, home = lent(log), {}, key(log, ':log')
   if #spans == 0 then
-    redis.call('DEL', key(log, ':log'))
+    redis.call('DEL', home)
     return
   end
-  for index, position in ipairs(redis.call('HKEYS', key(log, ':log'))) do positions[index] = tonumber(position) end
+  for _, name in ipairs(redis.call('HKEYS', home)) do
+    if tonumber(name) then positions[#positions + 1] = tonumber(name) else redis.call('HDEL', home, name) end
+  end
   table.sort(spans, function(a, b) return a.start < b.start end)
   table.sort(positions)
   local next, stop = 1, 0
@@ -172,7 +195,7 @@ local function release(log)
     while spans[next] and spans[next].start <= position do
       stop, next = math.max(stop, spans[next].stop), next + 1
     end
-    if position >= stop then redis.call('HDEL', key(log, ':log'), string.format('%.0f', position)) end
+    if position >= stop then redis.call('HDEL', home, string.format('%.0f', position)) end
   end
 end
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeGuard, TypeVar, get_args
 
 from turnwise.errors import (
     CorruptRecordError,
@@ -54,7 +54,7 @@ Item = TypeVar("Item")
 
 
 class RedisStore(RedisDatabase):
-    """Stores sessions in Redis, 6.2 or later. Each method is one atomic script and one round trip.
+    """Stores sessions in Redis, 6.2 or later. Each method is one atomic script and one round trip; `activate` is two.
 
     Many processes may use one Redis at once. All keys of a prefix share a hash tag, since forks share blocks and run
     ids are global. So on a cluster, a store is on one node, and all of it must fit in that node's memory.
@@ -115,8 +115,17 @@ class RedisStore(RedisDatabase):
         return self._session(shown)
 
     async def activate(self, session_id: str) -> Activation:
-        shown, *parts = await self._do("activate", [encode(session_id), new_jump()], session_id)
-        head, open_turns, open_runs, now = parts or ([], [], [], 0.0)
+        # Two scripts, since only Python reads the records, and what it cannot read must not raise the epoch.
+        while True:
+            found = await self.state(session_id)
+            old = found.session
+            new = replace(old, epoch=old.epoch + 1, revision=old.revision + new_jump())
+            args = [encode(session_id), old.log, old.epoch, old.revision, new.epoch, new.revision]
+            if not await self._do("activate", args, session_id):
+                return replace(found, session=new)
+
+    async def state(self, session_id: str) -> Activation:
+        shown, head, open_turns, open_runs, now = await self._do("state", [encode(session_id)], session_id, again=True)
         number = shown[0].decode()
         turns = [self._turn(number, text) for text in (*head, *open_turns)]
         return Activation(
@@ -291,7 +300,7 @@ class RedisStore(RedisDatabase):
         _, born, row, epoch, session_id, revision = shown[:6]
         revision = b"0" if revision is None else revision
         key = self._key(number)
-        if epoch is None or session_id is None or not (epoch.isdigit() and revision.isdigit()):
+        if session_id is None or not (_is_number(epoch) and _is_number(revision)):
             raise CorruptRecordError(key, "its epoch, its revision or its id is missing")
         others: dict[str, Any] = {"epoch": int(epoch), "revision": int(revision), "log": number}
         return decode_record(SessionRecord, key, born, row, **others)
@@ -324,6 +333,10 @@ _CHANGES = tuple(name for name in SESSION_CHANGES if name != "revision")
 
 _TURN = tuple(field.name for field in fields(TurnRecord))
 _RUN = tuple(field.name for field in fields(RunRecord) if field.name != "session_id")
+
+
+def _is_number(text: bytes | None) -> TypeGuard[bytes]:
+    return text is not None and text.isdigit() and text == str(int(text)).encode()
 
 
 def _rows(rows: Sequence[Sequence[Argument]]) -> list[Argument]:

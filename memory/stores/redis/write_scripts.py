@@ -17,6 +17,12 @@ for _, span in ipairs(borrowed) do
     if redis.call('HEXISTS', log, string.format('%.0f', position)) == 0 then return {'gone', unpack(span)} end
   end
 end
+local hashes, sets = {meta, ids, spent}, lists(places, status)
+for _, span in ipairs(borrowed) do hashes[#hashes + 1] = key(span[1], ':lent') end
+for _, part in ipairs({':turns', ':open'}) do sets[#sets + 1] = key(number, part) end
+local wrong = misfit('hash', hashes) or misfit('zset', sets)
+if wrong then return wrong end
+
 redis.call('HSET', meta, 'version', VERSION)
 redis.call('HSET', ids, session, number)
 local logs = {}
@@ -40,25 +46,13 @@ return {''}
 """
 
 _ACTIVATE = r"""
-local number, jump = redis.call('HGET', ids, take()), take()
-if not number then return {'missing'} end
-if redis.call('HEXISTS', key(number), 'epoch') == 0 then return {'', show(number)} end
-redis.call('HINCRBY', key(number), 'epoch', 1)
-redis.call('HINCRBY', key(number), 'revision', jump)
-local head, turns, runs, passed = nil, {}, {}, 0
-repeat
-  local found = redis.call('ZREVRANGEBYLEX', key(number, ':turns'), '+', '-', 'LIMIT', passed, 8)
-  for _, turn in ipairs(found) do
-    if not head and string.sub(turn, 20, 20) == 'e' then head = turn end
-  end
-  passed = passed + 8
-until head or #found == 0
-for _, name in ipairs(redis.call('ZRANGEBYLEX', key(number, ':open'), '[r', '(u')) do
-  local is_turn = string.sub(name, 1, 1) == 't'
-  local found = is_turn and turns or runs
-  found[#found + 1] = one(key(number, is_turn and ':turns' or ':runs'), string.sub(name, 2)) or name
-end
-return {'', show(number), head and {head} or {}, turns, runs, now()}
+local session, number, epoch, revision, new_epoch, new_revision = take(), take(), take(), take(), take(), take()
+local found = redis.call('HGET', ids, session)
+if not found then return {'missing'} end
+local found_epoch, found_revision = unpack(redis.call('HMGET', key(found), 'epoch', 'revision'))
+if found ~= number or found_epoch ~= epoch or (found_revision or '0') ~= revision then return {'', 'changed'} end
+redis.call('HSET', key(number), 'epoch', new_epoch, 'revision', new_revision)
+return {''}
 """
 
 _COMMIT = r"""
@@ -100,6 +94,22 @@ for _, event in ipairs(events) do
   end
   seen[' ' .. place] = true
 end
+
+local gone = {}
+if turns_upto >= 0 then
+  for _, event in ipairs(redis.call('ZRANGE', loose, 0, -1)) do
+    local head = string.match(event, '^' .. string.rep('.', 19) .. '([^\n]*)\n')
+    local is_read, about = pcall(cjson.decode, head or '')
+    if not is_read or type(about) ~= 'table' then
+      return {'corrupt', loose .. ' ' .. string.sub(event, 1, 19), 'it is not what was written'}
+    end
+    if type(about[3]) == 'number' and about[3] <= turns_upto then gone[#gone + 1] = event end
+  end
+end
+local sets = lists(places, status, old_status)
+for _, set in ipairs({open, turn_set, run_set, loose, keyed}) do sets[#sets + 1] = set end
+local wrong = misfit('hash', {log, keys, run_ids, spent, key(number, ':lent')}) or misfit('zset', sets)
+if wrong then return wrong end
 
 -- First the writes that a Redis without memory refuses.
 redis.call('HSET', home, 'row', row, 'status', status, 'spent', used, 'revision', revision, 'size', size)
@@ -149,12 +159,7 @@ if #new + #runs > 0 then
   mark(unsettled, member(number), redis.call('ZLEXCOUNT', open, '[u', '[u\255') > 0)
 end
 if upto ~= '' then redis.call('ZREMRANGEBYLEX', loose, '-', '[' .. upto .. '\255') end
-if turns_upto >= 0 then
-  for _, event in ipairs(redis.call('ZRANGE', loose, 0, -1)) do
-    local turn = cjson.decode(string.sub(event, 20, string.find(event, '\n', 20) - 1))[3]
-    if type(turn) == 'number' and turn <= turns_upto then redis.call('ZREM', loose, event) end
-  end
-end
+for _, event in ipairs(gone) do redis.call('ZREM', loose, event) end
 for _, event in ipairs(events) do
   redis.call('ZADD', event[2] == '' and loose or keyed, 0, event[1] .. event[3])
   if event[2] ~= '' then redis.call('HSET', keys, event[2], event[1]) end
@@ -172,6 +177,13 @@ if not (owned_epoch and status and places and used and borrowed) then
   return {'corrupt', key(number), 'a field of it is missing'}
 end
 if (epoch ~= '' and epoch ~= owned_epoch) or (log ~= '' and log ~= number) then return {'fenced'} end
+local hashes = {run_ids, spent, key(number, ':keys'), key(number, ':log'), key(number, ':lent')}
+for log in string.gmatch(borrowed, '%S+') do
+  for _, part in ipairs({':log', ':lent'}) do hashes[#hashes + 1] = key(log, part) end
+end
+local wrong = misfit('hash', hashes) or misfit('zset', lists(places, status))
+if wrong then return wrong end
+
 redis.call('HDEL', ids, session) -- first, since Redis without memory lets a script that began with a deletion go on
 for _, name in ipairs(redis.call('HKEYS', key(number, ':keys'))) do
   if string.sub(name, 1, 1) == 'i' then redis.call('HDEL', run_ids, string.sub(name, 2)) end

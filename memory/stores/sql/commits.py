@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -85,21 +86,24 @@ class CommitWriter:
             Exception: nothing of the group is written; the caller must roll the transaction back.
         """
         if len(group) == 1 and not self._has_pipeline:
-            self._write_session(cursor, group[0])
-            self._write_rest(cursor, group)
+            self._write_one(cursor, group[0])
             return [None]
         order = sorted(range(len(group)), key=lambda at: group[at].key)
         outcomes: list[Exception | None] = [None] * len(group)
         try:
             self._write_together(cursor, [group[at] for at in order])
-        except Exception:  # noqa: BLE001 - it is unknown which commit failed: each is tried on its own
-            cursor.connection.rollback()
-            if self._is_sqlite:
-                begin_writing(cursor.connection, self._lock_timeout_s)
-            else:
-                cursor.connection.wait_briefly(cursor)
-            for at in order:
-                outcomes[at] = self._try(cursor, group[at])
+        except Exception:
+            if not _is_done(cursor.connection.rollback):
+                raise
+        else:
+            return outcomes
+        # It is unknown which commit failed: each is tried on its own.
+        if self._is_sqlite:
+            begin_writing(cursor.connection, self._lock_timeout_s)
+        else:
+            cursor.connection.wait_briefly(cursor)
+        for at in order:
+            outcomes[at] = attempt(cursor.execute, partial(self._write_one, cursor, group[at]))
         return outcomes
 
     def _write_together(self, cursor: Any, group: Sequence[Asked]) -> None:
@@ -117,17 +121,9 @@ class CommitWriter:
         """Return whether a commit was refused because another transaction holds its session's row."""
         return getattr(outcome, "sqlstate", None) == "55P03"
 
-    def _try(self, cursor: Any, asked: Asked) -> Exception | None:
-        """Write one commit whole or not at all; return its error, or None."""
-        cursor.execute("SAVEPOINT one")
-        try:
-            self._write_session(cursor, asked)
-            self._write_rest(cursor, [asked])
-        except Exception as error:  # noqa: BLE001 - its caller raises it
-            cursor.execute("ROLLBACK TO SAVEPOINT one")  # raises if the whole transaction is lost
-            return error
-        cursor.execute("RELEASE SAVEPOINT one")
-        return None
+    def _write_one(self, cursor: Any, asked: Asked) -> None:
+        self._write_session(cursor, asked)
+        self._write_rest(cursor, [asked])
 
     def _write_session(self, cursor: Any, asked: Asked) -> None:
         if not self._put_session.write(cursor, [asked.session]):
@@ -141,3 +137,29 @@ class CommitWriter:
 
     def _pipeline(self, cursor: Any) -> AbstractContextManager[object]:
         return cursor.connection.pipeline() if self._has_pipeline else nullcontext()
+
+
+def attempt(execute: Callable[[str], object], work: Callable[[], object]) -> Exception | None:
+    """Do work within a transaction, whole or not at all; return its error, or None.
+
+    Raises:
+        Exception: the error of the work, which ended the whole transaction.
+    """
+    execute("SAVEPOINT one")
+    try:
+        work()
+    except Exception as error:
+        if not _is_done(partial(execute, "ROLLBACK TO SAVEPOINT one")):
+            raise
+        return error
+    execute("RELEASE SAVEPOINT one")
+    return None
+
+
+def _is_done(rollback: Callable[[], object]) -> bool:
+    """Roll back after an error; return whether that was possible. Raises nothing, which would hide the error at hand."""
+    try:
+        rollback()
+    except Exception:  # noqa: BLE001 - the caller raises the error that came before it
+        return False
+    return True

@@ -123,8 +123,7 @@ class SQLDatabase(Shared):
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._threads.shutdown)
-            if self._writer is not None:
-                self._writer.close()
+            self._forget_writer()
             self._engine.dispose()
             if self._owner:
                 self._owner.release()
@@ -241,17 +240,12 @@ class SQLDatabase(Shared):
         The second run reads `UNDECODABLE` in place of such texts, so that it can report or delete them.
         """
         try:
-            with engine.begin() as connection:
-                try:
-                    return work(connection)
-                except engine.dialect.loaded_dbapi.Error as error:  # of the driver's own cursor
-                    if engine.dialect.is_disconnect(error, connection.connection.dbapi_connection, None):
-                        connection.invalidate(error)  # else the rollback fails, and its error hides this one
-                    raise
+            with transaction(engine) as connection:
+                return work(connection)
         except (exc.OperationalError, sqlite3.OperationalError) as error:
             if not is_undecodable(error.orig if isinstance(error, exc.OperationalError) else error):
                 raise
-        with engine.begin() as connection:
+        with transaction(engine) as connection:
             driver: Any = connection.connection.dbapi_connection
             driver.text_factory = text_or_undecodable
             try:
@@ -289,13 +283,27 @@ class SQLDatabase(Shared):
             result = work(self._writer.cursor())
             self._writer.commit()
         except BaseException:
-            self._writer.rollback()
+            self._roll_back()
             raise
         self._transactions += 1
         if self._transactions % CHECKPOINT_COMMITS == 0:
             with suppress(RuntimeError):  # the store is closing, and SQLite makes a checkpoint then
                 self._threads.submit(self._checkpoint)
         return result
+
+    def _roll_back(self) -> None:
+        """End the transaction of the kept connection, by closing it if need be. Raises nothing: an error is at hand."""
+        try:
+            self._writer.rollback()
+        except self._driver.Error:
+            self._forget_writer()
+
+    def _forget_writer(self) -> None:
+        """Close the kept connection; the next commit opens another."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(self._driver.Error):
+                writer.close()
 
     def _checkpoint(self) -> None:
         """Move SQLite's log into its file between commits, so that no commit has to wait for it."""
@@ -331,7 +339,7 @@ class SQLDatabase(Shared):
 
     def _prepare(self) -> None:
         """Create missing tables, migrate old ones, and refuse tables of an unknown version."""
-        with self._reader.begin() as connection:
+        with transaction(self._reader) as connection:
             if self._file:
                 self._file.remember(connection)
             exists = sa.inspect(connection).has_table(_meta.name)
@@ -341,7 +349,7 @@ class SQLDatabase(Shared):
                 what = "do not exist" if found is None else f"have version {found}"
                 why = f"its tables {what}: open it once without read_only=True, which creates or migrates them"
                 raise StoreError(f"store {self._name}: {why}")
-            with self._engine.begin() as connection:
+            with transaction(self._engine) as connection:
                 self._lock(connection)
                 driver: Any = connection.connection.dbapi_connection
                 with nullcontext() if self._file else driver.unhurried():  # a migration has no time limit
@@ -373,6 +381,24 @@ class SQLDatabase(Shared):
 
     def _version(self, connection: sa.Connection) -> str | None:
         return connection.scalar(sa.select(_meta.c.value).where(_meta.c.name == self._schema.name))
+
+
+@contextmanager
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Commit at the end of the block; roll back if it raises.
+
+    The error of the block is the one that is raised, whatever becomes of the rollback: after the end of a connection it
+    fails too, and its error would say no more than that there is no connection.
+    """
+    with engine.connect() as connection:
+        begun = connection.begin()
+        try:
+            yield connection
+        except BaseException:
+            with suppress(exc.SQLAlchemyError):
+                begun.rollback()
+            raise
+        begun.commit()
 
 
 def insert_into(table: sa.Table, dialect: sa.Dialect) -> Any:

@@ -43,7 +43,7 @@ from turnwise.memory.stores.base import (
 )
 from turnwise.memory.stores.group_commit import GroupCommit
 from turnwise.memory.stores.sql import schema
-from turnwise.memory.stores.sql.commits import Asked, CommitWriter
+from turnwise.memory.stores.sql.commits import Asked, CommitWriter, attempt
 from turnwise.memory.stores.sql.rows import (
     log_key,
     read_event,
@@ -76,14 +76,9 @@ class _Job:
     result: Any = None
     is_begun: bool = False
 
-    def do(self, connection: sa.Connection) -> Exception | None:
-        """Do the work; return the error with which it was refused, or None. Refused work has changed nothing."""
+    def do(self, connection: sa.Connection) -> None:
         self.is_begun = True
-        try:
-            self.result = self.work(connection)
-        except TurnwiseError as error:
-            return error
-        return None
+        self.result = self.work(connection)
 
 
 LOCKED_PAUSE_S = 0.1
@@ -157,26 +152,36 @@ class SQLStore(SecureDeleteDatabase):
             row = self._sql.raise_epoch(connection, {"session_id": session_id, "jump": new_jump()}).one_or_none()
             if row is None:
                 raise SessionNotFoundError(session_id)
-            key = {"key": row.key}
-            head = self._sql.head(connection, key).one_or_none()
-            return Activation(
-                session=read_session(row),
-                head=read_turn(head, session_id) if head else None,
-                open_turns=tuple(read_turn(found, session_id) for found in self._sql.open_turns(connection, key)),
-                open_runs=tuple(read_run(found, session_id) for found in self._sql.open_runs(connection, key)),
-                now=_time(row.now),
-            )
+            return self._state(connection, row, row.now)
 
         return await self._write_along(activate)
+
+    async def state(self, session_id: str) -> Activation:
+        def state(connection: sa.Connection) -> Activation:
+            row = self._sql.session(connection, {"session_id": session_id}).one_or_none()
+            if row is None:
+                raise SessionNotFoundError(session_id)
+            return self._state(connection, row, self._sql.now(connection, {}).scalar_one())
+
+        return await self._read_snapshot(state)
+
+    def _state(self, connection: sa.Connection, row: sa.Row[Any], now: float | None) -> Activation:
+        key, session_id = {"key": row.key}, row.session_id
+        head = self._sql.head(connection, key).one_or_none()
+        return Activation(
+            session=read_session(row),
+            head=read_turn(head, session_id) if head else None,
+            open_turns=tuple(read_turn(found, session_id) for found in self._sql.open_turns(connection, key)),
+            open_runs=tuple(read_run(found, session_id) for found in self._sql.open_runs(connection, key)),
+            now=_time(now),
+        )
 
     async def _write_along(self, work: Callable[[sa.Connection], Result]) -> Result:
         """Run `work` in a transaction and return its result. On SQLite, waiting work shares a transaction.
 
         Thousands of sessions may be opened at once, and a SQLite file has one writer. On PostgreSQL, each work gets its
-        own transaction, so that none waits for another's row locks.
-
-        Args:
-            work: must raise a TurnwiseError only if it has changed nothing.
+        own transaction, so that none waits for another's row locks. Work that raises leaves nothing behind, whatever it
+        had written by then, and the rest of the group is done.
         """
         if not self.is_local:
             return await self._write(work)
@@ -196,16 +201,22 @@ class SQLStore(SecureDeleteDatabase):
             return late
         done: Iterator[Exception | None]
         try:
-            done = iter(self._checked(lambda: self._connected(self._engine, partial(_do_all, left))))
+            done = iter(self._do_together(left))
         except Exception:
             if len(left) == 1 or not left[0].is_begun:
                 raise
             done = map(self._do_alone, left)  # nothing was stored, and it is unknown whose error this is
         return [why or next(done) for why in late]
 
+    def _do_together(self, jobs: Sequence[_Job]) -> list[Exception | None]:
+        if len(jobs) == 1:
+            self._checked(lambda: self._connected(self._engine, jobs[0].do))
+            return [None]
+        return self._checked(lambda: self._connected(self._engine, partial(_do_all, jobs)))
+
     def _do_alone(self, job: _Job) -> Exception | None:
         try:
-            return self._late(job.since) or self._checked(lambda: self._connected(self._engine, job.do))
+            return self._late(job.since) or self._do_together([job])[0]
         except Exception as error:  # noqa: BLE001 - its caller raises it
             return error
 
@@ -223,12 +234,16 @@ class SQLStore(SecureDeleteDatabase):
                     (outcome,) = await self._on_thread(partial(self._transact, write))
                 if outcome is not None:
                     raise outcome
-            if commit.cleared_blocks and self._is_sqlite:
-                await self._on_thread(self._empty_log)
         except StoreError as error:
             if self._is_duplicate(error):
-                await self._refuse_duplicate(session_id, commit, error)
+                key: str | None = None
+                with suppress(TurnwiseError):  # what the database refused says more than that a read failed after it
+                    key = await self._stored_key(session_id, commit)
+                if key is not None:
+                    raise DuplicateKeyError(session_id, key) from error
             raise
+        if commit.cleared_blocks:
+            await self._leave_nothing_deleted()
 
     def _commit_group(self, group: Sequence[Asked]) -> list[Exception | None]:
         late: list[Exception | None] = [self._late(asked.since) for asked in group]
@@ -402,18 +417,19 @@ class SQLStore(SecureDeleteDatabase):
             return rows, None
         return rows[:limit], cursor_of(0.0, rows[limit - 1].key)
 
-    async def _refuse_duplicate(self, session_id: str, commit: Commit, error: StoreError) -> None:
-        """Raise DuplicateKeyError if the database refused the commit because one of its keys is stored already."""
+    async def _stored_key(self, session_id: str, commit: Commit) -> str | None:
+        """Return the key or id of a commit that is stored already, or that it has twice; None if there is none."""
         keys = [event.key for event in commit.events if event.key is not None]
         for key in keys:
             if keys.count(key) > 1 or await self.event_of_key(session_id, key):
-                raise DuplicateKeyError(session_id, key) from error
+                return key
         if run := commit.new_run:
             if run.idempotency_key is not None and await self.run_of_key(session_id, run.idempotency_key):
-                raise DuplicateKeyError(session_id, run.idempotency_key) from error
+                return run.idempotency_key
             with suppress(RunNotFoundError):
                 await self.run(run.run_id)
-                raise DuplicateKeyError(session_id, run.run_id) from error
+                return run.run_id
+        return None
 
 
 def _bounds(span: Span) -> dict[str, int]:
@@ -431,4 +447,12 @@ def _of_time(asked: Sequence[Item], late: Sequence[Exception | None]) -> list[It
 
 
 def _do_all(jobs: Sequence[_Job], connection: sa.Connection) -> list[Exception | None]:
-    return [job.do(connection) for job in jobs]
+    """Do all jobs; return the error of each that was refused. Raises what no single job can be blamed for."""
+    driver: Any = connection.connection.dbapi_connection
+    outcomes = []
+    for job in jobs:
+        outcome = attempt(driver.execute, partial(job.do, connection))
+        if outcome is not None and not isinstance(outcome, TurnwiseError):
+            raise outcome
+        outcomes.append(outcome)
+    return outcomes

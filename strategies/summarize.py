@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError
+from turnwise.memory.ranges import check_count
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import OverflowStrategy
@@ -47,14 +48,8 @@ class Summarize:
     def __post_init__(self) -> None:
         if not 0 < self.trigger_ratio <= 1:
             raise ConfigError("Summarize.trigger_ratio", self.trigger_ratio, "must be above 0 and at most 1")
-        if self.keep_turns < 1:
-            raise ConfigError("Summarize.keep_turns", self.keep_turns, "must be 1 or more: the newest turn stays")
-        if self.keep_tokens is not None and self.keep_tokens < 1:
-            raise ConfigError("Summarize.keep_tokens", self.keep_tokens, "must be 1 or more, or None for no limit")
-        if self.max_summary_tokens < 1:
-            raise ConfigError("Summarize.max_summary_tokens", self.max_summary_tokens, "must be 1 or more")
-        if self.model_window is not None and self.model_window < 1:
-            raise ConfigError("Summarize.model_window", self.model_window, "must be 1 or more, or None")
+        for name in ("keep_turns", "keep_tokens", "max_summary_tokens", "model_window"):
+            check_count(f"Summarize.{name}", getattr(self, name), 1)
         if not self.prompt.strip():
             raise ConfigError("Summarize.prompt", self.prompt, "must not be blank")
 

@@ -27,15 +27,19 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory, MemoryType
+from turnwise.memory.ranges import MAX_COUNT, MAX_SECONDS
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
-MAX_SECONDS = 1e9
-"""The longest time limit, in seconds: beyond it, clocks, Ray and operating systems overflow in different ways."""
-
-MAX_ITEMS = 2**31 - 1
+MAX_ITEMS = MAX_COUNT
 """The largest `limit` of a page."""
+
+MAX_LIFETIME_S = 1e10
+"""The longest `ttl_s`, in seconds: three centuries."""
+
+MAX_SILENCE_S = 86_400.0
+"""The longest `debounce_s`, in seconds: a day. Whoever waits for longer wants a scheduler."""
 
 MAX_TEXT_BYTES = 4_000_000
 """The largest text other than a prompt, in bytes of UTF-8."""
@@ -220,7 +224,9 @@ IdempotencyKey = Annotated[str, PlainValidator(partial(check_id, "idempotency ke
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 """How long to wait, in seconds; 0 checks once and returns."""
-Lifetime = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Silence = Annotated[float, Field(gt=0, le=MAX_SILENCE_S, allow_inf_nan=False)]
+"""How long nobody must have added a prompt before a run begins, in seconds."""
+Lifetime = Annotated[float, Field(ge=0, le=MAX_LIFETIME_S, allow_inf_nan=False)]
 Time = Annotated[float, Field(allow_inf_nan=False)]
 """Seconds since the epoch."""
 

@@ -26,6 +26,7 @@ from turnwise.actors.client.arguments import (
     RunId,
     Seconds,
     SessionId,
+    Silence,
     Text,
     Time,
     Title,
@@ -182,7 +183,7 @@ class _Session:
         turn_id: TurnId | None = None,
         parent: ParentRun | None = None,
         if_busy: IfBusy = "reject",
-        debounce_s: Seconds | None = None,
+        debounce_s: Silence | None = None,
         idempotency_key: IdempotencyKey | None = None,
         timeout_s: Seconds | None = None,
         labels: Labels | None = None,
@@ -439,7 +440,8 @@ class Session(_Session):
             parent: the id of the run, in any session of the user, on whose behalf this run is started, such as that of
                 an agent that calls this one; it is in the run's record.
             if_busy: what to do while another run is active; see the table above.
-            debounce_s: for `debounce`, how many seconds nobody must have added a prompt before the run begins.
+            debounce_s: for `debounce`, how many seconds nobody must have added a prompt before the run begins;
+                up to a day.
             idempotency_key: a repeated call with the same key and the same prompts returns the run that the first call
                 started.
             timeout_s: the run fails after so many seconds.
@@ -831,7 +833,8 @@ class AsyncSession(_Session):
             parent: the id of the run, in any session of the user, on whose behalf this run is started, such as that of
                 an agent that calls this one; it is in the run's record.
             if_busy: what to do while another run is active; see the table above.
-            debounce_s: for `debounce`, how many seconds nobody must have added a prompt before the run begins.
+            debounce_s: for `debounce`, how many seconds nobody must have added a prompt before the run begins;
+                up to a day.
             idempotency_key: a repeated call with the same key and the same prompts returns the run that the first call
                 started.
             timeout_s: the run fails after so many seconds.

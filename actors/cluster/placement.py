@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.errors import ConfigError
+from turnwise.memory.ranges import check_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,12 @@ class Dedicated:
     answered. A live process keeps the limit that it was created with."""
 
     def __post_init__(self) -> None:
-        if self.max_live is not None and self.max_live < 1:
-            raise ConfigError("max_live", self.max_live, "must be 1 or more, or None for no limit")
-        if self.max_waits < 1:
-            raise ConfigError("max_waits", self.max_waits, "must be 1 or more")
+        check_count("max_live", self.max_live, 1)
+        check_count("max_waits", self.max_waits, 1)
+
+
+MAX_HOSTS = 10_000
+"""The most hosts: each is a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +67,9 @@ class Packed:
     """The same limit for one session, so that none uses up the host's."""
 
     def __post_init__(self) -> None:
-        for name in ("hosts", "max_resident", "max_calls", "max_session_calls", "max_waits", "max_session_waits"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "must be 1 or more")
+        check_count("hosts", self.hosts, 1, MAX_HOSTS)
+        for name in ("max_resident", "max_calls", "max_session_calls", "max_waits", "max_session_waits"):
+            check_count(name, getattr(self, name), 1)
 
 
 Placement = Dedicated | Packed

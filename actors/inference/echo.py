@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 
 from turnwise.actors.inference.engine import RunContext, SessionView
-from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, User
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.ranges import check_seconds
 
 
 class EchoEngine:
@@ -21,8 +21,7 @@ class EchoEngine:
     """
 
     def __init__(self, token_delay_s: float = 0.0) -> None:
-        if token_delay_s < 0:
-            raise ConfigError("token_delay_s", token_delay_s, "must be 0 or more seconds")
+        check_seconds("token_delay_s", token_delay_s)
         self.token_delay_s = token_delay_s
 
     def build(self, session: SessionView) -> EchoEngine:

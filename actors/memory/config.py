@@ -12,6 +12,7 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.ranges import check_count, check_seconds
 
 Setting = TypeVar("Setting")
 
@@ -114,11 +115,9 @@ class MemoryConfig:
     run's events, from memory if the run is one of the last."""
 
     def __post_init__(self) -> None:
-        for name in ("max_results", "max_tokens", "timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"memory.{name}", getattr(self, name), "must be more than 0")
-        if isinstance(self.profile_tokens, bool) or not isinstance(self.profile_tokens, int) or self.profile_tokens < 0:
-            raise ConfigError("memory.profile_tokens", self.profile_tokens, "must be a whole number, at least 0")
+        for name, least in {"max_results": 1, "max_tokens": 1, "profile_tokens": 0}.items():
+            check_count(f"memory.{name}", getattr(self, name), least)
+        check_seconds("memory.timeout_s", self.timeout_s, may_be_0=False)
         if not isinstance(self.planner_notes, bool):
             raise ConfigError("memory.planner_notes", self.planner_notes, "must be True or False")
         if self.save not in get_args(Saved):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 
 from turnwise.errors import ConfigError
@@ -28,8 +29,9 @@ class Budget:
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"Budget.{limit.name}", value, "must be more than 0, or None for no limit")
+            if value is not None and not 0 < value < math.inf:
+                why = "must be more than 0 and finite, or None for no limit"
+                raise ConfigError(f"Budget.{limit.name}", value, why)
 
     def exceeded(self, spent: Usage, times: int = 1) -> str | None:
         """Return the first limit that is reached, as a text such as "12 of 10 calls", or None if none is reached.
@@ -56,8 +58,8 @@ class Price:
     def __post_init__(self) -> None:
         for price in fields(self):
             value = getattr(self, price.name)
-            if value is not None and not value >= 0:
-                raise ConfigError(f"Price.{price.name}", value, "must be 0 or more")
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"Price.{price.name}", value, "must be 0 or more, and finite")
 
     def of(self, usage: Usage) -> float:
         """Return what this usage costs."""

@@ -10,6 +10,7 @@ from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.budget import Budget, Price
 from turnwise.errors import ConfigError
+from turnwise.memory.ranges import check_count, check_seconds
 from turnwise.memory.tokens.counter import TokenCounter
 
 
@@ -105,16 +106,10 @@ class SessionConfig:
             raise ConfigError("reserve_output_tokens", reserve, "must be 0 or more, and less than max_context_tokens")
         if window is not None and window < 1:
             raise ConfigError("max_context_tokens", window, "must be 1 or more, or None for the model's own limit")
-        for name in ("max_resumes", "cancel_grace_s", "max_queued", "delta_interval_s", "store_retry_s", "max_labels"):
-            if getattr(self, name) < 0:
-                raise ConfigError(name, getattr(self, name), "must be 0 or more")
-        for name in (
-            "max_prompt_bytes",
-            "max_metadata_bytes",
-            "max_label_chars",
-            "idle_s",
-            "compaction_attempts",
-            "compaction_timeout_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise ConfigError(name, getattr(self, name), "must be more than 0")
+        for name in ("cancel_grace_s", "delta_interval_s", "store_retry_s", "idle_s", "compaction_timeout_s"):
+            may_be_0 = name not in ("idle_s", "compaction_timeout_s")
+            check_seconds(name, getattr(self, name), may_be_0=may_be_0)
+        for name in ("max_resumes", "max_queued", "max_labels"):
+            check_count(name, getattr(self, name))
+        for name in ("max_prompt_bytes", "max_metadata_bytes", "max_label_chars", "compaction_attempts"):
+            check_count(name, getattr(self, name), 1)

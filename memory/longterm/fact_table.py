@@ -10,10 +10,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from turnwise.errors import ConfigError, InvalidMemoryError
+from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import checked_item
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.ranges import check_seconds
 from turnwise.memory.stores.sql.database import Schema, SQLDatabase, transaction
 from turnwise.memory.stores.urls import read_only, resolve_url
 
@@ -51,8 +52,7 @@ class FactTable(SQLDatabase):
         refresh_s: float = 60.0,
         lock_timeout_s: float = 10.0,
     ) -> None:
-        if not refresh_s >= 0:
-            raise ConfigError("FactTable.refresh_s", refresh_s, "must be at least 0")
+        check_seconds("FactTable.refresh_s", refresh_s)
         url = resolve_url(url)
         super().__init__(read_only(url), _NO_SCHEMA, lock_timeout_s=lock_timeout_s, connections=1)
         self._settings: dict[str, Any] = {

@@ -11,9 +11,14 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.background import log_failure
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.ranges import check_seconds
 
 PAUSE_S = 1.0
 """The longest that uses are collected before they are written, in seconds."""
+
+
+MAX_KEEP_S = 1e10
+"""The longest `keep_s`, in seconds: three centuries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +39,7 @@ class Retention:
     """The types of items that expire; other types never do. All if left out."""
 
     def __post_init__(self) -> None:
-        if not (self.keep_s > 0 and math.isfinite(self.keep_s)):
-            raise ConfigError("Retention.keep_s", self.keep_s, "must be above 0 seconds, and finite")
+        check_seconds("Retention.keep_s", self.keep_s, may_be_0=False, most=MAX_KEEP_S)
         if self.types is not None:
             try:
                 # Sorted, since a memory's actor is found by its settings.

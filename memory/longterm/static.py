@@ -23,6 +23,7 @@ from turnwise.memory.longterm.items.base import (
 )
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.ranges import check_count
 from turnwise.memory.stores.base import Page, check_limit
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ class StaticMemory:
         name: str | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        if all_up_to < 0:
-            raise ConfigError("StaticMemory.all_up_to", all_up_to, "must be at least 0")
+        check_count("StaticMemory.all_up_to", all_up_to)
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
         self._owner = Scope(user_id=owner)

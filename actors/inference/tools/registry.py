@@ -26,6 +26,7 @@ from turnwise.memory.conversation.blocks import Content, ToolResult, ToolUse
 from turnwise.memory.conversation.call_arguments import refusal
 from turnwise.memory.conversation.growing_text import whole
 from turnwise.memory.conversation.tool_results import result_of, within
+from turnwise.memory.ranges import check_count, check_seconds
 
 MAX_BACKOFF_S = 30.0
 
@@ -133,14 +134,11 @@ class ToolRegistry:
                     raise ConfigError(setting, name, f"is no tool here; the tools are {sorted(names)}")
         if self.on_error not in ("continue", "abort", "retry"):
             raise ConfigError("on_error", self.on_error, "must be 'continue', 'abort' or 'retry'")
-        for setting in ("retries", "backoff_s"):
-            if getattr(self, setting) < 0:
-                raise ConfigError(setting, getattr(self, setting), "must be 0 or more")
+        check_count("retries", self.retries)
+        check_seconds("backoff_s", self.backoff_s)
         for setting in ("max_parallel", "max_steps", "max_result_chars", "max_result_bytes"):
-            if getattr(self, setting) < 1:
-                raise ConfigError(setting, getattr(self, setting), "must be 1 or more")
-        if self.timeout_s is not None and self.timeout_s <= 0:
-            raise ConfigError("timeout_s", self.timeout_s, "must be more than 0 seconds, or None")
+            check_count(setting, getattr(self, setting), 1)
+        check_seconds("timeout_s", self.timeout_s, may_be_0=False)
 
     def extended(self, tools: Mapping[str, Mapping[str, Any]]) -> ToolRegistry:
         """Return a registry that also has the tools of a run (see `RunContext.tools`), which it allows.

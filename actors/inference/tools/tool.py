@@ -29,6 +29,7 @@ from turnwise.actors.inference.tools.signature import (
 from turnwise.errors import ConfigError, InvalidInputError, shown
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
 from turnwise.memory.conversation.run_tools import MAX_TOOLS, MAX_TOOLS_BYTES, is_tool_name
+from turnwise.memory.ranges import check_count, check_seconds
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]
 """Returns, given a call's arguments, whether a person must approve the call. Must not block."""
@@ -72,10 +73,8 @@ class Tool:
     def __post_init__(self) -> None:
         if not is_tool_name(self.name):
             raise ConfigError("name", self.name, "a tool's name has 1 to 64 letters, digits, _ and -: pass name=...")
-        if self.timeout_s is not None and self.timeout_s <= 0:
-            raise ConfigError("timeout_s", self.timeout_s, f"tool {self.name!r}: must be more than 0 seconds")
-        if self.retries is not None and self.retries < 0:
-            raise ConfigError("retries", self.retries, f"tool {self.name!r}: must be 0 or more")
+        check_seconds(f"tool {self.name!r}: timeout_s", self.timeout_s, may_be_0=False)
+        check_count(f"tool {self.name!r}: retries", self.retries)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function, without checks, timeout and retries."""

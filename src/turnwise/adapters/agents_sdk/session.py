@@ -18,6 +18,7 @@ from turnwise.memory.conversation.blocks import Unknown
 from turnwise.memory.conversation.frozen_json import freeze, plain_json
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.ranges import check_seconds
 
 with framework("openai-agents", extra="openai-agents", tested="0.24"):
     from agents.memory import SessionSettings
@@ -132,8 +133,7 @@ class TurnwiseSession:
             raise ConfigError("session", shown(session), "must be a session of a manager")
         if if_busy not in ("reject", "enqueue"):
             raise ConfigError("if_busy", if_busy, "must be 'reject' or 'enqueue'")
-        if not lease_s > 0:
-            raise ConfigError("lease_s", lease_s, "must be more than 0 seconds")
+        check_seconds("lease_s", lease_s, may_be_0=False)
         self.session_id = session.id
         self.session_settings: SessionSettings | None = coerce_session_settings(session_settings or SessionSettings())
         self._session = session

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 from turnwise.actors.inference.redaction import LONG
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.ranges import check_seconds
 from turnwise.memory.stores.urls import redact
 
 if TYPE_CHECKING:
@@ -139,8 +139,7 @@ def _texts(setting: str, given: Mapping[str, str] | None) -> FrozenDict | None:
 
 def _check_times(server: McpServer) -> None:
     for name in ("connect_timeout_s", "idle_s"):
-        seconds = getattr(server, name)
-        _check(name, seconds, 0 < seconds < math.inf, "must be more than 0 seconds")
+        check_seconds(name, getattr(server, name), may_be_0=False)
 
 
 def _check(setting: str, value: object, ok: object, why: str) -> None:

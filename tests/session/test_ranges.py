@@ -1,0 +1,91 @@
+"""Durations, counts and sizes that make no sense are refused when they are given, with their range."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from turnwise.actors.cluster.placement import Dedicated, Packed
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.tool import tool
+from turnwise.actors.memory.config import MemoryConfig
+from turnwise.actors.session.budget import Budget, Price
+from turnwise.actors.session.config import SessionConfig
+from turnwise.adapters.mcp.servers import McpHttp
+from turnwise.errors import ConfigError
+from turnwise.memory.longterm.retention import Retention
+from turnwise.memory.ranges import check_count, check_seconds
+from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.strategies.summarize import Summarize
+
+
+def a_tool(**settings: Any) -> Any:
+    return tool(**settings)(lambda: "said")
+
+
+POSTGRES = "postgresql://user@host/name"
+
+SECONDS: list[tuple[Callable[..., Any], str]] = [
+    *((SessionConfig, name) for name in ("cancel_grace_s", "idle_s", "delta_interval_s", "store_retry_s")),
+    (SessionConfig, "compaction_timeout_s"),
+    (ToolRegistry, "timeout_s"),
+    (ToolRegistry, "backoff_s"),
+    (lambda **settings: a_tool(name="a", **settings), "timeout_s"),
+    *((lambda **settings: OpenAIEngine("m", **settings), name) for name in ("timeout_s", "connect_timeout_s")),
+    (MemoryConfig, "timeout_s"),
+    (EchoEngine, "token_delay_s"),
+    (lambda **settings: McpHttp("http://127.0.0.1:1/mcp", **settings), "idle_s"),
+    (Retention, "keep_s"),
+    (lambda **settings: SQLStore(POSTGRES, **settings), "lock_timeout_s"),
+    (lambda **settings: RedisStore("redis://host", **settings), "timeout_s"),
+    (Budget, "seconds"),
+]
+
+COUNTS: list[tuple[Callable[..., Any], str]] = [
+    *((SessionConfig, name) for name in ("max_resumes", "max_queued", "max_labels", "max_prompt_bytes")),
+    *((SessionConfig, name) for name in ("max_metadata_bytes", "max_label_chars", "compaction_attempts")),
+    *((ToolRegistry, name) for name in ("retries", "max_parallel", "max_steps", "max_result_chars")),
+    *((Packed, name) for name in ("hosts", "max_resident", "max_calls", "max_session_calls", "max_waits")),
+    (Dedicated, "max_live"),
+    (Dedicated, "max_waits"),
+    *((MemoryConfig, name) for name in ("max_results", "max_tokens", "profile_tokens")),
+    *((lambda **settings: OpenAIEngine("m", **settings), name) for name in ("max_retries", "max_output_tokens")),
+    *((lambda **settings: Summarize(None, **settings), name) for name in ("keep_turns", "max_summary_tokens")),
+    (lambda **settings: SQLStore(POSTGRES, **settings), "connections"),
+    (lambda **settings: RedisStore("redis://host", **settings), "connections"),
+]
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e300])
+@pytest.mark.parametrize(("make", "setting"), SECONDS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_duration_that_makes_no_sense_is_refused(make: Callable[..., Any], setting: str, value: float) -> None:
+    if setting == "seconds" and value == 1e300:
+        return  # a budget is compared, and waited for by nobody
+    with pytest.raises(ConfigError, match=setting):
+        make(**{setting: value})
+
+
+@pytest.mark.parametrize("value", [-1, 2**31, 10**30, math.nan, math.inf, 1.5, True])
+@pytest.mark.parametrize(("make", "setting"), COUNTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_count_that_makes_no_sense_is_refused(make: Callable[..., Any], setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        make(**{setting: value})
+
+
+def test_prices_and_budgets_are_finite() -> None:
+    for value in (math.nan, math.inf, -1.0):
+        with pytest.raises(ConfigError):
+            Price(input=value, output=1.0)
+        with pytest.raises(ConfigError):
+            Budget(cost=value)
+
+
+def test_the_error_of_a_range_says_the_range() -> None:
+    with pytest.raises(ConfigError, match=r"^idle_s=inf: must be a number of seconds, above 0 and up to 1e\+09$"):
+        check_seconds("idle_s", math.inf, may_be_0=False)
+    with pytest.raises(ConfigError, match=r"^hosts=0: must be a whole number from 1 to 9$"):
+        check_count("hosts", 0, 1, 9)

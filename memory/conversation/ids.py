@@ -8,9 +8,12 @@ import threading
 import time
 import unicodedata
 
-from turnwise.errors import InvalidIdError, shown
+from turnwise.errors import InvalidIdError, InvalidInputError, shown
 
 MAX_LENGTH = 256
+
+MAX_INDEXED_BYTES = 2560
+"""The most bytes, in UTF-8, of the names by which a database finds one row. PostgreSQL indexes up to 2,704 bytes."""
 
 
 def new_id() -> str:
@@ -66,6 +69,34 @@ def check_id(kind: str, value: str) -> str:
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
         raise InvalidIdError(kind, value, "it holds a control character")
     return value
+
+
+def check_names(field: str, *names: str | None) -> None:
+    """Raise unless each store can keep these names, and can find a row by all of them together.
+
+    Stores check more than `check_id` allows, so that what one takes is taken by each.
+
+    Args:
+        field: what they are, for the error.
+        names: None is passed over.
+
+    Raises:
+        InvalidInputError: they have a null character or a lone surrogate, or take more than `MAX_INDEXED_BYTES`.
+    """
+    given = [name for name in names if name is not None]
+    shortened = shown(given[0] if len(given) == 1 else tuple(given))
+    for name in given:
+        if not isinstance(name, str):
+            raise InvalidInputError(field, shown(name), "must be a string")
+        if "\0" in name:
+            raise InvalidInputError(field, shortened, "must not have a null character, which databases cannot keep")
+    try:
+        size = len("".join(given).encode())
+    except UnicodeEncodeError:
+        raise InvalidInputError(field, shortened, "must not have a lone surrogate, which UTF-8 cannot encode") from None
+    if size > MAX_INDEXED_BYTES:
+        why = f"must take at most {MAX_INDEXED_BYTES} bytes in UTF-8, not {size}: databases cannot index longer ones"
+        raise InvalidInputError(field, shortened, why)
 
 
 def own_id(user_id: str, session_id: str) -> str:

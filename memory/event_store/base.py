@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
+from turnwise.memory.conversation.ids import check_names
 
 
 @runtime_checkable
@@ -59,8 +60,11 @@ class HistoryStore(Protocol):
 
 
 def check_session(session_id: str, events: Sequence[Event]) -> None:
-    """Raise InvalidInputError if an event belongs to another session."""
+    """Raise InvalidInputError if an event belongs to another session, or a name in it cannot be kept by each store."""
+    check_names("session_id", session_id)
     for event in events:
+        check_names("run_id of an event", session_id, event.run_id)
+        check_names("key of an event", session_id, event.key)
         if event.session_id != session_id:
             why = f"event {event.seq} belongs to another session than {session_id!r}: append it to its own session"
             raise InvalidInputError("session_id", shown(event.session_id), why)

@@ -10,6 +10,7 @@ from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
+from turnwise.memory.conversation.ids import check_names
 from turnwise.memory.conversation.notebook_display import items_html
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
@@ -92,6 +93,9 @@ class Activation:
     """The time by the store's clock: see `SessionStore.now`."""
 
 
+PROBE_BYTES = 65_536
+"""How much `check_writable` writes: more than a short turn takes, so that there is room for one if it succeeds."""
+
 _JUMP_BITS = 40
 
 
@@ -125,6 +129,33 @@ def parse_cursor(cursor: str) -> tuple[float, int]:
     return parsed
 
 
+def check_session_names(session: SessionRecord) -> None:
+    """Raise unless each store can keep the ids of a new session.
+
+    Raises:
+        InvalidInputError: see `check_names`.
+    """
+    check_names("session_id", session.session_id)
+    check_names("user_id", session.user_id)
+    check_names("agent", session.agent)
+    check_names("parent", session.parent)
+
+
+def check_commit_names(commit: Commit) -> None:
+    """Raise unless each store can keep the ids and keys of a commit.
+
+    Raises:
+        InvalidInputError: see `check_names`.
+    """
+    if run := commit.new_run:
+        check_names("run_id", run.run_id)
+        check_names("idempotency_key", run.idempotency_key)
+    for turn in commit.turns:
+        check_names("turn_id", turn.turn_id)
+    for event in commit.events:
+        check_names("event key", event.key)
+
+
 def check_limit(limit: int) -> int:
     """Return the limit of a page.
 
@@ -144,7 +175,8 @@ class SessionStore(Protocol):
     that are read are immutable and equal to those written, with two exceptions: events have no blocks, and the usage of
     turns and runs is kept to the microsecond and to the twelfth decimal of its cost. Unless said otherwise, methods
     raise `StoreError` if the store cannot be reached or was closed, `SessionNotFoundError` if the session does not
-    exist, and `InvalidInputError` if `limit` is below 1.
+    exist, and `InvalidInputError` if `limit` is below 1, or an id or a key to store has a null character or a lone
+    surrogate or is too long (`check_names`): each store takes the same.
     """
 
     async def now(self) -> float:
@@ -176,8 +208,8 @@ class SessionStore(Protocol):
     async def activate(self, session_id: str) -> Activation:
         """Raise the session's epoch by 1, so that commits of earlier owners are refused; return its state.
 
-        The revision is raised by `new_jump()`. If the state cannot be read, the call raises and the epoch stays, so that
-        the owner of a session with a damaged record keeps it.
+        The revision is raised by `new_jump()`. If the state cannot be read, the call raises and the epoch stays. So the
+        owner of a session with a damaged record keeps it.
 
         Raises:
             CorruptRecordError: the session, its last turn, or an open turn or run cannot be read; nothing is changed.
@@ -271,12 +303,21 @@ class SessionStore(Protocol):
             now: seconds since the epoch, by the store's clock: see `now`.
         """
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
         """Delete the session, its turns, runs and events, and those of its blocks that no fork uses.
+
+        Returns how many turns it had.
 
         Raises:
             SessionFencedError: `epoch` was given and the session has another epoch, or `log` was given and the session
                 has another log, so it is another session with the same id; nothing is deleted.
+        """
+
+    async def check_writable(self) -> None:
+        """Raise unless a session could be stored now: write something of `PROBE_BYTES` and delete it. Nobody sees it.
+
+        Raises:
+            StoreError: the disk or the memory is full, the store takes no writes, or it cannot be reached.
         """
 
     async def close(self) -> None:

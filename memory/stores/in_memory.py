@@ -29,7 +29,9 @@ from turnwise.memory.stores.base import (
     Commit,
     Page,
     SessionOrder,
+    check_commit_names,
     check_limit,
+    check_session_names,
     cursor_of,
     new_jump,
     parse_cursor,
@@ -67,6 +69,7 @@ class InMemoryStore:
         self._closed = False
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+        check_session_names(session)
         self._check_open()
         order = new_key()
         if session.session_id in self._rows:
@@ -107,6 +110,7 @@ class InMemoryStore:
         )
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        check_commit_names(commit)
         self._check_open()
         row, session = self._rows.get(session_id), commit.session
         follows = (session.log, epoch, session.revision - 1, commit.log_size_before)
@@ -223,7 +227,7 @@ class InMemoryStore:
         page, more = _page((row for row in self._behind(cursor) if row.session.has_expired(now)), limit)
         return Page(tuple(row.session for row in page), more)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
         row = self._row(session_id)
         if epoch not in (None, row.session.epoch) or log not in (None, row.session.log):
             raise SessionFencedError(session_id, epoch)
@@ -232,6 +236,10 @@ class InMemoryStore:
             del self._owners[run_id]
         for one in {row.session.log, *(span.log for span in row.borrowed)}:
             self._release(one)
+        return len(row.turns)
+
+    async def check_writable(self) -> None:
+        self._check_open()
 
     async def close(self) -> None:
         self._closed = True

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from turnwise.errors import StoreClosedError
 from turnwise.memory.conversation.codec import decode_text, decoded
+from turnwise.memory.conversation.ids import check_names
 from turnwise.memory.longterm.base import Scope
 
 Change = Callable[[str | None], str | None]
@@ -38,6 +39,15 @@ class NoteStore(Protocol):
         """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
 
 
+def check_scope(scope: Scope) -> None:
+    """Raise unless each store can keep a note of this scope.
+
+    Raises:
+        InvalidInputError: see `check_names`.
+    """
+    check_names("user_id, session_id", scope.user_id, scope.session_id)
+
+
 def decode_note(scope: Scope, stored: bytes | str | None) -> str | None:
     """Return the note from its stored JSON text; None if there is none.
 
@@ -64,6 +74,7 @@ class InMemoryNotes:
 
     async def change(self, scope: Scope, change: Change) -> str | None:
         self._check_open()
+        check_scope(scope)
         key = (scope.user_id, scope.session_id)
         text = change(self._notes.get(key))
         if text is None:

@@ -8,7 +8,7 @@ from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.stores.redis.database import RedisDatabase
-from turnwise.memory.working.base import Change, decode_note
+from turnwise.memory.working.base import Change, check_scope, decode_note
 
 _READ = "return redis.call('HGET', KEYS[1], ARGV[1])"
 
@@ -54,6 +54,7 @@ class RedisNotes(RedisDatabase):
         return decode_note(scope, await self._raw(scope))
 
     async def change(self, scope: Scope, change: Change) -> str | None:
+        check_scope(scope)
         while True:
             raw = await self._raw(scope)
             text = change(decode_note(scope, raw))

@@ -9,7 +9,7 @@ from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.stores.sql.database import Schema
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
-from turnwise.memory.working.base import Change, decode_note
+from turnwise.memory.working.base import Change, check_scope, decode_note
 
 tables = MetaData()
 
@@ -46,6 +46,8 @@ class SQLNotes(SecureDeleteDatabase):
         return await self._read(lambda connection: _text(connection, scope))
 
     async def change(self, scope: Scope, change: Change) -> str | None:
+        check_scope(scope)
+
         def rewrite(connection: sa.Connection) -> str | None:
             self._lock_user(connection, scope.user_id)
             before = _text(connection, scope)

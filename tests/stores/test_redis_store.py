@@ -376,9 +376,17 @@ async def test_a_lost_answer_is_an_error_and_the_commit_is_not_repeated(
         again = replace(commit, session=commit.session.committed(log_size=6))
         with pytest.raises(DuplicateKeyError):
             await store.commit("s", 1, again)
-        line.lose, line.first = 1, 1  # the state is read, then the epoch raised
+        read = store.state
+
+        async def read_and_lose_the_next_answer(session_id: str) -> Activation:
+            found = await read(session_id)
+            line.lose = 1
+            return found
+
+        store.state = read_and_lose_the_next_answer  # type: ignore[method-assign]
         with pytest.raises(StoreError):
             await store.activate("s")
+        store.state = read  # type: ignore[method-assign]
         assert (await store.get("s")).epoch == 2
         with pytest.raises(SessionFencedError):
             await store.commit("s", 1, commit)

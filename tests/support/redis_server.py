@@ -92,9 +92,7 @@ class Line:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self.lose = 0
-        """How many answers get lost, each with its connection."""
-        self.first = 0
-        """How many answers arrive before the first one gets lost."""
+        """How many answers get lost from now on, each with its connection."""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
@@ -124,9 +122,7 @@ class Line:
 
         async def answer() -> None:
             while data := await to_reader.read(2**16):
-                if self.lose and self.first:
-                    self.first -= 1
-                elif self.lose:
+                if self.lose:
                     self.lose -= 1
                     break
                 writer.write(data)

@@ -44,6 +44,9 @@ class FactFilter:
         object.__setattr__(self, "types", checked_types(self.types))
 
 
+MAX_ID_BYTES = 1500
+"""The most bytes of an item's id, in UTF-8: it is indexed with its user's."""
+
 ALL = FactFilter()
 """All facts that are not superseded."""
 
@@ -405,5 +408,5 @@ def _check_names(*names: str | None) -> None:
     for name in names:
         if name is not None and ("\0" in name or not name.strip()):
             raise ValueError(f"{name[:_SHOWN]!r} is not an id: it is blank or contains NUL")
-        if name is not None:
-            name.encode()
+        if name is not None and (size := len(name.encode())) > MAX_ID_BYTES:
+            raise ValueError(f"{name[:_SHOWN]!r}... takes {size} bytes in UTF-8, and an id at most {MAX_ID_BYTES}")

@@ -99,10 +99,9 @@ class InMemoryFacts:
         row = self._seen(scope, id)
         if row is None or row.item.superseded_at is not None:
             return False
-        if kind is not None:
-            row.agent = owner_after(scope, row.agent, row.item.type, kind)
-        row.item = changed(row.item, text, kind, at, more)
-        row.used = max(row.used, at)
+        agent = row.agent if kind is None else owner_after(scope, row.agent, row.item.type, kind)
+        item, used = changed(row.item, text, kind, at, more), max(row.used, at)
+        row.agent, row.item, row.used = agent, item, used
         return True
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:

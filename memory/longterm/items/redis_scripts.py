@@ -18,11 +18,21 @@ A place is the user's digest, the time as 16 digits that sort like times, and th
 from __future__ import annotations
 
 from turnwise.memory.longterm.items.base import TOMBSTONE_S
+from turnwise.memory.stores.redis.database import MISFIT
 
 KEYS = ("items", "texts", "times", "order", "used", "successors", "deleted", "last", "buried")
 
 _COMMON = """
 local items, texts, times, order, used, successors, deleted, last, buried = unpack(KEYS)
+
+local function wrong_key()
+  local name, why = misfit('hash', {items, texts})
+  if not name then name, why = misfit('zset', {times, order, used, successors, buried}) end
+  if not name then name, why = misfit('set', {deleted}) end
+  local number = not name and redis.call('GET', last)
+  if number and not string.match(number, '^%d+$') then name, why = last, 'it is no number' end
+  return name and corrupt_key(name, why)
+end
 
 local function corrupt(digest, why)
   return redis.error_reply('CORRUPT ' .. items .. ' ' .. digest .. ' ' .. why)
@@ -127,6 +137,8 @@ end
 """
 
 _PUT = """
+local wrong = wrong_key()
+if wrong then return wrong end
 local new = {}
 for at = 3, #ARGV, 5 do
   if add(ARGV[1], ARGV[2], unpack(ARGV, at, at + 4)) then new[#new + 1] = ARGV[at] end
@@ -181,6 +193,8 @@ local raw = redis.call('HGET', items, digest)
 if not raw then return 0 end
 local fact = parse(raw)
 if not fact then return corrupt(digest, 'it is not what was written') end
+local wrong = wrong_key()
+if wrong then return wrong end
 if not sees(agent, fact) or fact.superseded_at then return 0 end
 if raw ~= read or redis.call('HGET', texts, digest) ~= said then return 2 end
 for at = 9, #ARGV, 2 do
@@ -219,6 +233,8 @@ local raw = redis.call('HGET', items, old)
 if not raw then return 0 end
 local fact = parse(raw)
 if not fact then return corrupt(old, 'it is not what was written') end
+local wrong = wrong_key()
+if wrong then return wrong end
 if not sees(agent, fact) or was_deleted(digest) then return 0 end
 if fact.superseded_at then return fact.superseded_by == id and 1 or 0 end
 add(unpack(ARGV, 5))
@@ -231,6 +247,8 @@ return 1
 """
 
 _DELETE = """
+local wrong = wrong_key()
+if wrong then return wrong end
 local seen, facts, missing = {}, {}, {}
 for at = 2, #ARGV do
   local digest = ARGV[at]
@@ -252,6 +270,8 @@ return seen
 """
 
 _PURGE = """
+local wrong = wrong_key()
+if wrong then return wrong end
 local tag, session, turn = unpack(ARGV)
 local found, ids = {}, {}
 for _, entry in ipairs(of_user(tag)) do
@@ -269,17 +289,26 @@ return ids
 """
 
 _TOUCH = """
+local wrong = wrong_key()
+if wrong then return wrong end
+local facts = {}
+for at = 3, #ARGV do
+  if ARGV[2] ~= '' and redis.call('ZSCORE', used, ARGV[at]) then
+    facts[at] = parse(redis.call('HGET', items, ARGV[at]))
+    if not facts[at] then return corrupt(ARGV[at], 'it is missing or not what was written') end
+  end
+end
 for at = 3, #ARGV do
   if redis.call('ZADD', used, 'XX', 'GT', 'CH', ARGV[1], ARGV[at]) == 1 and ARGV[2] ~= '' then
-    local fact = parse(redis.call('HGET', items, ARGV[at]))
-    if not fact then return corrupt(ARGV[at], 'it is missing or not what was written') end
-    fact.uses = string.format('%.0f', (tonumber(fact.uses) or 0) + 1)
-    save(ARGV[at], fact)
+    facts[at].uses = string.format('%.0f', (tonumber(facts[at].uses) or 0) + 1)
+    save(ARGV[at], facts[at])
   end
 end
 """
 
 _SWEEP = """
+local wrong = wrong_key()
+if wrong then return wrong end
 local before, types, limit = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local found, passed = {}, 0
 local function enough(used_at)
@@ -326,7 +355,7 @@ return found
 """
 
 SCRIPTS = {
-    name: f"local TOMBSTONE_S = {TOMBSTONE_S:.0f}\n" + _COMMON + body
+    name: f"local TOMBSTONE_S = {TOMBSTONE_S:.0f}\n" + MISFIT + _COMMON + body
     for name, body in {
         "put": _PUT,
         "get": _GET,

@@ -170,8 +170,11 @@ class EncryptedStore(Shared):
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         return await self._listed(await self._inner.expired(now, cursor=cursor, limit=limit))
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
-        await self._inner.delete(session_id, epoch=epoch, log=log)
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
+        return await self._inner.delete(session_id, epoch=epoch, log=log)
+
+    async def check_writable(self) -> None:
+        await self._inner.check_writable()
 
     async def close(self) -> None:
         await self._inner.close()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from turnwise.errors import ConfigError, CorruptRecordError, StoreError, StoreURLError
+from turnwise.memory.ranges import check_count, check_seconds
 from turnwise.memory.stores.redis.loop_thread import LoopThread
 from turnwise.memory.stores.sharing import RayId, Shared, rivals_among
 from turnwise.memory.stores.urls import REDIS_SCHEMES, redact
@@ -16,7 +17,25 @@ from turnwise.memory.stores.urls import REDIS_SCHEMES, redact
 CONNECT_S = 4.0
 """How long to wait for a new connection, in seconds. A server without TLS never answers a TLS client."""
 
+MAX_CONNECTIONS = 10_000
+"""The most connections of one store: a server has not many more."""
+
 Argument = str | bytes | int | float
+
+MISFIT = """
+-- Redis keeps what a script has written before an error. So scripts check the keys that they write to first.
+local function misfit(kind, names)
+  for _, name in ipairs(names) do
+    local other = redis.call('TYPE', name).ok
+    if other ~= 'none' and other ~= kind then return name, 'it is a ' .. other .. ', and has to be a ' .. kind end
+  end
+end
+
+local function corrupt_key(name, why)
+  return redis.error_reply('CORRUPT key ' .. name .. ' ' .. why)
+end
+"""
+"""Lua for scripts: `misfit` returns the first of the keys that is of another kind, and why; nil if there is none."""
 
 
 class RedisDatabase(Shared):
@@ -47,10 +66,8 @@ class RedisDatabase(Shared):
     def __init__(self, url: str, *, prefix: str = "turnwise", timeout_s: float = 30.0, connections: int = 8) -> None:
         if not re.fullmatch(r"[\w:.-]{1,64}", prefix, re.ASCII):
             raise ConfigError("prefix", prefix, "must be 1 to 64 letters, digits, '_', ':', '.' or '-'")
-        if not timeout_s > 0:
-            raise ConfigError("timeout_s", timeout_s, "must be above 0")
-        if connections < 1:
-            raise ConfigError("connections", connections, "must be at least 1")
+        check_seconds("timeout_s", timeout_s, may_be_0=False)
+        check_count("connections", connections, 1, MAX_CONNECTIONS)
         self._settings = (url, prefix, timeout_s, connections)
         self._prefix = prefix
         self._name = redact(url)
@@ -158,10 +175,31 @@ def _remedy(error: Exception, url: str) -> str:
     cluster = (exceptions.AskError, exceptions.ClusterDownError, exceptions.ClusterCrossSlotError)
     if isinstance(error, cluster):
         return "it is a node of a Redis Cluster, and its keys may be on others: use a Redis that is no cluster"
-    no_line = isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError)
-    if no_line and url.startswith("rediss:"):
+    why = str(error)
+    for word, remedy in _OF_ANSWER.items():
+        if word in why:
+            return remedy
+    if not isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+        return "it answered so: is it Redis 6.2 or later, and has nobody else written to these keys?"
+    if url.startswith("rediss:"):
         return "is it reachable, and does it speak TLS? If not, its URL begins with redis:// instead of rediss://"
-    return "is it reachable, writable, of version 6.2 or later, and not out of memory?"
+    return "is it reachable?"
+
+
+_ACCESS = "its URL needs the name and password of a user who may run scripts on these keys"
+_OF_ANSWER = {
+    "maxmemory": "it is out of memory: raise maxmemory, or delete sessions; nothing was written, and data can be read",
+    "MISCONF": "free space on its disk, then try again: nothing was written, and stored data can be read",
+    "READONLY": "it is a replica: write to the primary",
+    "NOAUTH": _ACCESS,
+    "WRONGPASS": _ACCESS,
+    "NOPERM": _ACCESS,
+    "LOADING": "it reads its files after a start: try again",
+    "BUSY": "a script of somebody runs for long: try again",
+    "max number of clients": "it has as many connections as it takes: raise its maxclients, or lower connections",
+    "WRONGTYPE": "something else has written to this key: restore it from a backup, or use another prefix",
+}
+"""What to do, by a word of Redis's answer. Only who gets no answer has not reached it."""
 
 
 def encode(text: str) -> bytes:

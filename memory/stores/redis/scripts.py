@@ -33,11 +33,13 @@ of 48 bits.
 
 from __future__ import annotations
 
+from turnwise.memory.stores.redis.database import MISFIT
+
 VERSION = "1"
 """The version of the key layout."""
 
 COMMON = (
-    f"local VERSION = '{VERSION}'"
+    f"local VERSION = '{VERSION}'\n{MISFIT}"
     r"""
 local base, at = KEYS[1], 0
 local ids, run_ids, meta, spent = base .. ':ids', base .. ':runs', base .. ':meta', base .. ':spent'
@@ -99,14 +101,10 @@ local function show(number)
   return {number, unpack(redis.call('HMGET', key(number), 'born', 'row', 'epoch', 'id', 'revision'))}
 end
 
--- Redis keeps what a script has written before an error. So whoever writes first looks at the keys that it writes to.
-local function misfit(kind, names)
-  for _, name in ipairs(names) do
-    local other = redis.call('TYPE', name).ok
-    if other ~= 'none' and other ~= kind then
-      return {'corrupt', name, 'it is a ' .. other .. ', and has to be a ' .. kind}
-    end
-  end
+local function wrong_key(hashes, sets)
+  local name, why = misfit('hash', hashes)
+  if not name then name, why = misfit('zset', sets) end
+  return name and {'corrupt', name, why}
 end
 
 local function lists(places, ...)

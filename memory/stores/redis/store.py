@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeGuard, TypeVar, get_args
@@ -26,11 +27,14 @@ from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import (
+    PROBE_BYTES,
     Activation,
     Commit,
     Page,
     SessionOrder,
+    check_commit_names,
     check_limit,
+    check_session_names,
     cursor_of,
     new_jump,
     parse_cursor,
@@ -91,6 +95,7 @@ class RedisStore(RedisDatabase):
         self._check = SettingsCheck(self._name)
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+        check_session_names(session)
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
         with self._translated():
             args = [
@@ -137,6 +142,7 @@ class RedisStore(RedisDatabase):
         )
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        check_commit_names(commit)
         session, new = commit.session, commit.new_run
         with self._translated():
             first = commit.log_size_before
@@ -232,9 +238,13 @@ class RedisStore(RedisDatabase):
         (shown,) = await self._do("expired", args, again=True)
         return self._sessions(shown, limit)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
         args = [encode(session_id), "" if epoch is None else epoch, "" if log is None else encode(log)]
-        await self._do("delete", args, session_id, epoch)
+        (turns,) = await self._do("delete", args, session_id, epoch)
+        return int(turns)
+
+    async def check_writable(self) -> None:
+        await self._do("probe", [secrets.token_hex(PROBE_BYTES // 2)], again=True)
 
     async def _do(
         self,

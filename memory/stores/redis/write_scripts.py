@@ -20,7 +20,7 @@ end
 local hashes, sets = {meta, ids, spent}, lists(places, status)
 for _, span in ipairs(borrowed) do hashes[#hashes + 1] = key(span[1], ':lent') end
 for _, part in ipairs({':turns', ':open'}) do sets[#sets + 1] = key(number, part) end
-local wrong = misfit('hash', hashes) or misfit('zset', sets)
+local wrong = wrong_key(hashes, sets)
 if wrong then return wrong end
 
 redis.call('HSET', meta, 'version', VERSION)
@@ -108,7 +108,7 @@ if turns_upto >= 0 then
 end
 local sets = lists(places, status, old_status)
 for _, set in ipairs({open, turn_set, run_set, loose, keyed}) do sets[#sets + 1] = set end
-local wrong = misfit('hash', {log, keys, run_ids, spent, key(number, ':lent')}) or misfit('zset', sets)
+local wrong = wrong_key({log, keys, run_ids, spent, key(number, ':lent')}, sets)
 if wrong then return wrong end
 
 -- First the writes that a Redis without memory refuses.
@@ -181,9 +181,12 @@ local hashes = {run_ids, spent, key(number, ':keys'), key(number, ':log'), key(n
 for log in string.gmatch(borrowed, '%S+') do
   for _, part in ipairs({':log', ':lent'}) do hashes[#hashes + 1] = key(log, part) end
 end
-local wrong = misfit('hash', hashes) or misfit('zset', lists(places, status))
+local sets = lists(places, status)
+sets[#sets + 1] = key(number, ':turns')
+local wrong = wrong_key(hashes, sets)
 if wrong then return wrong end
 
+local turns = redis.call('ZCARD', key(number, ':turns'))
 redis.call('HDEL', ids, session) -- first, since Redis without memory lets a script that began with a deletion go on
 for _, name in ipairs(redis.call('HKEYS', key(number, ':keys'))) do
   if string.sub(name, 1, 1) == 'i' then redis.call('HDEL', run_ids, string.sub(name, 2)) end
@@ -199,6 +202,13 @@ for log in string.gmatch(borrowed, '%S+') do
   redis.call('HDEL', key(log, ':lent'), number)
   release(log)
 end
+return {'', turns}
+"""
+
+_PROBE = r"""
+local probe = base .. ':probe'
+redis.call('SET', probe, take())
+redis.call('DEL', probe)
 return {''}
 """
 
@@ -209,6 +219,7 @@ WRITES = {
         "activate": _ACTIVATE,
         "commit": _COMMIT,
         "delete": _DELETE,
+        "probe": _PROBE,
     }.items()
 }
 """By name."""

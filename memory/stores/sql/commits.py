@@ -157,7 +157,7 @@ def attempt(execute: Callable[[str], object], work: Callable[[], object]) -> Exc
 
 
 def _is_done(rollback: Callable[[], object]) -> bool:
-    """Roll back after an error; return whether that was possible. Raises nothing, which would hide the error at hand."""
+    """Roll back after an error; return whether that was possible. Raises nothing, as that would hide the error."""
     try:
         rollback()
     except Exception:  # noqa: BLE001 - the caller raises the error that came before it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from sqlalchemy import exc
 
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.conversation.corrupt_records import text_or_undecodable
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.ranges import check_count, check_seconds
 from turnwise.memory.stores.sharing import LABEL, RayId, Shared, rivals_among
 from turnwise.memory.stores.sql.error_hints import is_undecodable, lacks_tables, remedy, without_text
 from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
@@ -26,6 +29,12 @@ Result = TypeVar("Result")
 
 CHECKPOINT_COMMITS = 100
 """Commits of a process between two checkpoints, which move SQLite's log (WAL) into its file."""
+
+MAX_LOCK_TIMEOUT_S = 1e6
+"""The longest `lock_timeout_s`: servers count timeouts in milliseconds, in 32 bits, and twice as long for some."""
+
+MAX_CONNECTIONS = 10_000
+"""The most connections of one store, each with a thread: a server has not many more."""
 
 WHERE = "where"
 """The key for a partial index's predicate in its `info`. Dialect options would make SQLAlchemy load each dialect."""
@@ -74,10 +83,14 @@ class SQLDatabase(Shared):
 
     Raises:
         StoreURLError: the URL names no database that can be used here.
+        ConfigError: a setting is out of its range: `lock_timeout_s` above 0 and up to a million, `connections` from 1
+            to 10,000.
     """
 
     def __init__(self, url: str, schema: Schema, *, lock_timeout_s: float, connections: int) -> None:
         self._name = shown_url(url)
+        check_seconds("lock_timeout_s", lock_timeout_s, may_be_0=False, most=MAX_LOCK_TIMEOUT_S)
+        check_count("connections", connections, 1, MAX_CONNECTIONS)
         self._schema = schema
         parsed = _parse_url(url, self._name)
         self._url = parsed
@@ -181,6 +194,13 @@ class SQLDatabase(Shared):
         """
         await self._on_thread(lambda: self._transact(work))
 
+    async def _probe(self, size: int) -> None:
+        """Commit a row of so many bytes, and delete it; raises as `_write` does."""
+        row = _meta.c.name == (name := f"probe-{new_id()}")
+        text = secrets.token_hex(size // 2)  # which cannot be compressed to less than half
+        await self._write(lambda connection: connection.execute(sa.insert(_meta).values(name=name, value=text)))
+        await self._write(lambda connection: connection.execute(sa.delete(_meta).where(row)))
+
     def _is_duplicate(self, error: StoreError) -> bool:
         """Return whether the database refused a row because a row with its key exists."""
         return isinstance(error.__cause__, self._driver.IntegrityError)
@@ -214,7 +234,8 @@ class SQLDatabase(Shared):
         if waited_s <= self._lock_timeout_s:
             return None
         why = f"the call did not begin within {self._lock_timeout_s:g} s, because earlier calls took that long"
-        return StoreError(f"store {self._name}: {why}; is it reachable, and not overloaded?")
+        remedy = "try again; is it overloaded?" if self.is_local else "is it reachable, and not overloaded?"
+        return StoreError(f"store {self._name}: {why}; {remedy}")
 
     def _checked(self, work: Callable[[], Result]) -> Result:
         """Create missing tables, run `work`, check that the SQLite file is still in place, and return the result."""

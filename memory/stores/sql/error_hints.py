@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
+_UNREACHED = "is it reachable, writable and a turnwise store?"
+_FILE = "is it reachable, writable and a turnwise store? Look at the path, its folder, and who may read and write them"
 _ROOM = "free space on its disk, then try again: nothing was written, and stored data can be read"
 _AGAIN = "another transaction holds its locks, or it is overloaded: try again"
 _OF_SQLITE = {
@@ -11,8 +13,30 @@ _OF_SQLITE = {
     sqlite3.SQLITE_BUSY: _AGAIN,
     sqlite3.SQLITE_CORRUPT: "it is damaged: restore it from a backup",
     sqlite3.SQLITE_IOERR: "is its disk full or broken?",
+    sqlite3.SQLITE_CANTOPEN: _FILE,
+    sqlite3.SQLITE_READONLY: _FILE,
+    sqlite3.SQLITE_PERM: _FILE,
+    sqlite3.SQLITE_AUTH: _FILE,
+    sqlite3.SQLITE_NOTADB: "the path names another file: correct it, or restore the file from a backup",
+    sqlite3.SQLITE_TOOBIG: "it is too large for a row of the database: make it shorter",
 }
 _READ_ONLY = "it is read-only (a standby, or default_transaction_read_only is set): write to the primary"
+_OF_POSTGRES_CLASS = {
+    "08": _UNREACHED,
+    "22": "the database does not take such a value: leave out null characters, and keep numbers within 64 bits",
+    "28": "the URL needs a user, and a password, that the server takes",
+    "3D": "there is no such database: CREATE DATABASE, or name another one in the URL",
+    "40": "another transaction was in its way: try again",
+    "42": "its tables are not as turnwise makes them, or the user may not use them: restore them, or GRANT the rights",
+    "53": "it has no more memory or connections: try again, or raise its limits",
+    "54": "it is too large for a row or an index of the database: make it shorter",
+    "57": _UNREACHED,
+}
+"""By class of SQLSTATE: connections; data; access; catalog; rollbacks; syntax, rights; resources; limits; operators."""
+_OF_CONNECTING = {"authentication failed": "28", "no pg_hba.conf entry": "28", "does not exist": "3D", "too many": "53"}
+"""Classes of SQLSTATE by what a server says that refuses a connection: the driver tells no code then."""
+_REFUSED = "the database refused it, and nothing was written: its log says more"
+
 _OF_POSTGRES = {
     "53100": _ROOM,
     "55P03": _AGAIN,
@@ -33,7 +57,15 @@ def remedy(error: object) -> str:
     state = getattr(error, "sqlstate", None) or ""
     if _NO_OPTION in str(error):
         return _OPTION
-    return _OF_SQLITE.get(primary) or _OF_POSTGRES.get(state) or "is it reachable, writable and a turnwise store?"
+    if "FATAL:" in str(error) and not state:
+        state = next((code for words, code in _OF_CONNECTING.items() if words in str(error)), "")
+    known = _OF_SQLITE.get(primary) or _OF_POSTGRES.get(state) or _OF_POSTGRES_CLASS.get(state[:2])
+    return known or (_REFUSED if primary or state or not _is_of_connection(error) else _UNREACHED)
+
+
+def _is_of_connection(error: object) -> bool:
+    """Return whether an error without a code can say that a server was not reached."""
+    return type(error).__name__ in ("OperationalError", "InterfaceError", "Error") or isinstance(error, OSError)
 
 
 def lacks_tables(error: object) -> bool:

@@ -32,11 +32,14 @@ from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import (
+    PROBE_BYTES,
     Activation,
     Commit,
     Page,
     SessionOrder,
+    check_commit_names,
     check_limit,
+    check_session_names,
     cursor_of,
     new_jump,
     parse_cursor,
@@ -81,6 +84,8 @@ class _Job:
         self.result = self.work(connection)
 
 
+_PROBE_BYTES_ON_SERVER = 1024
+
 LOCKED_PAUSE_S = 0.1
 """The pause before retrying a commit whose session row is locked by another transaction, in seconds."""
 
@@ -117,6 +122,7 @@ class SQLStore(SecureDeleteDatabase):
         self._along = GroupCommit[_Job](self._threads, self._do_jobs)
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+        check_session_names(session)
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
 
         def create(connection: sa.Connection) -> SessionRecord:
@@ -221,6 +227,7 @@ class SQLStore(SecureDeleteDatabase):
             return error
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        check_commit_names(commit)
         try:
             with self._translated():
                 asked = self._commits.asked(session_id, epoch, commit)
@@ -340,8 +347,8 @@ class SQLStore(SecureDeleteDatabase):
         sessions, unreadable = read_sessions(rows)
         return Page(sessions, more, unreadable)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
-        def delete(connection: sa.Connection) -> bool:
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
+        def delete(connection: sa.Connection) -> tuple[int]:
             self._lock(connection)
             row = self._sql.session(connection, {"session_id": session_id}).one_or_none()
             if row is None:
@@ -356,13 +363,19 @@ class SQLStore(SecureDeleteDatabase):
                 raise SessionFencedError(session_id, epoch)
             borrowed = schema.borrowed.c
             logs = {key, *connection.scalars(sa.select(borrowed.log).where(borrowed.session == key))}
-            for table in (schema.borrowed, schema.turns, schema.runs, schema.events):
+            turns = connection.execute(sa.delete(schema.turns).where(schema.turns.c.session == key)).rowcount
+            for table in (schema.borrowed, schema.runs, schema.events):
                 connection.execute(sa.delete(table).where(table.c.session == key))
             for one in logs:
                 self._release(connection, one)
-            return True
+            return (turns,)  # which is true, also for none
 
-        await self._erase(delete)
+        ((turns,),) = await self._erase(delete)
+        return turns
+
+    async def check_writable(self) -> None:
+        # On PostgreSQL less: each write stays in its log for a while, and a server that is full refuses any.
+        await self._probe(PROBE_BYTES if self.is_local else _PROBE_BYTES_ON_SERVER)
 
     def _release(self, connection: sa.Connection, log: int) -> None:
         """Delete the blocks of a deleted session's log that no fork uses."""

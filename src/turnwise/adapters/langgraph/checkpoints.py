@@ -181,20 +181,22 @@ class InMemoryCheckpoints:
         found = self._contents.get(place)
         if (found.space if found else None) != commit.before:
             return False
+        values = {(channel, at): data for channel, at, data in commit.values}
+        removed, ranges = list(commit.removed), commit.removed_values.items()
+        removed_values = [(channel, at) for channel, spans in ranges for span in spans for at in range(*span)]
         if found is None:
             found = self._contents[place] = _Contents(commit.after)
         found.space = commit.after
-        found.values |= {(channel, at): data for channel, at, data in commit.values}
+        found.values |= values
         if commit.row:
             found.rows[commit.row.id] = commit.row
         if commit.writes:
             found.writes.setdefault(commit.writes[0], []).append(commit.writes[1])
-        for name in commit.removed:
+        for name in removed:
             found.rows.pop(name, None)
             found.writes.pop(name, None)
-        for channel, spans in commit.removed_values.items():
-            for at in (at for span in spans for at in range(*span)):
-                found.values.pop((channel, at), None)
+        for element in removed_values:
+            found.values.pop(element, None)
         return True
 
     async def delete(self, thread_id: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from turnwise.adapters.langgraph.checkpoints import Commit, Place, Row, Space
 from turnwise.adapters.langgraph.encoding import Ranges, pack, unpack
 from turnwise.memory.conversation.ids import new_key
-from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
+from turnwise.memory.stores.redis.database import MISFIT, Argument, RedisDatabase, encode
 
 # The keys of all threads have one hash tag, so that on a cluster they are on one node:
 #
@@ -29,6 +29,20 @@ local function at(kind, name) return base .. ':' .. kind .. ':' .. name end
 local function space_of(thread, ns) return redis.call('HGET', at('thread', thread), ns) end
 local function fields(space)
   return string.match(space, '^(%d+)\\t(%d+)\\t([^\\t]*)\\t(.*)$')
+end
+local kinds = {hash = {'rows', 'runs-of', 'elements', 'writes'}, zset = {'ids', 'numbers'}}
+local function wrong_key(thread, runs, ...)
+  local names = {hash = {at('thread', thread)}, zset = {}, set = {base .. ':threads'}}
+  for _, run in ipairs(runs) do table.insert(names.set, at('runs', run)) end
+  for kind, parts in pairs(kinds) do
+    for _, part in ipairs(parts) do
+      for _, key in ipairs({...}) do table.insert(names[kind], at(part, key)) end
+    end
+  end
+  for kind, of_kind in pairs(names) do
+    local name, why = misfit(kind, of_kind)
+    if name then return corrupt_key(name, why) end
+  end
 end
 local function writes_of(key, id)
   local names = redis.call('ZRANGEBYLEX', at('numbers', key), '[' .. id .. '\\0', '(' .. id .. '\\1')
@@ -116,6 +130,16 @@ else
 end
 local next_ = 13 + 2 * tonumber(ARGV[12])
 local count = tonumber(ARGV[next_])
+local runs = {}
+if ARGV[9] ~= '' then runs[1] = ARGV[9] end
+local wrong = wrong_key(thread, runs, key)
+if wrong then return wrong end
+for place_ = next_ + 1, next_ + count do
+  local run = redis.call('HGET', at('runs-of', key), ARGV[place_])
+  if run then runs[#runs + 1] = run end
+end
+wrong = wrong_key(thread, runs, key)
+if wrong then return wrong end
 local gone = {}
 for place_ = next_ + 1, next_ + count do  -- first: a Redis that is full refuses a script that begins with what adds
   local run = redis.call('HGET', at('runs-of', key), ARGV[place_])
@@ -146,6 +170,16 @@ return 1
 """
 
 _DELETE = """
+local wrong = wrong_key(ARGV[1], {})
+if wrong then return wrong end
+for _, each in ipairs(cjson.decode(ARGV[2])) do
+  local space = space_of(ARGV[1], each[1])
+  if space then
+    local key = fields(space)
+    wrong = wrong_key(ARGV[1], {}, key) or wrong_key(ARGV[1], redis.call('HVALS', at('runs-of', key)), key)
+    if wrong then return wrong end
+  end
+end
 for _, each in ipairs(cjson.decode(ARGV[2])) do
   local ns, place = each[1], each[2]
   local space = space_of(ARGV[1], ns)
@@ -170,6 +204,13 @@ if redis.call('EXISTS', at('thread', target)) == 1 then return 0 end
 if redis.call('HLEN', at('thread', source)) ~= (#ARGV - 2) / 5 then return -1 end
 for first = 3, #ARGV, 5 do
   if space_of(source, ARGV[first]) ~= ARGV[first + 1] then return -1 end
+end
+local wrong = wrong_key(target, {})
+if wrong then return wrong end
+for first = 3, #ARGV, 5 do
+  local from = fields(ARGV[first + 1])
+  wrong = wrong_key(source, {}, from) or wrong_key(source, redis.call('HVALS', at('runs-of', from)), from)
+  if wrong then return wrong end
 end
 for first = 3, #ARGV, 5 do
   local ns, space, key, copied, place = unpack(ARGV, first, first + 4)
@@ -206,7 +247,7 @@ class RedisCheckpoints(RedisDatabase):
     """
 
     scripts: ClassVar = {
-        name: _COMMON + script
+        name: MISFIT + _COMMON + script
         for name, script in {
             "read": _READ,
             "values": _VALUES,

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import ormsgpack
 
 from turnwise.adapters.langgraph.items import Batch, Name
-from turnwise.errors import ConfigError, CorruptRecordError
-from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
+from turnwise.errors import CorruptRecordError
+from turnwise.memory.stores.redis.database import MISFIT, Argument, RedisDatabase, encode
 
 # The keys have one hash tag, so that on a cluster they are on one node. A name is a namespace, NUL and a key.
 #
@@ -33,6 +33,11 @@ local function live(name)
   local _, updated, _, expires = fields(row)
   if expires ~= '' and tonumber(expires) <= now then return nil end
   return row, tonumber(updated)
+end
+local function wrong_key()
+  local name, why = misfit('hash', {items})
+  if not name then name, why = misfit('zset', {names, expiry}) end
+  return name and corrupt_key(name, why)
 end
 local function drop(name)
   redis.call('ZREM', names, name)
@@ -81,23 +86,31 @@ return {gets, searches, spaces}
 
 # now, then names.
 _REFRESH = """
+local wrong = wrong_key()
+if wrong then return wrong end
+local rows = {}
 for place = 2, #ARGV do
   local row = live(ARGV[place])
   if row then
     local created, updated, ttl, expires, data = fields(row)
     if expires ~= '' then
       expires = string.format('%.17g', now + tonumber(ttl))
-      redis.call('ZREM', expiry, ARGV[place])
-      redis.call('HSET', items, ARGV[place], table.concat({created, updated, ttl, expires, data}, '\\t'))
-      redis.call('ZADD', expiry, expires, ARGV[place])
+      rows[ARGV[place]] = {expires, table.concat({created, updated, ttl, expires, data}, '\\t')}
     end
   end
+end
+for name in pairs(rows) do redis.call('ZREM', expiry, name) end
+for name, row in pairs(rows) do
+  redis.call('HSET', items, name, row[2])
+  redis.call('ZADD', expiry, row[1], name)
 end
 return 1
 """
 
 # now, then for each item its name, time of expiry, and row without the time of creation ('' if it goes).
 _WRITE = """
+local wrong = wrong_key()
+if wrong then return wrong end
 sweep()
 for place = 2, #ARGV, 3 do
   local name, expires, row = ARGV[place], ARGV[place + 1], ARGV[place + 2]
@@ -111,6 +124,11 @@ for place = 2, #ARGV, 3 do
   end
 end
 return 1
+"""
+
+
+_SWEEP = """
+return wrong_key() or sweep()
 """
 
 
@@ -142,8 +160,8 @@ class RedisGraphItems(RedisDatabase):
     """
 
     scripts: ClassVar = {
-        name: _COMMON + script
-        for name, script in {"read": _READ, "refresh": _REFRESH, "write": _WRITE, "sweep": "return sweep()"}.items()
+        name: MISFIT + _COMMON + script
+        for name, script in {"read": _READ, "refresh": _REFRESH, "write": _WRITE, "sweep": _SWEEP}.items()
     }
 
     async def read(self, batch: Batch) -> tuple[dict[Name, Any], list[list[Any]], list[str]]:
@@ -164,8 +182,6 @@ class RedisGraphItems(RedisDatabase):
     async def write(self, batch: Batch) -> None:
         args: list[Argument] = [repr(batch.now)]
         for name, row in batch.puts.items():
-            if "\0" in "".join(name):
-                raise ConfigError("namespace, key", name, "must not have the character NUL")
             if row is None:
                 args += [_encoded(name), "", ""]
                 continue

@@ -13,7 +13,7 @@ from turnwise.adapters.langgraph.encoding import SHARED_WRITES, Codec, Typed, is
 from turnwise.adapters.langgraph.threads import GraphThreads, Put, Stored, Write, claim_of
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, ThreadExistsError, ThreadNotFoundError
-from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.conversation.ids import check_id, check_names
 from turnwise.memory.stores.redis.loop_thread import LoopThread
 from turnwise.memory.stores.urls import redact, resolve_own_url
 
@@ -226,7 +226,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         Raises:
             CheckpointFencedError: another run has written to the thread since; nothing was stored. See the class.
             CheckpointNotFoundError: the config names a checkpoint that is not there; nothing was stored.
-            InvalidInputError: the config names no thread.
+            InvalidInputError: the config names no thread, or a name is one that stores cannot keep; nothing was stored.
         """
         where, put, codec = self._put(config, checkpoint, metadata, new_versions)
         self._loop.wait(lambda: self._threads.put(where, put, codec))
@@ -246,7 +246,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         Raises:
             CheckpointFencedError: another run has written to the thread since; nothing was stored. See the class.
             CheckpointNotFoundError: the config names a checkpoint that is not there; nothing was stored.
-            InvalidInputError: the config names no thread.
+            InvalidInputError: the config names no thread, or a name is one that stores cannot keep; nothing was stored.
         """
         where, put, codec = self._put(config, checkpoint, metadata, new_versions)
         await self._loop.run(lambda: self._threads.put(where, put, codec))
@@ -392,6 +392,9 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         told = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
         values = checkpoint["channel_values"]
         run_id = told.get("run_id")
+        check_names("run_id", None if run_id is None else str(run_id))
+        for name in values.keys() | new_versions.keys():
+            check_names("channel", name)
         put = Put(
             id=check_id("checkpoint", checkpoint["id"]),
             parent=get_checkpoint_id(config) or None,
@@ -414,6 +417,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             raise ConfigError("config.configurable.checkpoint_id", name, "must name the checkpoint of the writes")
         rows: list[Write] = []
         for number, (channel, value) in enumerate(writes):
+            check_names("channel", channel)
             is_long = is_divided(value) and len(value) >= SHARED_WRITES
             dumped = _dumped(codec, value) if is_long else codec.dump(value)
             rows.append((WRITES_IDX_MAP.get(channel, number), channel, dumped))
@@ -468,7 +472,10 @@ def _place(config: RunnableConfig) -> Place:
     thread_id = named.get("thread_id")
     if thread_id is None:
         raise ConfigError("config.configurable.thread_id", thread_id, "must be the id of a thread")
-    return check_id("thread", str(thread_id)), str(named.get("checkpoint_ns") or "")
+    place = check_id("thread", str(thread_id)), str(named.get("checkpoint_ns") or "")
+    check_names("config.configurable.checkpoint_ns", *place)
+    check_names("config.configurable.checkpoint_id", get_checkpoint_id(config))
+    return place
 
 
 def _claim(config: RunnableConfig) -> str | None:

@@ -14,7 +14,8 @@ import ormsgpack
 from turnwise.adapters.langgraph.encoding import pack, unpack
 from turnwise.adapters.langgraph.items import Batch, Found, Name, open_items
 from turnwise.adapters.version_checks import framework
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, shown
+from turnwise.memory.conversation.ids import check_names
 from turnwise.memory.stores.redis.loop_thread import LoopThread
 from turnwise.memory.stores.urls import redact, resolve_own_url
 
@@ -36,6 +37,12 @@ with framework("langgraph-checkpoint", extra="langgraph", tested="4.3"):
         get_text_at_path,
         validate_op_namespace,
     )
+
+MAX_TTL_MINUTES = 1e8
+"""The longest time to live, in minutes: two centuries."""
+
+MAX_VALUE_BYTES = 2**28
+"""The most bytes of a value: no store takes a row that is much larger."""
 
 Embedding = Callable[[Sequence[str]], Any]
 """An embedding function, as `VectorMemory` takes it: returns a vector for each text."""
@@ -128,7 +135,8 @@ class TurnwiseStore(BaseStore):
 
         Raises:
             InvalidNamespaceError: LangGraph's: a label is empty, no text, or has a dot; nothing was done.
-            ConfigError: an operation cannot be carried out; nothing was done.
+            InvalidInputError: an operation cannot be carried out, or namespace and key of an item have a null character
+                or a lone surrogate, or take more than 2,560 bytes; nothing was done.
         """
         work = _Work(ops, self._serde)
         vectors = self._embed(work.texts(self._fields)), self._embed_queries(work.queries())
@@ -139,7 +147,8 @@ class TurnwiseStore(BaseStore):
 
         Raises:
             InvalidNamespaceError: LangGraph's: a label is empty, no text, or has a dot; nothing was done.
-            ConfigError: an operation cannot be carried out; nothing was done.
+            InvalidInputError: an operation cannot be carried out, or namespace and key of an item have a null character
+                or a lone surrogate, or take more than 2,560 bytes; nothing was done.
         """
         work = _Work(ops, self._serde)
         texts, queries = work.texts(self._fields), work.queries()
@@ -194,6 +203,10 @@ class _Work:
             if not isinstance(op, GetOp | SearchOp | PutOp | ListNamespacesOp):
                 raise ConfigError("ops", op, "must be GetOp, SearchOp, PutOp or ListNamespacesOp")
             validate_op_namespace(op)
+            if isinstance(op, GetOp | PutOp):
+                check_names("namespace, key", *_name(op))
+            elif isinstance(op, SearchOp):
+                check_names("namespace_prefix", _stored(op.namespace_prefix))
             if isinstance(op, SearchOp | ListNamespacesOp) and (op.limit < 0 or op.offset < 0):
                 raise ConfigError("limit, offset", (op.limit, op.offset), "must not be below 0")
             if isinstance(op, SearchOp):
@@ -204,14 +217,17 @@ class _Work:
     def _check_put(self, op: PutOp) -> None:
         if not op.namespace:
             raise ConfigError("namespace", op.namespace, "must have a label")
-        if op.ttl is not None and not op.ttl > 0:
-            raise ConfigError("ttl", op.ttl, "must be above 0 minutes, or None")
+        if op.ttl is not None and not 0 < op.ttl <= MAX_TTL_MINUTES:
+            raise ConfigError("ttl", op.ttl, f"must be above 0 and up to {MAX_TTL_MINUTES:g} minutes, or None")
         if op.value is None:
             return
         try:
             kind, data = self._serde.dumps_typed(dict(op.value))
         except (TypeError, ValueError) as error:
             raise ConfigError("value", type(op.value).__name__, f"cannot be serialised: {error}") from error
+        if len(data) > MAX_VALUE_BYTES:
+            why = f"takes {len(data)} bytes, and an item's value may take {MAX_VALUE_BYTES}"
+            raise ConfigError("value", f"that of {shown(op.key)}", why)
         self._values[_name(op)] = pack([kind, bytes(data)])
 
     @property

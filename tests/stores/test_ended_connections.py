@@ -1,0 +1,161 @@
+"""A call whose connection PostgreSQL ends says what ended it, whatever fails after that, such as the rollback."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import psycopg
+import pytest
+
+from open_stores import closing
+from test_failed_verbs import ITEMS, ON_SQL, SESSION, USER
+from turnwise.adapters import TurnwiseSaver, TurnwiseStore
+from turnwise.adapters.langgraph.items import Batch
+from turnwise.errors import StoreError
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.stores.conformance.fixtures import eventful, of_everything, own
+from turnwise.memory.stores.sql.store import SQLStore
+
+ENDED = "terminating connection due to administrator command"
+
+END = """
+CREATE OR REPLACE FUNCTION end_it() RETURNS trigger LANGUAGE plpgsql AS
+  $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(0); RETURN NULL; END $$
+"""
+
+
+def tables(url: str) -> list[str]:
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT tablename FROM pg_tables WHERE tablename LIKE 'turnwise%'").fetchall()
+    return sorted(name for (name,) in rows if name != "turnwise_meta")
+
+
+def end_writers(url: str) -> None:
+    """Let each statement that writes to a table of turnwise's end its connection."""
+    with psycopg.connect(url) as connection:
+        connection.execute(END.encode())
+        for table in tables(url):
+            connection.execute(
+                f"CREATE TRIGGER end_it AFTER INSERT OR UPDATE OR DELETE ON {table}"
+                " FOR EACH ROW EXECUTE FUNCTION end_it()".encode()
+            )
+
+
+def check_named(error: object) -> None:
+    assert isinstance(error, StoreError) and ENDED in str(error), error
+    assert error.__cause__ is not None and ENDED in str(error.__cause__)
+
+
+@pytest.mark.parametrize("kind", ON_SQL)
+async def test_a_write_whose_connection_is_ended_says_so(kind: str, database: str) -> None:
+    make, fill = ON_SQL[kind]
+    async with closing(make(database)) as store:
+        verbs = await fill(store)
+        end_writers(database)
+        for verb in verbs.values():
+            (error,) = await asyncio.gather(verb(), return_exceptions=True)
+            check_named(error)
+
+
+async def test_each_commit_of_a_group_says_what_ended_its_connection(database: str) -> None:
+    async with closing(SQLStore(database, connections=1)) as store:
+        owners = [await own(store, f"s{at}") for at in range(5)]
+        end_writers(database)
+        commits = [owner.commit("text") for owner in owners]
+        for error in await asyncio.gather(*commits, return_exceptions=True):
+            check_named(error)
+
+
+def reads_of_sessions(store: Any) -> Mapping[str, Callable[[], Awaitable[object]]]:
+    return {
+        "get": lambda: store.get("s"),
+        "state": lambda: store.state("s"),
+        "turns": lambda: store.turns("s"),
+        "runs": lambda: store.runs("s"),
+        "events": lambda: store.events("s"),
+        "blocks": lambda: store.blocks([Span("1", 0, 2)]),
+        "query": store.query,
+    }
+
+
+def empty_batch() -> Batch:
+    return Batch(now=1.0, gets=[("n.", "a")], searches=(), namespaces=True, puts={})
+
+
+READS: Mapping[str, Callable[[Any], Mapping[str, Callable[[], Awaitable[object]]]]] = {
+    "sessions": reads_of_sessions,
+    "events": lambda store: {"events": lambda: store.events("s"), "last": lambda: store.last_seq("s")},
+    "items": lambda store: {"get": lambda: store.get(USER, ["1"]), "query": lambda: store.query(USER)},
+    "vector items": lambda store: {"load": lambda: store.load(["u"], {})},
+    "notes": lambda store: {"read": lambda: store.read(SESSION)},
+    "checkpoints": lambda store: {"read": lambda: store.read(("t", ""), None), "spaces": lambda: store.spaces("t")},
+    "graph items": lambda store: {"read": lambda: store.read(empty_batch())},
+}
+
+
+async def ended(url: str, verb: Callable[[], Awaitable[object]]) -> object:
+    """Return the outcome of a verb whose connection is ended while it waits for a table."""
+    other = await psycopg.AsyncConnection.connect(url)
+    async with other:
+        for table in tables(url):
+            await other.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+        call = asyncio.ensure_future(verb())
+        waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as looking:
+            while not (found := await (await looking.execute(waiting)).fetchone()):
+                assert not call.done()
+                await asyncio.sleep(0.01)
+            await looking.execute("SELECT pg_terminate_backend(%s)", found)
+        (outcome,) = await asyncio.gather(call, return_exceptions=True)
+    return outcome
+
+
+@pytest.mark.parametrize("kind", READS)
+async def test_a_read_whose_connection_is_ended_says_so(kind: str, database: str) -> None:
+    make, fill = ON_SQL[kind]
+    async with closing(make(database)) as store:
+        await fill(store)
+        for verb in READS[kind](store).values():
+            check_named(await ended(database, verb))
+
+
+async def test_a_memory_whose_connection_is_ended_says_so(database: str) -> None:
+    async with closing(LexicalMemory(SQLFacts(database))) as memory:
+        await memory.remember(USER, ITEMS)
+        end_writers(database)
+        (error,) = await asyncio.gather(memory.forget(USER), return_exceptions=True)
+        check_named(error)
+
+
+async def test_langgraphs_saver_and_store_say_what_ended_their_connection(database: str) -> None:
+    checkpoint: Any = {"id": "1", "channel_values": {}, "channel_versions": {}, "versions_seen": {}}
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    async with TurnwiseSaver(database) as saver, TurnwiseStore(database) as store:
+        await store.aput(("n",), "k", {"a": 1})
+        await saver.aget_tuple(config)
+        end_writers(database)
+        calls = [saver.aput(config, checkpoint, {}, {}), store.aput(("n",), "k", {"a": 2})]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            check_named(error)
+
+
+async def test_what_sqlite_refused_is_told_even_if_the_file_is_lost_after_it(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A savepoint is gone with its transaction: that it cannot be rolled back is not what happened."""
+    async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
+        owners = [await eventful(store), await own(store, "t")]
+        execute = store._commits._write_one
+
+        def fail(cursor: Any, asked: Any) -> None:
+            execute(cursor, asked)
+            cursor.connection.rollback()  # as SQLite does itself if its disk is full
+            raise OSError("the first error")
+
+        monkeypatch.setattr(store._commits, "_write_one", fail)
+        monkeypatch.setattr(store._commits, "_write_together", lambda *_: 1 / 0)
+        commits = [store.commit("s", 1, of_everything(owners[0])), owners[1].commit("x")]
+        errors = await asyncio.gather(*commits, return_exceptions=True)
+        assert {"the first error"} == {str(error) for error in errors}

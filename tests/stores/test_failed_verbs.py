@@ -1,0 +1,390 @@
+"""A verb that fails leaves nothing behind: in each kind of store, wherever in the verb something fails."""
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing as closed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from open_stores import closing
+from redis_server import RedisServer
+from turnwise.adapters.langgraph.checkpoints import Commit as CheckpointCommit, Row, Space
+from turnwise.adapters.langgraph.checkpoints_redis import RedisCheckpoints
+from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints
+from turnwise.adapters.langgraph.items import Batch
+from turnwise.adapters.langgraph.items_redis import RedisGraphItems
+from turnwise.adapters.langgraph.items_sql import SQLGraphItems
+from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError, StoreError, TurnwiseError
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.event_store.sql import SQLHistory
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.items.redis import RedisFacts
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.retention import Use
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.conformance.fixtures import Owner, a_session, a_turn, an_event, eventful, of_everything
+from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.encrypted.store import EncryptedStore
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.working.redis import RedisNotes
+from turnwise.memory.working.sql import SQLNotes
+
+USER = Scope(user_id="u")
+SESSION = Scope(user_id="u", session_id="s")
+
+Verbs = Mapping[str, Callable[[], Awaitable[object]]]
+
+
+async def of_sessions(store: Any) -> Verbs:
+    owner = await eventful(store)
+    await owner.commit(events=[an_event(4, turn_index=0)], session=replace(owner.session, seq=4))
+    await store.create(a_session("fork", user_id="u"), a_turn(0, input=(Span(owner.session.log, 0, 1),)))
+    whole = replace(of_everything(owner), forget_events=0, forget_turns=0, cleared_blocks=[(0, "-"), (1, "-")])
+    return {
+        "create": lambda: store.create(a_session("new", ttl_s=5.0), a_turn(0, input=(Span(owner.session.log, 0, 2),))),
+        "activate": lambda: store.activate("s"),
+        "commit": lambda: store.commit("s", 1, whole),
+        "delete a fork": lambda: store.delete("fork"),
+        "delete": lambda: store.delete("s"),
+    }
+
+
+async def of_events(store: Any) -> Verbs:
+    await store.append("s", [an_event(1, "a", turn_index=0), an_event(2, turn_index=1)])
+    return {
+        "append": lambda: store.append("s", [an_event(2, turn_index=1), an_event(3, "b"), an_event(4)]),
+        "delete": lambda: store.delete("s", turns_up_to=0, instead=[an_event(2, turn_index=1), an_event(5, "c")]),
+    }
+
+
+def an_item(id: str, **values: Any) -> MemoryItem:
+    return MemoryItem(id=id, **{"text": f"text of {id}", "created_at": 1.5, **values})
+
+
+ITEMS = [an_item("1"), an_item("2", type=MemoryType.SKILL), an_item("3", source=Source(session_id="s", turn_index=0))]
+
+
+async def of_items(store: Any) -> Verbs:
+    await store.put(USER, ITEMS, at=1.0)
+    await store.supersede(USER, "3", an_item("4", created_at=3.0))
+    await store.delete(USER, ["gone"])
+    return {
+        "put": lambda: store.put(USER, [an_item("5"), an_item("6")]),
+        "update": lambda: store.update(USER, "2", "else", at=9.0, type=MemoryType.FACTS),
+        "pin": lambda: store.pin(USER, "1", True),
+        "supersede": lambda: store.supersede(USER, "1", an_item("7", created_at=4.0)),
+        "delete": lambda: store.delete(USER, ["4", "1", "unknown"]),
+        "purge": lambda: store.purge("u", session_id="s", turn_index=0),
+        "touch": lambda: store.touch("u", ["1", "2", "4"], 1e10, counts=True),
+        "sweep": lambda: store.sweep(2e9),
+    }
+
+
+async def of_vector_items(store: Any) -> Verbs:
+    await store.add([(USER, ITEMS)], at=1.0)
+    await store.forget(USER, ["gone"])
+    return {
+        "add": lambda: store.add([(USER, [an_item("5"), an_item("6")]), (Scope(user_id="v"), [an_item("5")])]),
+        "update": lambda: store.update(USER, "2", "else", MemoryType.FACTS, 9.0),
+        "pin": lambda: store.pin(USER, "1", True),
+        "forget": lambda: store.forget(USER, ["1", "unknown"]),
+        "touch": lambda: store.touch([Use("u", ("1", "2"), 1e10)]),
+        "sweep": lambda: store.sweep(2e9, list(MemoryType)),
+    }
+
+
+async def of_notes(store: Any) -> Verbs:
+    await store.change(SESSION, lambda _: "one")
+    return {
+        "write": lambda: store.change(USER, lambda _: "new"),
+        "rewrite": lambda: store.change(SESSION, lambda _: "two"),
+        "remove": lambda: store.change(SESSION, lambda _: None),
+        "purge": lambda: store.purge("u"),
+    }
+
+
+async def of_checkpoints(store: Any) -> Verbs:
+    first = Space(key=11, revision=1, written=1, head="a")
+    row = Row("a", None, "run-a", b"record")
+    values = [("channel", 0, b"0"), ("channel", 1, b"1")]
+    place = ("t", "")
+    await store.commit(place, CheckpointCommit(before=None, after=first, row=row, values=values, writes=("a", b"w")))
+    second = replace(first, revision=2, head="b")
+    more = CheckpointCommit(
+        before=first,
+        after=second,
+        row=Row("b", "a", "run-b", b"record"),
+        values=[("channel", 2, b"2")],
+        writes=("b", b"w"),
+        removed=["a"],
+        removed_values={"channel": [(0, 1)]},
+    )
+    return {
+        "commit": lambda: store.commit(place, more),
+        "copy": lambda: store.copy("t", "other"),
+        "delete": lambda: store.delete("t"),
+    }
+
+
+async def of_graph_items(store: Any) -> Verbs:
+    def row(ttl_s: float | None, expires_at: float | None) -> dict[str, Any]:
+        return {"value": b"v", "vectors": None, "updated_at": 1.0, "ttl_s": ttl_s, "expires_at": expires_at}
+
+    def batch(now: float, **puts: Any) -> Batch:
+        named = {("n.", name): each for name, each in puts.items()}
+        return Batch(now=now, gets=(), searches=(), namespaces=False, puts=named)
+
+    await store.write(batch(1.0, a=row(None, None), b=row(5.0, 6.0), c=row(50.0, 51.0), d=row(60.0, 61.0)))
+    return {
+        "refresh": lambda: store.refresh([("n.", "c"), ("n.", "d")], 9.0),
+        "write": lambda: store.write(batch(10.0, a=None, c=row(None, None), e=row(5.0, 15.0))),
+        "sweep": lambda: store.sweep(55.0),
+    }
+
+
+Fill = Callable[[Any], Awaitable[Verbs]]
+
+ON_SQL: Mapping[str, tuple[Callable[[str], Any], Fill]] = {
+    "sessions": (SQLStore, of_sessions),
+    "events": (SQLHistory, of_events),
+    "items": (SQLFacts, of_items),
+    "vector items": (SQLItems, of_vector_items),
+    "notes": (SQLNotes, of_notes),
+    "checkpoints": (SQLCheckpoints, of_checkpoints),
+    "graph items": (SQLGraphItems, of_graph_items),
+}
+
+ON_REDIS: Mapping[str, tuple[Callable[[str], Any], Fill]] = {
+    "sessions": (RedisStore, of_sessions),
+    "items": (RedisFacts, of_items),
+    "notes": (RedisNotes, of_notes),
+    "checkpoints": (RedisCheckpoints, of_checkpoints),
+    "graph items": (RedisGraphItems, of_graph_items),
+}
+
+
+@dataclass
+class Database:
+    """An SQL database, seen past the store."""
+
+    url: str
+
+    def run(self, *statements: str) -> list[Any]:
+        """Run statements in one transaction; return the rows of the last one."""
+        if self.url.startswith("sqlite"):
+            with closed(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as connection, connection:
+                return [connection.execute(statement).fetchall() for statement in statements][-1]
+        with psycopg.connect(self.url) as postgres:
+            cursor = postgres.cursor()
+            for statement in statements:
+                cursor.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def tables(self) -> list[str]:
+        of_sqlite = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'turnwise%'"
+        of_postgres = "SELECT tablename FROM pg_tables WHERE tablename LIKE 'turnwise%'"
+        rows = self.run(of_sqlite if self.url.startswith("sqlite") else of_postgres)
+        return sorted(name for (name,) in rows if name != "turnwise_meta")
+
+    def contents(self) -> dict[str, list[str]]:
+        return {table: sorted(map(repr, self.run(f"SELECT * FROM {table}"))) for table in self.tables()}
+
+    def refuse_writes_to(self, table: str) -> None:
+        """Let each statement that writes a row of the table fail."""
+        if self.url.startswith("sqlite"):
+            kinds = ("INSERT", "UPDATE", "DELETE")
+            make = "CREATE TRIGGER refuse_{0} AFTER {0} ON {1} BEGIN SELECT RAISE(ABORT, 'refused by a test'); END"
+            self.run(*(make.format(kind, table) for kind in kinds))
+        else:
+            self.run(
+                "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN RAISE EXCEPTION 'refused by a test'; END $$",
+                f"CREATE TRIGGER refuse AFTER INSERT OR UPDATE OR DELETE ON {table}"
+                " FOR EACH ROW EXECUTE FUNCTION refuse()",
+            )
+
+    def allow_writes_to(self, table: str) -> None:
+        if self.url.startswith("sqlite"):
+            self.run(*(f"DROP TRIGGER refuse_{kind}" for kind in ("INSERT", "UPDATE", "DELETE")))
+        else:
+            self.run(f"DROP TRIGGER refuse ON {table}")
+
+    def clear(self) -> None:
+        for table in self.tables():
+            self.run(f"DELETE FROM {table}")
+
+
+@pytest.mark.parametrize("kind", ON_SQL)
+async def test_a_verb_that_a_table_refuses_leaves_nothing_behind(kind: str, url: str) -> None:
+    """Each verb, with each of the tables that it writes to."""
+    make, fill = ON_SQL[kind]
+    database, refused = Database(url), set()
+    async with closing(make(url)) as store:
+        verbs = await fill(store)
+        for table in database.tables():
+            for name in verbs:
+                database.clear()
+                verb = (await fill(store))[name]
+                before = database.contents()
+                database.refuse_writes_to(table)
+                (error,) = await asyncio.gather(verb(), return_exceptions=True)
+                if isinstance(error, BaseException):
+                    assert isinstance(error, StoreError) and "refused by a test" in str(error), error
+                    assert database.contents() == before, (table, name)
+                    refused.add(name)
+                database.allow_writes_to(table)
+    assert not set(verbs) - refused, set(verbs) - refused
+
+
+@pytest.mark.parametrize("kind", ON_REDIS)
+async def test_a_verb_that_a_redis_key_stops_leaves_nothing_behind(
+    kind: str, redis_url: str, redis_server: RedisServer
+) -> None:
+    """Each verb, with each key in turn of another kind, and each value and member in turn damaged."""
+    make, fill = ON_REDIS[kind]
+    failed: set[str] = set()
+    with redis_server.client as client:
+        async with closing(make(redis_url)) as store:
+            verbs = await fill(store)
+            whole = stored(client)
+            for damage in damages(client):
+                for name, verb in verbs.items():
+                    damage()
+                    before = stored(client)
+                    try:
+                        await verb()
+                    except TurnwiseError:
+                        failed.add(name)
+                        assert stored(client) == before, name
+                    client.flushdb()
+                    for key, value in whole.items():
+                        client.restore(key, 0, value)
+    assert failed >= set(verbs) - {"remove", "write"}, "these two read one value, and take any"
+
+
+def stored(client: Any) -> dict[bytes, bytes]:
+    return {key: client.dump(key) for key in sorted(client.keys("*"))}
+
+
+def damages(client: Any) -> Iterator[Callable[[], object]]:
+    """Yield functions that each damage one thing in a database that is as it is now."""
+
+    def replace_key(key: bytes, kind: bytes) -> None:
+        client.delete(key)
+        client.lpush(key, "x") if kind == b"string" else client.set(key, "x")
+
+    def replace_member(key: bytes, member: bytes, other: bytes) -> None:
+        score = client.zscore(key, member)
+        client.zrem(key, member)
+        client.zadd(key, {other: score})
+
+    for key in sorted(client.keys("*")):
+        kind = client.type(key)
+        yield lambda key=key, kind=kind: replace_key(key, kind)  # type: ignore[misc]
+        if kind == b"hash":
+            for field in sorted(client.hkeys(key)):
+                yield lambda key=key, field=field: client.hset(key, field, b"\xff{")  # type: ignore[misc]
+        elif kind == b"zset":
+            for member in client.zrange(key, 0, -1):
+                yield lambda key=key, member=member: replace_member(key, member, member[:20] + b"\xff")  # type: ignore[misc]
+        elif kind == b"string":
+            yield lambda key=key: client.set(key, "x")  # type: ignore[misc]
+
+
+class Broken(Sequence[Any]):
+    """A list that cannot be read to its end."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values) + 1
+
+    def __getitem__(self, at: Any) -> Any:
+        if at < len(self._values):
+            return self._values[at]
+        raise ValueError("refused by a test")
+
+
+@pytest.mark.parametrize("part", ["turns", "runs", "events", "cleared_blocks", "dropped_turns"])
+async def test_a_commit_that_cannot_be_read_to_its_end_leaves_nothing_in_memory(part: str) -> None:
+    store = InMemoryStore()
+    commit = of_everything(await eventful(store))
+    before = repr(vars(store))
+    with pytest.raises(ValueError, match="refused by a test"):
+        await store.commit("s", 1, replace(commit, **{part: Broken(*getattr(commit, part))}))
+    assert repr(vars(store)) == before
+
+
+def damage_head(url: str, redis: RedisServer) -> None:
+    """Damage a turn of session `s`."""
+    if url.startswith("redis"):
+        with redis.client as client:
+            (key,) = client.keys("*:turns")
+            (member, *_) = client.zrange(key, 0, 0)
+            client.zrem(key, member)
+            client.zadd(key, {member[:20] + b"{": 0})
+    else:
+        Database(url).run("UPDATE turnwise_turns SET prompt = '{' WHERE idx = 0")
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
+def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    return str(request.getfixturevalue("redis_url" if request.param == "redis" else "database"))
+
+
+def opened(url: str) -> SessionStore:
+    return RedisStore(url) if url.startswith("redis") else SQLStore(url)
+
+
+@pytest.mark.parametrize("others", [0, 5])
+async def test_an_activation_that_meets_a_damaged_turn_leaves_the_session_to_its_owner(
+    others: int, any_url: str, redis_server: RedisServer
+) -> None:
+    """Also if it shares a transaction with others, which are carried out."""
+    async with closing(opened(any_url)) as store:
+        owner = await eventful(store)
+        for at in range(others):
+            await store.create(a_session(f"t{at}"))
+        damage_head(any_url, redis_server)
+        before = await store.get("s")
+        verbs = [store.activate("s"), store.activate("missing"), *(store.activate(f"t{at}") for at in range(others))]
+        damaged, missing, *rest = await asyncio.gather(*verbs, return_exceptions=True)
+        assert isinstance(damaged, CorruptRecordError) and isinstance(missing, SessionNotFoundError)
+        assert [each.session.epoch for each in rest if not isinstance(each, BaseException)] == [1] * others
+        assert await store.get("s") == before
+        await owner.commit("the owner goes on")
+
+
+KEYS = {"u": b"k" * 32}
+
+
+@pytest.mark.parametrize("why", ["no key", "a damaged turn"])
+async def test_an_activation_that_cannot_decrypt_leaves_the_session_to_its_owner(
+    why: str, any_url: str, redis_server: RedisServer
+) -> None:
+    async with closing(opened(any_url)) as inner:
+        store = EncryptedStore(inner, Encryption(key=KEYS.get))
+        await store.create(a_session("s", user_id="u"))
+        owner = Owner(store, (await store.activate("s")).session)
+        await owner.commit("text", turns=[a_turn(0, status="completed"), a_turn(1, status="running")])
+        before, other = await inner.get("s"), store
+        if why == "no key":
+            other = EncryptedStore(inner, Encryption(key={}.get))
+        else:
+            damage_head(any_url, redis_server)
+        with pytest.raises(KeyMissingError if why == "no key" else CorruptRecordError):
+            await other.activate("s")
+        assert await inner.get("s") == before
+        await owner.commit("the owner goes on")

@@ -263,6 +263,17 @@ class SessionManager(ManagerRequests):
         """Return how many sessions match all given filters."""
         return carry_out(self._count(user_id, agent, status), self._client.portal)
 
+    def check_store(self) -> None:
+        """Raise unless the session store can be read and written now: it writes something small and deletes it.
+
+        Fails on a full disk, on a server that is out of memory or only read, and if the store cannot be reached. A
+        read-only manager's store is only read.
+
+        Raises:
+            StoreError: sessions cannot be stored; the error says why.
+        """
+        carry_out(self._check_store(), self._client.portal)
+
     def runs(
         self,
         *,
@@ -637,6 +648,17 @@ class AsyncSessionManager(ManagerRequests):
     ) -> int:
         """Return how many sessions match all given filters."""
         return await self._carry_out(self._count(user_id, agent, status))
+
+    async def check_store(self) -> None:
+        """Raise unless the session store can be read and written now: it writes something small and deletes it.
+
+        Fails on a full disk, on a server that is out of memory or only read, and if the store cannot be reached. A
+        read-only manager's store is only read.
+
+        Raises:
+            StoreError: sessions cannot be stored; the error says why.
+        """
+        await self._carry_out(self._check_store())
 
     async def runs(
         self,

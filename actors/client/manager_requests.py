@@ -544,6 +544,9 @@ class ManagerRequests:
     def _count(self, user_id: UserId | None, agent: AgentName | None, status: SessionStatus | None) -> Request[int]:
         return self._matching("count", user_id, agent=agent, status=status)
 
+    def _check_store(self) -> Request[None]:
+        yield from self._consult("now" if self._client.read_only else "check_writable")
+
     @checked
     def _usage(self, user_id: UserId | None, agent: AgentName | None) -> Request[Usage]:
         return self._matching("usage", user_id, agent=agent)
@@ -602,7 +605,7 @@ class ManagerRequests:
         notes = 0
         if working := self._client.working_memory:
             notes = yield AwaitStep(partial(working.forget, scope))
-        return done + Forgotten(items=items, erased=erased, notes=notes)
+        return done + Forgotten(items=items, erased=erased, notes=notes, was_checked=bool(verify))
 
     def _delete(self, session_id: str) -> Request[Forgotten]:
         """Delete a session: by its process if it is live, else from the store, which refuses any later process."""
@@ -615,12 +618,12 @@ class ManagerRequests:
                     pass  # its process cannot read it; deleting it from the store needs no reading
             if history := self._client.stores[1]:
                 yield AwaitStep(partial(history.delete, session_id))
-            yield from self._consult("delete", session_id)
+            turns: int = yield from self._consult("delete", session_id)
         except SessionNotFoundError:
             return Forgotten()
         finally:
             self._client.drop(session_id)
-        return Forgotten(sessions=1)
+        return Forgotten(sessions=1, turns=turns)
 
     @checked
     def _sweep(self, archive: Folder | None, memory: bool) -> Request[Swept]:

@@ -157,7 +157,8 @@ class Forgetting:
                 raise SessionChangedError(self._state.session_id)
             turns = await self._all_turns()
             gone, kept = (turns[:-keep_last], turns[-keep_last:]) if keep_last else (turns, [])
-            done = Forgotten(waiting=sum(self._progress.make_private(turn.index) for turn in gone))
+            waiting = sum(self._progress.make_private(turn.index) for turn in gone)
+            done = Forgotten(waiting=waiting, was_checked=bool(memory and verify))
             await self._compaction.stop()
             if memory:
                 for turn in gone:
@@ -291,16 +292,16 @@ class Forgetting:
             if updated_at not in (None, self._journal.session.updated_at):
                 raise SessionChangedError(self._state.session_id)
             await self._compaction.stop()
-            done = Forgotten(sessions=1, waiting=await self._ingestion.stop())
+            done = Forgotten(waiting=await self._ingestion.stop())
             try:
                 if memory:
                     done += await self._forget_in_memories(verify=verify)
-                await self._journal.delete()
+                turns = await self._journal.delete()
             except BaseException:
                 self._ingestion.load()
                 raise
             self._mark_deleted()
-            return done
+            return done + Forgotten(sessions=1, turns=turns)
 
         try:
             return await self._transactor.run(change)
@@ -316,22 +317,22 @@ class Forgetting:
         Raises:
             CorruptRecordError: the session's record cannot be read, so its user's memories cannot be found.
         """
-        done = Forgotten(sessions=1)
+        done = Forgotten()
         try:
             session = await self._journal.store.get(self._state.session_id)
         except CorruptRecordError:
             if memory and self._engines.current.all_memories:
                 raise
-            await self._journal.store.delete(self._state.session_id)
+            turns = await self._journal.store.delete(self._state.session_id)
         else:
             if updated_at not in (None, session.updated_at):
                 raise SessionChangedError(self._state.session_id)
             self._journal.read_row(session)
             if memory:
                 done += await self._forget_in_memories(verify=verify)
-            await self._journal.delete()
+            turns = await self._journal.delete()
         self._mark_deleted()
-        return done
+        return done + Forgotten(sessions=1, turns=turns)
 
     def _mark_deleted(self) -> None:
         lost = SessionNotFoundError(self._state.session_id)
@@ -400,7 +401,7 @@ class Forgetting:
         notes = 0
         if index is None and run_resources.notes is not None:
             notes = await run_resources.notes.forget(self._scope)
-        return Forgotten(items=items, erased=erased, notes=notes)
+        return Forgotten(items=items, erased=erased, notes=notes, was_checked=bool(verify))
 
     @property
     def _scope(self) -> Scope:

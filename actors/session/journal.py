@@ -300,8 +300,10 @@ class Journal:
         if self.forwarder and commit.events:
             self.forwarder.wake(session.log)
 
-    async def delete(self) -> None:
+    async def delete(self) -> int:
         """Delete the session, its history first, so that a delete that fails can be repeated.
+
+        Returns how many turns it had.
 
         Raises:
             SessionFencedError: another process owns the session; its history was not deleted.
@@ -310,7 +312,7 @@ class Journal:
             await self.check_own()
             self.forwarder.stop()
             await self.forwarder.history.delete(self.session_id)
-        await self.store.delete(self.session_id, epoch=self.session.epoch, log=self.session.log)
+        return await self.store.delete(self.session_id, epoch=self.session.epoch, log=self.session.log)
 
     # Reading
 

@@ -74,6 +74,7 @@ CASES = [
     Case("runs", (), ["of-alice"], [], [], ConfigError),
     Case("count", (), 1, 1, 0, ConfigError),
     Case("usage", (), True, False, False, ConfigError),
+    Case("check_store", (), TypeError, TypeError, TypeError, None),  # it shows nobody's
     Case("forget", (), 0, 0, 0, TypeError),  # of those who have nothing
     Case("sweep", (), TypeError, TypeError, TypeError, ConfigError),  # it goes over all users' sessions
 ]
@@ -91,7 +92,7 @@ def plain(answer: Any) -> Any:
             return [session.session_id for session in answer]
         case Usage():
             return answer.seconds > 0
-        case int():
+        case int() | None:
             return answer
         case _:
             return answer.sessions

@@ -1,0 +1,213 @@
+"""Whether a store takes writes, as on a full disk; and SQLite's log, which must not be deleted while it is open."""
+
+import asyncio
+import resource
+import signal
+from pathlib import Path
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from forks import Fork
+from open_stores import closing
+from redis_server import RedisServer
+from test_failed_verbs import ON_SQL
+from test_outages import limit_pages, whole_turn
+from turnwise.errors import StoreClosedError, StoreError
+from turnwise.http.health import Readiness
+from turnwise.http.service import Service
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.conformance.fixtures import eventful, of_everything, own, state_of
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.stores.sql.store import SQLStore
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> SessionStore:
+    if request.param == "memory":
+        return InMemoryStore()
+    if request.param == "redis":
+        return RedisStore(request.getfixturevalue("redis_url"))
+    url = f"sqlite:///{tmp_path}/store.db"
+    return SQLStore(url if request.param == "sqlite" else request.getfixturevalue("database"))
+
+
+async def test_a_check_for_writes_leaves_nothing_and_refuses_a_closed_store(store: SessionStore) -> None:
+    await eventful(store)
+    before = await state_of(store, "s")
+    await asyncio.gather(*(store.check_writable() for _ in range(5)))
+    assert await state_of(store, "s") == before and await store.count() == 1
+    await store.close()
+    with pytest.raises(StoreClosedError):
+        await store.check_writable()
+
+
+async def test_a_full_sqlite_file_is_not_writable_until_there_is_space(tmp_path: Path) -> None:
+    async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
+        await eventful(store)
+        await store.check_writable()
+        limit_pages(store, 1)
+        owner = await own(store, "t")
+
+        async def use_what_is_left() -> None:
+            while True:
+                await owner.commit("x" * 10_000)
+
+        with pytest.raises(StoreError, match="database or disk is full; free space on its disk"):
+            await use_what_is_left()
+        with pytest.raises(StoreError, match="database or disk is full; free space on its disk"):
+            await store.check_writable()
+        limit_pages(store, 2**30)
+        await store.check_writable()
+
+
+async def fill(url: str) -> None:
+    """Commit until a file cannot grow; then ask the store, and again when it can."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = SQLStore(url)
+    session = (await own(store)).session
+    await store.check_writable()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
+    try:
+        for index in range(1_000_000):
+            commit = whole_turn(session, index)
+            await store.commit("s", 1, commit)
+            session = commit.session
+    except StoreError:
+        pass
+    try:
+        await store.check_writable()
+    except StoreError as error:
+        print("refused:", error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    await store.check_writable()
+    print("writable")
+    await store.close()
+
+
+def test_a_log_that_cannot_grow_is_not_writable(tmp_path: Path) -> None:
+    """The disk is full, or the quota used up."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    with Fork(lambda: asyncio.run(fill(url))) as process:
+        told = process.out.read()
+        assert process.wait() == 0
+    assert "refused: store" in told and told.strip().endswith("writable")
+
+
+async def test_a_postgresql_that_only_reads_is_not_writable(database: str) -> None:
+    async with closing(SQLStore(database)) as store:
+        await eventful(store)
+        with psycopg.connect(database, autocommit=True) as connection:
+            name = connection.info.dbname
+            connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
+        store._engine.dispose()
+        assert await store.count() == 1
+        with pytest.raises(StoreError, match="it is read-only"):
+            await store.check_writable()
+
+
+async def test_a_redis_that_is_full_or_cannot_save_is_not_writable(redis_url: str, redis_server: RedisServer) -> None:
+    async with closing(RedisStore(redis_url)) as store:
+        await eventful(store)
+        with redis_server.client as client:
+            for setting, value, other, word in (
+                ("maxmemory", "1", "0", "out of memory"),
+                ("min-replicas-to-write", "1", "0", "NOREPLICAS"),
+            ):
+                await store.check_writable()
+                client.config_set(setting, value)
+                try:
+                    with pytest.raises(StoreError, match=word):
+                        await store.check_writable()
+                    assert await store.count() == 1
+                finally:
+                    client.config_set(setting, other)
+            await store.check_writable()
+            assert not client.keys("*probe*")
+
+
+class Manager:
+    """A manager whose store may be full."""
+
+    def __init__(self) -> None:
+        self.checks, self.is_full = 0, False
+        self.goes_on = asyncio.Event()
+
+    async def count(self, **_: object) -> int:
+        return 0
+
+    async def check_store(self) -> None:
+        self.checks += 1
+        await self.goes_on.wait()
+        if self.is_full:
+            raise StoreError("the disk is full")
+
+
+async def test_who_asks_during_a_check_gets_its_outcome() -> None:
+    manager = Manager()
+    service: Any = type("Services", (), {"manager": manager})
+    readiness = Readiness(cast(Service, service))
+    asked = [asyncio.ensure_future(readiness.check()) for _ in range(10)]
+    await asyncio.sleep(0)
+    asked.pop().cancel()
+    manager.goes_on.set()
+    await asyncio.gather(*asked)
+    assert manager.checks == 1
+    manager.is_full = True
+    with pytest.raises(StoreError, match="full"):
+        await readiness.check()
+    manager.is_full = False
+    await readiness.check()
+    assert manager.checks == 3
+
+
+@pytest.mark.parametrize("side", ["wal", "shm"])
+@pytest.mark.parametrize("what", ["deleted", "replaced"])
+@pytest.mark.parametrize("kind", ON_SQL)
+async def test_a_log_of_sqlites_that_goes_while_it_is_open_is_noticed(
+    kind: str, what: str, side: str, tmp_path: Path
+) -> None:
+    """What is written to it after that would be lost, and acknowledged."""
+    make, fill_it = ON_SQL[kind]
+    async with closing(make(f"sqlite:///{tmp_path}/store.db")) as store:
+        verbs = await fill_it(store)
+        log = tmp_path / f"store.db-{side}"
+        log.rename(tmp_path / "kept")
+        if what == "replaced":
+            log.write_bytes((tmp_path / "kept").read_bytes())
+        for verb in verbs.values():
+            with pytest.raises(StoreError, match=rf"\(-{side}\) was {what} while it was open"):
+                await verb()
+        log.unlink(missing_ok=True)
+        (tmp_path / "kept").rename(log)
+        await next(iter(verbs.values()))()
+
+
+async def test_a_commit_whose_log_is_deleted_meanwhile_is_not_acknowledged(tmp_path: Path) -> None:
+    async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
+        owner = await eventful(store)
+        write = store._commits.write
+
+        def unlink(cursor: Any, group: Any) -> Any:
+            (tmp_path / "store.db-wal").unlink()
+            return write(cursor, group)
+
+        store._commits.write = unlink  # type: ignore[method-assign]
+        with pytest.raises(StoreError, match=r"log \(-wal\) was deleted"):
+            await store.commit("s", 1, of_everything(owner))
+
+
+async def test_other_stores_of_a_sqlite_file_come_and_go(tmp_path: Path) -> None:
+    """The last to close deletes the log, and whoever opens the file next has another."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    for _ in range(2):
+        async with closing(SQLStore(url)) as store:
+            await own(store)
+            for _ in range(3):
+                async with closing(SQLStore(url)) as other:
+                    assert await other.count() == 1
+            await store.delete("s")
+            await store.scrub()
+            assert await store.count() == 0

@@ -52,16 +52,18 @@ class AuditedStore:
         runs = {run.run_id: run.state for run in (*filter(None, [commit.new_run]), *commit.runs)}
         self._note("commit", session_id, user=commit.session.user_id, blocks=len(commit.blocks), runs=runs)
 
-    async def delete(self, session_id: str, **options: Any) -> None:
-        await self.within.delete(session_id, **options)
+    async def delete(self, session_id: str, **options: Any) -> int:
+        turns = await self.within.delete(session_id, **options)
         self._note("delete", session_id)
+        return turns
 
     def _note(self, verb: str, session_id: str, **more: Any) -> None:
         line = {"at": round(time.time(), 3), "verb": verb, "session": session_id, **more}
         with self._trail.open("a", encoding="utf-8") as file:  # lines this short are appended whole
             file.write(f"{json.dumps(line)}\n")
 
-    now, get, activate, close = map(passed_on, ("now", "get", "activate", "close"))
+    now, get, state, activate = map(passed_on, ("now", "get", "state", "activate"))
+    check_writable, close = map(passed_on, ("check_writable", "close"))
     blocks, turns, events, event_of_key = map(passed_on, ("blocks", "turns", "events", "event_of_key"))
     run, runs, run_of_key = map(passed_on, ("run", "runs", "run_of_key"))
     query, count, usage, unsettled, expired = map(passed_on, ("query", "count", "usage", "unsettled", "expired"))

@@ -19,6 +19,7 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     UnknownEvent,
 )
+from turnwise.memory.conversation.ids import MAX_INDEXED_BYTES
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.conformance.fixtures import IDS, NESTED, TEXT, USAGE
 from turnwise.memory.stores.conformance.laws import Law, check_laws, collector, equal, refuses
@@ -248,6 +249,19 @@ async def check_a_cancelled_append_is_stored_whole_or_not_at_all(history: Histor
         )
         await history.append(name, events)
         equal(await _all(history, name), events, "the events when it was repeated")
+
+
+@_law
+async def check_names_that_some_store_cannot_keep_are_refused(history: HistoryStore) -> None:
+    """Null characters, lone surrogates, and more bytes than a database indexes. Nothing of the append is stored."""
+    await history.append("s", [_event(1)])
+    for name in ("a\0b", "a\ud800b", "é" * MAX_INDEXED_BYTES):
+        async with _unchanged(history, "s"):
+            for event in (_event(3, name), _event(3, run_id=name)):
+                append = history.append("s", [_event(2), event])
+                await refuses(InvalidInputError, append, f"an event with {name[:9]!r}")
+            other = history.append(name, [_event(1, session_id=name)])
+            await refuses(InvalidInputError, other, f"an event of session {name[:9]!r}")
 
 
 @_law

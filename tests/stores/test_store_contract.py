@@ -21,6 +21,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.conformance import (
     commits as contract_commits,
+    failures as contract_failures,
     forks as contract_forks,
     listing as contract_listing,
     records as contract_records,
@@ -322,7 +323,14 @@ def test_the_error_for_an_unexpected_exception_names_the_law() -> None:
 
 
 def test_the_laws_are_all_checks() -> None:
-    parts = (contract_sessions, contract_listing, contract_commits, contract_records, contract_forks)
+    parts = (
+        contract_sessions,
+        contract_listing,
+        contract_commits,
+        contract_records,
+        contract_forks,
+        contract_failures,
+    )
     checks = [value for part in parts for name, value in vars(part).items() if name.startswith("check_")]
     assert checks == list(contract.LAWS) and len(checks) > 40
     files = {path.stem for path in Path(contract.__file__).parent.glob("*.py")}

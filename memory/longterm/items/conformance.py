@@ -14,7 +14,7 @@ from turnwise.errors import InvalidInputError, InvalidMemoryError, StoreClosedEr
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.base import Fact, FactFilter, FactStore
+from turnwise.memory.longterm.items.base import MAX_ID_BYTES, Fact, FactFilter, FactStore
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.conformance.fixtures import IDS, TEXT
 from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
@@ -124,7 +124,7 @@ async def check_invalid_items_are_refused(facts: FactStore) -> None:
     await facts.put(_U, [_item("1")])
     wrong: list[MemoryItem] = [
         *(_item("2", text=text) for text in ("", " \n", "\ud800", None, 5)),
-        *(_item(name) for name in ("", " ", "a\0b", "\ud800")),
+        *(_item(name) for name in ("", " ", "a\0b", "\ud800", "x" * (MAX_ID_BYTES + 1))),
         _item("2", type="no such type"),  # type: ignore[arg-type]
         *(_item("2", at=at) for at in (float("nan"), float("inf"))),
         _item("2", topic="\ud800"),

@@ -161,6 +161,8 @@ async def check_a_closed_store_raises_store_closed_error(store: SessionStore) ->
         "query": store.query(),
         "count": store.count(),
         "now": store.now(),
+        "state": store.state("s"),
+        "check_writable": store.check_writable(),
         "usage": store.usage(),
         "unsettled": store.unsettled(),
         "expired": store.expired(0.0),

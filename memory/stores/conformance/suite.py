@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.conformance import commits, forks, listing, records, sessions
+from turnwise.memory.stores.conformance import commits, failures, forks, listing, records, sessions
 from turnwise.memory.stores.conformance.laws import Law, check_laws
 
-LAWS: tuple[Law, ...] = (*sessions.LAWS, *listing.LAWS, *commits.LAWS, *records.LAWS, *forks.LAWS)
+LAWS: tuple[Law, ...] = (*sessions.LAWS, *listing.LAWS, *commits.LAWS, *records.LAWS, *forks.LAWS, *failures.LAWS)
 """All laws, in order."""
 
 

@@ -74,7 +74,8 @@ def check_id(kind: str, value: str) -> str:
 def check_names(field: str, *names: str | None) -> None:
     """Raise unless each store can keep these names, and can find a row by all of them together.
 
-    Stores check more than `check_id` allows, so that what one takes is taken by each.
+    Ids of callers are checked by `check_id`, which is stricter. Stores check this much, so that what one of them takes
+    is taken by each.
 
     Args:
         field: what they are, for the error.
@@ -83,20 +84,23 @@ def check_names(field: str, *names: str | None) -> None:
     Raises:
         InvalidInputError: they have a null character or a lone surrogate, or take more than `MAX_INDEXED_BYTES`.
     """
-    given = [name for name in names if name is not None]
-    shortened = shown(given[0] if len(given) == 1 else tuple(given))
-    for name in given:
-        if not isinstance(name, str):
-            raise InvalidInputError(field, shown(name), "must be a string")
-        if "\0" in name:
-            raise InvalidInputError(field, shortened, "must not have a null character, which databases cannot keep")
+    if why := _why_not_kept([name for name in names if name is not None]):
+        raise InvalidInputError(field, shown(names[0] if len(names) == 1 else names), why)
+
+
+def _why_not_kept(names: list[str]) -> str | None:
+    if not all(isinstance(name, str) for name in names):
+        return "must be a string"
+    text = "".join(names)
+    if "\0" in text:
+        return "must not have a null character, which databases cannot keep"
     try:
-        size = len("".join(given).encode())
+        size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidInputError(field, shortened, "must not have a lone surrogate, which UTF-8 cannot encode") from None
+        return "must not have a lone surrogate, which UTF-8 cannot encode"
     if size > MAX_INDEXED_BYTES:
-        why = f"must take at most {MAX_INDEXED_BYTES} bytes in UTF-8, not {size}: databases cannot index longer ones"
-        raise InvalidInputError(field, shortened, why)
+        return f"must take at most {MAX_INDEXED_BYTES} bytes in UTF-8, not {size}: databases cannot index longer ones"
+    return None
 
 
 def own_id(user_id: str, session_id: str) -> str:

@@ -90,11 +90,12 @@ class InMemoryStore:
         return self._row(session_id).session
 
     async def activate(self, session_id: str) -> Activation:
-        found = await self.state(session_id)
-        epoch, revision = found.session.epoch + 1, found.session.revision + new_jump()
-        found = replace(found, session=replace(found.session, epoch=epoch, revision=revision))
-        self._rows[session_id].session = found.session
-        return found
+        state = await self.state(session_id)
+        epoch, revision = state.session.epoch + 1, state.session.revision + new_jump()
+        session = replace(state.session, epoch=epoch, revision=revision)
+        activation = replace(state, session=session)
+        self._rows[session_id].session = session
+        return activation
 
     async def state(self, session_id: str) -> Activation:
         row = self._row(session_id)

@@ -98,14 +98,14 @@ class EncryptedStore(Shared):
     async def state(self, session_id: str) -> Activation:
         return await self._opened(session_id, await self._inner.state(session_id))
 
-    async def _opened(self, session_id: str, found: Activation) -> Activation:
+    async def _opened(self, session_id: str, sealed: Activation) -> Activation:
         texts = self._texts()
         return Activation(
-            session=await open_session(texts, found.session),
-            head=found.head and await open_turn(texts, session_id, found.head),
-            open_turns=tuple([await open_turn(texts, session_id, turn) for turn in found.open_turns]),
-            open_runs=tuple([await open_run(texts, run) for run in found.open_runs]),
-            now=found.now,
+            session=await open_session(texts, sealed.session),
+            head=sealed.head and await open_turn(texts, session_id, sealed.head),
+            open_turns=tuple([await open_turn(texts, session_id, turn) for turn in sealed.open_turns]),
+            open_runs=tuple([await open_run(texts, run) for run in sealed.open_runs]),
+            now=sealed.now,
         )
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:

@@ -122,12 +122,12 @@ class RedisStore(RedisDatabase):
     async def activate(self, session_id: str) -> Activation:
         # Two scripts, since only Python reads the records, and what it cannot read must not raise the epoch.
         while True:
-            found = await self.state(session_id)
-            old = found.session
+            state = await self.state(session_id)
+            old = state.session
             new = replace(old, epoch=old.epoch + 1, revision=old.revision + new_jump())
             args = [encode(session_id), old.log, old.epoch, old.revision, new.epoch, new.revision]
             if not await self._do("activate", args, session_id):
-                return replace(found, session=new)
+                return replace(state, session=new)
 
     async def state(self, session_id: str) -> Activation:
         shown, head, open_turns, open_runs, now = await self._do("state", [encode(session_id)], session_id, again=True)

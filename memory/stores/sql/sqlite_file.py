@@ -52,8 +52,8 @@ class SQLiteFile:
             StoreError: the file or its log was deleted or replaced; the last writes may be lost.
         """
         for path, inode in self._inodes.items():
-            if (found := _inode(path)) != inode:
-                what = "deleted" if found is None else "replaced"
+            if (inode_now := _inode(path)) != inode:
+                what = "deleted" if inode_now is None else "replaced"
                 name, remedy = _SIDES.get(path.rpartition("-")[2], _MAIN)
                 raise StoreError(f"store {self._name}: {name} was {what} while it was open: {remedy}")
 

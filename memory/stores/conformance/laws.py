@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 Error = TypeVar("Error", bound=Exception)
@@ -39,9 +40,13 @@ async def check_law(law: Law, make: Callable[[], Closeable]) -> None:
     made = [make() for _ in inspect.signature(law).parameters]
     try:
         await law(*made)
-    finally:
+    except BaseException:
         for each in made:
-            await each.close()
+            with suppress(Exception):  # a broken law says more than that its object cannot be closed
+                await each.close()
+        raise
+    for each in made:
+        await each.close()
 
 
 def collector(laws: list[Law]) -> Callable[[Law], Law]:

@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 class ActiveRun:
     """A queued, running or waiting run: its record and turn as of the last commit, and its state since then."""
 
-    def __init__(self, session: SessionView, record: RunRecord, turn: TurnRecord, run_resources: RunResources) -> None:
+    def __init__(
+        self,
+        session: SessionView,
+        record: RunRecord,
+        turn: TurnRecord,
+        run_resources: RunResources,
+        *,
+        before: ActiveRun | None = None,
+    ) -> None:
         self.session = session
         self.run_resources = run_resources
         """The engine, settings and memories that the run uses until its end."""
@@ -71,10 +79,10 @@ class ActiveRun:
         """Events that the engine and its tools have added, for the run's next commit."""
         self._adding: tuple[UnknownOutcome, int] | None = None
         """The last commit that was to store them, and how many."""
-        self.unbilled = Usage()
+        self.unbilled = before.unbilled if before else Usage()
         """The usage since the run's last commit, without its seconds."""
         self._since = loop.time()
-        self._bill = self.unbilled, self._since
+        self._bill = before._bill[0] if before else Usage(), self._since
 
     @property
     def run_id(self) -> str:
@@ -109,6 +117,10 @@ class ActiveRun:
         spent = self.spent
         # Rounded as stores round it, so that a record in memory equals the one that is read back.
         return replace(spent, seconds=round(spent.seconds, 6), cost=round(spent.cost, 12))
+
+    def left_to_bill(self) -> dict[str, Usage]:
+        """Return the `usage` of the run's next record, if there is any that no commit has stored."""
+        return {"usage": self.bill()} if self.unbilled != Usage() else {}
 
     def billed(self, record: RunRecord) -> None:
         """Set the stored record, which has the usage of the last `bill`, and count usage from there."""

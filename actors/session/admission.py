@@ -55,6 +55,9 @@ from turnwise.memory.conversation.spans import Spans, join
 _CLEARS_QUEUE = ("interrupt", "rollback", "latest")
 """Those that end all queued runs."""
 
+_ENDS_ACTIVE = ("interrupt", "rollback")
+"""Those that cancel the active run."""
+
 _DISCARDS = ("rollback", "latest")
 """Those that drop the prompts of the runs that they end."""
 
@@ -273,6 +276,7 @@ class RunAdmission:
         Returns the existing run if the same run was requested before.
         """
         if found := await self._find_run(request):
+            self._preempt(found.run_id, request.if_busy)
             return found
         try:
             record = self._checked_record(request)
@@ -356,9 +360,14 @@ class RunAdmission:
         else:
             run_queue.add(run)
         self._driver.watch_queue()
-        if active and if_busy in ("interrupt", "rollback"):
-            active.request_cancel(why, discard=if_busy == "rollback")
+        self._preempt(run.run_id, if_busy)
         return Started(run.run_id, turn.index)
+
+    def _preempt(self, run_id: str, if_busy: IfBusy) -> None:
+        """Cancel the active run if this run is stored to come after it, and by its policy ends it. Idempotent."""
+        active = self._state.active
+        if active and if_busy in _ENDS_ACTIVE and self._state.run_queue.find(run_id):
+            active.request_cancel(f"{if_busy} by run {run_id}", discard=if_busy in _DISCARDS)
 
     async def _merge(self, request: _StartRequest, record: RunRecord, merging: Sequence[ActiveRun]) -> Started:
         """Add the prompts of this run to the first of these queued runs, behind those of the others, in one commit."""

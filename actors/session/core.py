@@ -139,8 +139,8 @@ class SessionCore:
         self._importing = Importing(state, transactor, engines, self.ingestion, progress)
         self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
 
-    async def _recover(self, found: Activation) -> None:
-        await self._recovery.recover(found)
+    async def _recover(self, found: Activation, begun: set[str]) -> None:
+        await self._recovery.recover(found, begun)
 
     # Owning the session: see Transactor, Ownership, SessionEngines
 

@@ -212,8 +212,7 @@ class Forgetting:
         self._state.replace_backlog(turns)
         self._state.continue_from(head)
         self._state.drop_turns({turn.index for turn in gone})
-        blocks.keep_only(spans)
-        self._journal.log.drop_cached()
+        self._journal.drop_cleared(spans)
         return Forgotten(turns=len(gone), summaries=summaries)
 
     async def _clear_history(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord]) -> None:

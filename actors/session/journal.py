@@ -23,10 +23,10 @@ from turnwise.errors import (
 from turnwise.memory.conversation.events import Event, SessionReverted
 from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Span, union
+from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import of_user
-from turnwise.memory.stores.base import Activation, Commit, SessionStore
+from turnwise.memory.stores.base import Activation, Commit, SessionStore, new_jump
 from turnwise.memory.stores.encrypted.records import check_events, check_session
 
 LIVE_NUMBERS = 10_000_000
@@ -40,8 +40,7 @@ REVERTED = "turnwise.reverted"
 """The key of the first `SessionReverted` event."""
 
 MISSED = 1000
-"""The maximum number of missed events that an activation reads from the store. Another owner and a commit of unknown
-outcome store fewer."""
+"""How many missed events an activation reads from the store at a time."""
 
 
 class Journal:
@@ -69,16 +68,16 @@ class Journal:
         self.session = SessionRecord(session_id=session_id)
         self.log = EventLog(0)
         self.records = StoredRecords(session_id, store)
-        self.caught_up: frozenset[int] = frozenset()
-        """The numbers of stored events that the last activation found, such as those of a commit in doubt."""
+        self.has_advanced = False
+        """Whether the last activation found a commit that the store had not answered."""
         self.stale = True
         """Whether the session must be activated before the next change."""
         self.lost: Exception | None = None
         """Why this process no longer owns the session; None while it may."""
         self._is_reverted = False
         """Whether the store is known to lack commits of this process, for example after a restore from a backup."""
-        self._activations = 0
-        """How many activations were sent to the store since `session` was set; each may have raised the epoch."""
+        self._tried: set[int] = set()
+        """The revisions of the activations that were sent to the store since `session` was set."""
 
     @property
     def session_id(self) -> str:
@@ -128,23 +127,12 @@ class Journal:
             SessionRevertedError: the store lacks commits of this process, for example because it was restored from a
                 backup; the journal is `lost`.
         """
-        left = await self.check_own() if self.session.epoch else None
-        self._activations += 1
-        try:
-            found = await self.store.activate(self.session_id)
-        except TurnwiseError:
-            raise
-        except Exception as error:
-            raise _failed("activate", error) from error
-        if left and not _follows(found.session, left):
-            await self.revert()
+        found = await self._activated()
         check_session(found.session)
         self._clock_read = found.now, time.monotonic()
         if self.log.last_seq:
-            missed = await self._stored_events(self.log.published, MISSED)
-            missed = await self.blocks.read_events(missed, found.session.log)
-            self.caught_up |= {event.seq for event in missed}
-            self.log.catch_up(missed, found.session.seq)
+            missed = await self._missed_events()
+            self.log.catch_up(await self.blocks.read_events(missed, found.session.log), found.session.seq)
         else:
             self.log = EventLog(found.session.seq)
         turns = [turn for turn in (found.head, *found.open_turns) if turn]
@@ -153,11 +141,42 @@ class Journal:
         except CorruptRecordError:
             await self._check_unchanged(found.session)
             raise
-        self.session, self._activations = found.session, 0
+        self.has_advanced = found.session.updated_at > self.session.updated_at  # which a commit alone changes
+        self.session = found.session
+        self._tried.clear()
         if self.forwarder:
             self.forwarder.history = of_user(self.forwarder.history, found.session.user_id)
             self.forwarder.wake(found.session.log)
         return found
+
+    async def _activated(self) -> Activation:
+        """Activate the session in the store: at first whoever owns it, later only if nobody else has since.
+
+        A commit or an activation of this process whose answer was lost may arrive after the check; then this checks
+        again.
+        """
+        while True:
+            try:
+                if not self.session.epoch:
+                    return await self.store.activate(self.session_id)
+                return await self._reactivate(await self.check_own())
+            except SessionFencedError:
+                if self.lost:
+                    raise
+            except TurnwiseError:
+                raise
+            except Exception as error:
+                raise _failed("activate", error) from error
+
+    async def _reactivate(self, stored: SessionRecord) -> Activation:
+        """Activate the session, if its stored row is still this one.
+
+        Raises:
+            SessionFencedError: it has changed; nothing was done.
+        """
+        jump = new_jump()
+        self._tried.add(stored.revision + jump)
+        return await self.store.activate(self.session_id, revision=stored.revision, jump=jump)
 
     async def check_own(self) -> SessionRecord:
         """Return the stored row, if it can be the result of this process's own commits.
@@ -170,11 +189,11 @@ class Journal:
         own = self.session
         try:
             found = await self.store.get(self.session_id)
-            if found.log != own.log or found.epoch > own.epoch + self._activations:
+            if found.log != own.log or (found.epoch > own.epoch and found.revision not in self._tried):
                 raise SessionFencedError(self.session_id, own.epoch)
             if self._is_reverted or not self._is_own_row(found):
                 self._is_reverted = True
-                await self._store_reversion()
+                await self._store_reversion(found)
                 raise SessionRevertedError(self.session_id)
         except (SessionFencedError, SessionNotFoundError, SessionRevertedError) as error:
             self.lose(error)
@@ -212,19 +231,17 @@ class Journal:
     def _is_own_row(self, found: SessionRecord) -> bool:
         """Return whether the stored row can result from this process's own requests, answered or not."""
         own = self.session
-        if found.epoch == own.epoch:
-            return found.revision in (own.revision, own.revision + 1)
-        return found.epoch > own.epoch and found.revision > own.revision and found.log_size >= own.log_size
+        return found.revision in (own.revision, own.revision + 1, *self._tried)
 
-    async def _store_reversion(self) -> None:
-        """Activate the session in the store's earlier state, and store a `SessionReverted` event.
+    async def _store_reversion(self, earlier: SessionRecord) -> None:
+        """Activate the session in the store's `earlier` state, and store a `SessionReverted` event.
 
         Event numbers and turn indexes continue above those that were already used, so that each stays unique.
+
+        Raises:
+            SessionFencedError: the session is no longer in that state, since another process has activated it.
         """
-        self._activations += 1
-        found = (await self.store.activate(self.session_id)).session
-        if found.log != self.session.log:
-            raise SessionFencedError(self.session_id, self.session.epoch)
+        found = (await self._reactivate(earlier)).session
         seq, at = max(found.seq, self.log.last_seq) + 1, self.clock()
         session = found.committed(
             seq=seq,
@@ -294,11 +311,15 @@ class Journal:
                 raise _failed("commit", error) from error
             raise
         self.session = session
-        self.caught_up = frozenset()
         self._deleted_up_to = max(self._deleted_up_to, forget)
         self.log.publish(commit.events)
         if self.forwarder and commit.events:
             self.forwarder.wake(session.log)
+
+    def drop_cleared(self, spans: Spans) -> None:
+        """Drop all events and all blocks but `spans` from memory, since turns were removed for good."""
+        self.blocks.keep_only(spans)
+        self.log.drop_cached()
 
     async def delete(self) -> int:
         """Delete the session, its history first, so that a delete that fails can be repeated.
@@ -332,6 +353,15 @@ class Journal:
     async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:
         return await self.blocks.read_events(events, self.session.log)
 
+    async def _missed_events(self) -> Sequence[Event]:
+        """Return all stored events that are not published: a commit, such as an import, may have any number."""
+        missed: list[Event] = []
+        while True:
+            page = await self._stored_events(missed[-1].seq if missed else self.log.published, MISSED)
+            missed += page
+            if len(page) < MISSED:
+                return missed
+
     async def _stored_events(self, after: int, limit: int) -> Sequence[Event]:
         stored = await self.store.events(self.session_id, after=after, limit=limit)
         if self.forwarder is None:
@@ -344,9 +374,3 @@ class Journal:
 def _failed(verb: str, error: Exception) -> StoreError:
     """Return a StoreError for an exception that is not turnwise's, so that callers retry as after any StoreError."""
     return StoreError(f"the store raised {type(error).__name__} during {verb}, so its outcome is unknown: try again")
-
-
-def _follows(found: SessionRecord, left: SessionRecord) -> bool:
-    """Return whether an activated row `found` is no older than `left`, the row that was read just before."""
-    names = ("revision", "log_size", "seq", "next_index", "updated_at")
-    return found.log == left.log and all(getattr(found, name) >= getattr(left, name) for name in names)

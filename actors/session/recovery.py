@@ -37,6 +37,9 @@ class Recovery:
     | the store, to read | reads, streaming; live events wait | the session as the last owner left it |
     | the commit | reads, streaming; live events wait | the same, or each lost run ended or resumed |
 
+    A run is lost only if it was active in a process that died, or if its end could not be stored. A run that a commit
+    of this process has made active, whose answer was lost, has not begun yet: it begins now.
+
     If recovery fails at any await, the next change activates the session again.
     """
 
@@ -55,8 +58,12 @@ class Recovery:
         self._driver = driver
         self._ingestion = ingestion
 
-    async def recover(self, found: Activation) -> None:
-        """Load the state, and end or resume the runs of a lost process. Call it within a change."""
+    async def recover(self, found: Activation, begun: set[str]) -> None:
+        """Load the state, and end or resume the runs of a lost process. Call it within a change.
+
+        Args:
+            begun: the runs that this process has made active by commits without an answer; those launched are removed.
+        """
         self._state.continue_from(found.head)
         self._ingestion.load()
         known = {run.run_id: run for run in self._state.known_runs}
@@ -65,11 +72,13 @@ class Recovery:
         self._engines.keep_resources(known.values())
         self._state.replace_backlog(found.open_turns)
         lost: list[ActiveRun] = []
-        waiting: list[ActiveRun] = []
+        launched: list[ActiveRun] = []
         for record in found.open_runs:
             turn = turns[record.turn_index]
             run_resources = self._engines.of_run(record)
-            run = known.get(record.run_id) or ActiveRun(self._state.view(), record, turn, run_resources)
+            run = known.get(record.run_id)
+            if run is None or run.done.done():
+                run = ActiveRun(self._state.view(), run.record if run else record, turn, run_resources, before=run)
             if run.record.state != record.state:
                 run.restart_clock()
             if record.usage != run.record.usage:
@@ -84,11 +93,14 @@ class Recovery:
                 continue
             if record.state == "queued":
                 self._state.run_queue.add(run)
+            elif record.state == "awaiting_approval" or record.run_id in begun:
+                launched.append(run)
             else:
-                (waiting if record.state == "awaiting_approval" else lost).append(run)
+                lost.append(run)
         self._state.set_interrupted(lost)
-        for run in waiting:
+        for run in launched:
             self._driver.launch(run)
+            begun.discard(run.run_id)
         if lost or self._state.run_queue.queue or self._state.active:
             await self._repair(lost)
         else:
@@ -124,12 +136,13 @@ class Recovery:
         goes_on = session.status == "active"
         resumed = [run for run in lost if goes_on and _resumes(run)]
         ending = [run for run in lost if run not in resumed]
-        ends = [run.ended("interrupted", _why(run) if goes_on else LOST, now) for run in ending]
+        ends = [run.ended("interrupted", _why(run) if goes_on else LOST, now, **run.left_to_bill()) for run in ending]
         events: list[NewEvent] = []
         blocks: list[Block] = []
         turns: list[TurnRecord] = []
         for run, end in zip(ending, ends, strict=True):
             repaired = Ledger(run.output.blocks).repaired(LOST, interrupted=True)
+            session = run.charged(session, end)
             turn, new, session = run.with_output(repaired, session, status="interrupted")
             turns.append(turn)
             blocks += new

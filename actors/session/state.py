@@ -46,7 +46,10 @@ class SessionState:
 
     @property
     def known_runs(self) -> list[ActiveRun]:
-        """All runs for which a caller may be waiting: active, queued, and interrupted ones not yet recovered."""
+        """All runs for which a caller may be waiting: active, queued, and interrupted ones not yet recovered.
+
+        The last may be `done` with an error, since their end could not be stored.
+        """
         return [*([self.active] if self.active else []), *self.run_queue.queue, *self._interrupted]
 
     @property
@@ -105,6 +108,10 @@ class SessionState:
 
     # Writes
 
+    def add_interrupted(self, run: ActiveRun) -> None:
+        """Add a run whose end this process could not store; the next activation ends or resumes it."""
+        self._interrupted = [*self._interrupted, run]
+
     def continue_from(self, head: TurnRecord | None) -> None:
         """Set the turn that the next turn continues."""
         self.head = head
@@ -119,7 +126,7 @@ class SessionState:
         self.run_queue.apply(turn for turn in turns if turn.status == "pending")
 
     def set_interrupted(self, runs: Sequence[ActiveRun]) -> None:
-        """Set the runs that were interrupted when an earlier process died, until a commit has ended or resumed them."""
+        """Set the runs that were interrupted, until a commit has ended or resumed them."""
         self._interrupted = runs
 
     def set_alarm(self, alarm: asyncio.TimerHandle | None) -> None:

@@ -20,11 +20,12 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.background import MOST_PAUSE_S, shielded
+from turnwise.memory.background import MOST_PAUSE_S, retry, shielded
 from turnwise.memory.conversation.blocks import Block, encode
 from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Activation, Commit
@@ -34,13 +35,21 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class UnknownOutcome:
-    """A commit whose outcome is unknown after a store error.
+    """The outcome of a commit whose answer may be lost: after a store error, the next activation sets `stored`."""
 
-    The next activation sets `stored`: the commit was stored if the store has an event numbered `seq`.
-    """
-
-    seq: int = 0
     stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Unanswered:
+    """The last commit that the store has not answered, and what depends on whether it was stored."""
+
+    commit: Commit
+    doubt: UnknownOutcome | None
+    unbilled: Usage | None
+    """The session's unbilled usage that the commit records."""
+    begins: frozenset[str]
+    """The runs that it makes active."""
 
 
 class CommitMark(Protocol):
@@ -79,7 +88,7 @@ class Transactor:
         tasks: SessionTasks,
         engines: SessionEngines,
         mark: CommitMark,
-        recover: Callable[[Activation], Awaitable[None]],
+        recover: Callable[[Activation, set[str]], Awaitable[None]],
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -88,7 +97,10 @@ class Transactor:
         self._mark = mark
         self._recover = recover
         self._lock = asyncio.Lock()
-        self._doubt: UnknownOutcome | None = None
+        self._unanswered: _Unanswered | None = None
+        self._begun: set[str] = set()
+        """The runs that unanswered commits have made active, until `recover` has launched them."""
+        self._launching: asyncio.Task[None] | None = None
         self._unbilled: Usage | None = None
 
     # Changes
@@ -190,17 +202,12 @@ class Transactor:
         """
         texts = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
-        unbilled, self._unbilled = self._unbilled, None
-        if unbilled:
-            session = replace(session, usage=session.usage + unbilled)
+        if self._unbilled:
+            session = replace(session, usage=session.usage + self._unbilled)
         session = self._mark.stamp(session, turns)
-        numbered = self._journal.number(events)
-        self._doubt = doubt
-        if doubt and numbered:
-            doubt.seq = numbered[0].seq
         commit = Commit(
             session=session,
-            events=numbered,
+            events=self._journal.number(events),
             blocks=texts,
             turns=turns,
             dropped_turns=dropped_turns,
@@ -209,25 +216,42 @@ class Transactor:
             forget_turns=forget_turns,
             cleared_blocks=cleared_blocks,
         )
+        last = self._unanswered = _Unanswered(commit, doubt, self._unbilled, self._begins(commit))
+        self._unbilled = None
         try:
             await self._journal.commit(commit, live=live)
         except DuplicateKeyError:
-            self._doubt = None
-            self.add_unbilled(unbilled)
+            self._unanswered = None
+            self.add_unbilled(last.unbilled)
             raise
         except TurnwiseError:
             if self._journal.lost:
                 self._lose(self._journal.lost)
+            elif last.begins and (self._launching is None or self._launching.done()):
+                what = self._tasks.name("beginning a run, of whose start the store has not answered")
+                self._launching = self._tasks.spawn(retry(self._launch_begun, what, until=self.is_final))
             raise
-        self._doubt = None
+        self._unanswered = None
         self._mark.stored(session)
         if blocks:
             self._journal.blocks.cache.add(session.log, session.log_size - len(blocks), blocks)
 
+    def _begins(self, commit: Commit) -> frozenset[str]:
+        """Return the runs that a commit makes active: those that it stores as running, but the active one."""
+        active = self._state.active and self._state.active.run_id
+        stored = (*commit.runs, *([commit.new_run] if commit.new_run else []))
+        return frozenset(run.run_id for run in stored if run.state == "running" and run.run_id != active)
+
+    @property
+    def may_have_begun(self) -> bool:
+        """Whether a commit without an answer may have made a run active, which no activation has launched yet."""
+        return bool(self._begun or (self._unanswered and self._unanswered.begins))
+
     @property
     def unbilled(self) -> Usage:
-        """Usage that no commit has recorded yet; the next commit records it."""
-        return self._unbilled or Usage()
+        """Usage that no commit is known to have recorded; the next commit records it."""
+        on_its_way = (self._unanswered and self._unanswered.unbilled) or Usage()
+        return on_its_way + self._unbilled if self._unbilled else on_its_way
 
     def add_unbilled(self, spent: Usage | None) -> None:
         """Add usage that no commit has recorded, for the next commit to record."""
@@ -257,13 +281,33 @@ class Transactor:
 
     async def _activate(self) -> None:
         found = await self._journal.activate()
-        if self._doubt:
-            self._doubt.stored = self._doubt.seq in self._journal.caught_up
-            self._doubt = None
-        await self._recover(found)
+        commit = self._settle() if self._unanswered else None
+        await self._recover(found, self._begun)
+        self._begun.clear()
+        if commit and commit.forget_turns >= 0:
+            self._journal.drop_cleared(union(*self._state.shown_spans))
         if observer := self._engines.whole.observer:
             observer.activated(self._state.view())
         self._journal.mark_loaded()  # from here on, a run that is not open has ended, and its last event is stored
+
+    def _settle(self) -> Commit | None:
+        """Take note of whether the commit without an answer was stored, as an activation found; return it if so."""
+        assert self._unanswered
+        last, self._unanswered = self._unanswered, None
+        if last.doubt:
+            last.doubt.stored = self._journal.has_advanced
+        if not self._journal.has_advanced:
+            self.add_unbilled(last.unbilled)
+            return None
+        self._begun |= last.begins
+        self._state.update_ended(last.commit.turns)
+        self._state.drop_turns(last.commit.dropped_turns)
+        return last.commit
+
+    async def _launch_begun(self) -> None:
+        """Activate the session, so that a run begins that only this process can drive, if its start was stored."""
+        if self._journal.lost is None:
+            await self.activate()
 
     def _lose(self, why: Exception) -> None:
         observer, is_first = self._engines.whole.observer, self._recover is not _recover_nothing
@@ -291,5 +335,5 @@ async def _nothing() -> None:
     return None
 
 
-async def _recover_nothing(found: Activation) -> None:
+async def _recover_nothing(found: Activation, begun: set[str]) -> None:
     """Do nothing: a lost session is not activated again."""

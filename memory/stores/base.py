@@ -205,14 +205,20 @@ class SessionStore(Protocol):
     async def get(self, session_id: str) -> SessionRecord:
         """Return the session."""
 
-    async def activate(self, session_id: str) -> Activation:
+    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
         """Raise the session's epoch by 1, so that commits of earlier owners are refused; return its state.
 
-        The revision is raised by `new_jump()`. If the state cannot be read, the call raises and the epoch stays. So the
-        owner of a session with a damaged record keeps it.
+        If the state cannot be read, the call raises and the epoch stays. So the owner keeps a session with a damaged
+        record.
+
+        Args:
+            revision: activate only if the stored revision is this one, so that an owner that activates its session again
+                takes it from nobody. Comparing and activating are one step.
+            jump: by how much the revision is raised; `new_jump()` if omitted.
 
         Raises:
-            CorruptRecordError: the session, its last turn, or an open turn or run cannot be read; nothing is changed.
+            SessionFencedError: the session has another revision; nothing is written.
+            CorruptRecordError: the session, its last turn, or an open turn or run cannot be read; nothing is written.
         """
 
     async def state(self, session_id: str) -> Activation:

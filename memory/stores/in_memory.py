@@ -89,10 +89,12 @@ class InMemoryStore:
     async def get(self, session_id: str) -> SessionRecord:
         return self._row(session_id).session
 
-    async def activate(self, session_id: str) -> Activation:
+    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
         state = await self.state(session_id)
-        epoch, revision = state.session.epoch + 1, state.session.revision + new_jump()
-        session = replace(state.session, epoch=epoch, revision=revision)
+        old = state.session
+        if revision not in (None, old.revision):
+            raise SessionFencedError(session_id, old.epoch)
+        session = replace(old, epoch=old.epoch + 1, revision=old.revision + (jump or new_jump()))
         activation = replace(state, session=session)
         self._rows[session_id].session = session
         return activation

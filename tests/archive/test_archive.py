@@ -469,9 +469,9 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
                 for _ in range(20):  # long enough to be cancelled in
                     await asyncio.sleep(0)
 
-        async def activate(self, session_id: str) -> Any:
+        async def activate(self, *args: Any, **kwargs: Any) -> Any:
             await self.fault()
-            return await super().activate(session_id)
+            return await super().activate(*args, **kwargs)
 
         async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
             await self.fault()

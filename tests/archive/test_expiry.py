@@ -113,9 +113,9 @@ class Rival(InMemoryStore):
             self.before = ""
             await self.act(self)
 
-    async def activate(self, session_id: str) -> Activation:
+    async def activate(self, *args: Any, **kwargs: Any) -> Activation:
         await self.rival("activate")
-        return await super().activate(session_id)
+        return await super().activate(*args, **kwargs)
 
     async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
         await self.rival("delete")

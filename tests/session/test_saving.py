@@ -609,15 +609,16 @@ async def test_turns_that_another_owner_has_saved_are_not_saved_again() -> None:
         await first.use_memory("on")
     activate, stage.store.activate = stage.store.activate, away
     with pytest.raises(StoreError):
-        await first.activate()  # or it was stored, and the epoch is higher by its own doing
+        await first.activate()
     stage.store.commit, stage.store.activate = commit, activate
     stage.memories = (up,)
     await stage.new_core().wait_for_memory()
     assert await stage.core.ownership.leave()
     first.use(stage.engine, stage.config)
     stage.core = first
-    await stage.say("second")
-    assert (await stage.store.get(SESSION)).saved == 1 and up.turns == [0]
+    with pytest.raises(SessionFencedError):
+        await stage.say("second")
+    assert (await stage.store.get(SESSION)).saved == 0 and up.turns == [0]
 
 
 async def test_a_turn_whose_end_is_being_stored_when_the_memories_go_is_saved_when_they_are_back() -> None:

@@ -92,6 +92,7 @@ class Siege:
             (self._freeze_owner, 15.0),
             (self._crash_store, 25.0),
             (self._freeze_store, 20.0),
+            (self._cut, 3.0),
             (self._restore, 40.0),
             (self._rival, 60.0),
             (self._misuse, 1.0),
@@ -154,6 +155,13 @@ class Siege:
     async def _freeze_store(self) -> None:
         await asyncio.to_thread(self._store.freeze, 1 + 2 * self._dice.random())
         self.ledger.deeds["freeze of the store"] += 1
+
+    async def _cut(self) -> None:
+        """Lose the answers to all commits under way: some are stored, and nobody is told."""
+        with contextlib.suppress(Exception):  # another attack has the server down
+            if cut := await asyncio.to_thread(self._store.cut):
+                self.ledger.deeds["cut of all connections"] += 1
+                self.ledger.deeds["connection that was cut"] += cut
 
     async def _restore(self) -> None:
         """Copy the store, wait a little, and restore the copy while callers continue."""

@@ -64,6 +64,9 @@ class Store(Protocol):
     def freeze(self, seconds: float) -> None:
         """Stop its server for a while."""
 
+    def cut(self) -> int:
+        """End all connections to it; return how many."""
+
     def copy(self) -> Any:
         """Return a copy of its content."""
 
@@ -93,6 +96,9 @@ class SQLiteFile:
             time.sleep(seconds)
             connection.execute("ROLLBACK")
         connection.close()
+
+    def cut(self) -> int:
+        return 0  # no connection is there
 
     def copy(self) -> sqlite3.Connection:
         copy = sqlite3.connect(":memory:", check_same_thread=False)
@@ -130,6 +136,13 @@ class Postgres:
     def freeze(self, seconds: float) -> None:
         with self._server.frozen():
             time.sleep(seconds)
+
+    def cut(self) -> int:
+        with psycopg.connect(self.url) as connection:
+            others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            return len(
+                connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}").fetchall()
+            )
 
     def copy(self) -> tuple[str, list[tuple[str, int]]]:
         self._copies += 1
@@ -184,6 +197,10 @@ class RedisStore:
     def freeze(self, seconds: float) -> None:
         with self._server.frozen():
             time.sleep(seconds)
+
+    def cut(self) -> int:
+        with self._server.client as client:
+            return int(client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
 
     def copy(self) -> dict[bytes, bytes]:
         with self._server.client as client, client.pipeline(transaction=True) as pipe:

@@ -52,7 +52,9 @@ RATES: dict[Kind, float] = {
     "crash": 0.002,
 }
 
-STORE = FaultPlan(rates={"fence": 0.02, "error": 0.04, "delay": 0.04, "crash": 0.001}, points=("store.commit *",))
+STORE = FaultPlan(
+    rates={"fence": 0.02, "error": 0.04, "unanswered": 0.04, "delay": 0.04, "crash": 0.001}, points=("store.commit *",)
+)
 """Faults of commits, which only session processes make; so the process that runs the soak does not crash."""
 
 MEMORY_S = 120.0

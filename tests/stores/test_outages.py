@@ -451,9 +451,9 @@ class AwayStore(InMemoryStore):
         self._check_there()
         await super().commit(session_id, epoch, commit)
 
-    async def activate(self, session_id: str) -> Activation:
+    async def activate(self, *args: Any, **kwargs: Any) -> Activation:
         self._check_there()
-        return await super().activate(session_id)
+        return await super().activate(*args, **kwargs)
 
     def _check_there(self) -> None:
         if self.is_away:

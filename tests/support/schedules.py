@@ -40,7 +40,7 @@ class DawdlingStore(FaultyStore):
 
     @fail_rate.setter
     def fail_rate(self, rate: float) -> None:
-        self.faults.plan = FaultPlan(rates={"error": rate})
+        self.faults.plan = FaultPlan(rates={"error": rate, "unanswered": min(rate, 1 - rate)})
 
 
 class WildEngine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, StoreError
+from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, SessionNotFoundError, StoreError
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnStatus
@@ -78,6 +78,29 @@ async def check_epochs_count_up_by_one(store: SessionStore, other: SessionStore)
     last = Owner(store, max((activation.session for activation in found), key=lambda session: session.epoch))
     await store.commit("s", last.session.epoch, last.prepare(session=replace(last.session, epoch=7)))
     equal((await store.get("s")).epoch, last.session.epoch, "the epoch after a commit")
+
+
+@_law
+async def check_an_activation_with_a_revision_takes_a_session_from_nobody(
+    store: SessionStore, other: SessionStore
+) -> None:
+    """It compares and activates in one step, and changes nothing but epoch and revision."""
+    owner = await own(store)
+    await owner.commit("x")
+    before = await store.get("s")
+    found = (await other.activate("s", revision=before.revision, jump=7)).session
+    equal(found, replace(before, epoch=2, revision=before.revision + 7), "the activated session")
+    for revision in (0, before.revision, found.revision + 1):
+        await refuses(SessionFencedError, store.activate("s", revision=revision), f"an activation of {revision}")
+    equal(await store.get("s"), found, "the session after refused activations")
+    await refuses(SessionNotFoundError, store.activate("none", revision=1), "an activation of no session")
+    both = await asyncio.gather(
+        *((store, other)[at % 2].activate("s", revision=found.revision) for at in range(10)), return_exceptions=True
+    )
+    owners = [each for each in both if not isinstance(each, BaseException)]
+    is_fenced = [isinstance(each, SessionFencedError) for each in both]
+    equal((len(owners), sum(is_fenced)), (1, 9), "owners and refusals of ten activations at once")
+    equal(await store.get("s"), owners[0].session, "the session of the one that was first")
 
 
 @_law

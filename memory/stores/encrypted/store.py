@@ -91,9 +91,9 @@ class EncryptedStore(Shared):
             raise SessionNotFoundError(session_id)
         return await open_session(self._texts(), found)
 
-    async def activate(self, session_id: str) -> Activation:
+    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
         await self.state(session_id)  # what cannot be decrypted must not take the session from its owner
-        return await self._opened(session_id, await self._inner.activate(session_id))
+        return await self._opened(session_id, await self._inner.activate(session_id, revision=revision, jump=jump))
 
     async def state(self, session_id: str) -> Activation:
         return await self._opened(session_id, await self._inner.state(session_id))

@@ -119,12 +119,15 @@ class RedisStore(RedisDatabase):
         (shown,) = await self._do("get", [encode(session_id)], session_id, again=True)
         return self._session(shown)
 
-    async def activate(self, session_id: str) -> Activation:
-        # Two scripts, since only Python reads the records, and what it cannot read must not raise the epoch.
+    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
+        # Two scripts, since only Python reads the records, and what it cannot read must not raise the epoch. The second
+        # one writes only if the session is as the first one saw it.
         while True:
             state = await self.state(session_id)
             old = state.session
-            new = replace(old, epoch=old.epoch + 1, revision=old.revision + new_jump())
+            if revision not in (None, old.revision):
+                raise SessionFencedError(session_id, old.epoch)
+            new = replace(old, epoch=old.epoch + 1, revision=old.revision + (jump or new_jump()))
             args = [encode(session_id), old.log, old.epoch, old.revision, new.epoch, new.revision]
             if not await self._do("activate", args, session_id):
                 return replace(state, session=new)
@@ -277,7 +280,7 @@ class RedisStore(RedisDatabase):
             ),
             "exists": lambda: SessionExistsError(session_id),
             "missing": lambda: SessionNotFoundError(session_id),
-            "fenced": lambda: SessionFencedError(session_id, epoch),
+            "fenced": lambda: SessionFencedError(session_id, int(found[0]) if found else epoch),
         }
         return errors[word]()
 

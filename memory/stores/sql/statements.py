@@ -147,7 +147,11 @@ class Statements:
         self.session = statement(sa.select(sessions).where(sessions.c.session_id == bind("session_id")))
         self.raise_epoch = statement(
             sa.update(sessions)
-            .where(sessions.c.session_id == bind("session_id", unique=False))
+            .where(
+                sessions.c.session_id == bind("session_id", unique=False),
+                sessions.c.revision
+                == sa.func.coalesce(sa.cast(bind("revision_before"), sa.BigInteger), sessions.c.revision),
+            )
             .values(
                 epoch=sessions.c.epoch + sa.literal_column("1"),
                 revision=sessions.c.revision + bind("jump", type_=sa.BigInteger),

@@ -153,10 +153,13 @@ class SQLStore(SecureDeleteDatabase):
     async def get(self, session_id: str) -> SessionRecord:
         return await self._read(lambda connection: self._session(connection, session_id))
 
-    async def activate(self, session_id: str) -> Activation:
+    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
         def activate(connection: sa.Connection) -> Activation:
-            row = self._sql.raise_epoch(connection, {"session_id": session_id, "jump": new_jump()}).one_or_none()
+            raised = {"session_id": session_id, "revision_before": revision, "jump": jump or new_jump()}
+            row = self._sql.raise_epoch(connection, raised).one_or_none()
             if row is None:
+                if revision is not None and (other := self._sql.session(connection, raised).one_or_none()):
+                    raise SessionFencedError(session_id, other.epoch)
                 raise SessionNotFoundError(session_id)
             return self._state(connection, row, row.now)
 

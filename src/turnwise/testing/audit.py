@@ -71,6 +71,7 @@ async def audit(
     all_ended: bool = True,
     discards: bool = False,
     compacts: bool = False,
+    deaths: Mapping[str, Sequence[float]] | None = None,
 ) -> Audit:
     """Check stored sessions, and that the store has everything that callers had acknowledged. Only reads.
 
@@ -80,13 +81,16 @@ async def audit(
     is given blocks that were removed before it; each acknowledged prompt is stored once, in the order of
     acknowledgement, unless its run was replaced while it waited; a prompt that was dropped is not stored; no run with a
     debounced prompt begins before its seconds of silence have passed; each acknowledged run is stored with the
-    acknowledged state and turn, or is merged into one that is; a follower of a run saw each of its events once.
+    acknowledged state and turn, or is merged into one that is; a follower of a run saw each of its events once; no run
+    has ended as lost, or was resumed, unless its process died while it was active.
 
     Args:
         history: the event store, if events are stored apart from the conversations.
         all_ended: whether all runs must have ended.
         discards: whether prompts of cancelled runs may be missing: with `on_cancel="discard"` or `rollback`.
         compacts: whether sessions have an overflow strategy; then each turn continues the newest part of the last one.
+        deaths: when processes of a session died or lost it, on the session's clock. The last law is checked for the
+            sessions that are named here.
     """
     notes: dict[str, list[Note]] = {}
     for note in acknowledged or ():
@@ -112,6 +116,7 @@ async def audit(
             *_events_tell(session.events, steps),
             *_notes_hold(session, steps, told, discards=discards),
             *_silence_holds(session, told),
+            *_losses_hold(session.runs, (deaths or {}).get(session_id)),
         ]
         violations += [Violation(session_id, law, what) for law, what in found]
         counts += Counter(sessions=1, turns=len(session.turns), runs=len(session.runs), events=len(session.events))
@@ -419,6 +424,18 @@ def _silence_holds(session: StoredSession, notes: Iterable[Note]) -> Iterator[Fi
         run = _leading(own, runs)
         if note.silence_s and own and run and began.get(run.run_id, math.inf) < own.created_at + note.silence_s:
             yield "silence before a debounced run", f"run {run.run_id!r} began before {note.silence_s} s of silence"
+
+
+def _losses_hold(runs: Iterable[RunRecord], deaths: Sequence[float] | None) -> Iterator[Finding]:
+    for run in runs if deaths is not None else ():
+        began, ended = (math.inf if at is None else at for at in (run.started_at, run.ended_at))
+        died = sum(began <= at <= ended for at in deaths or ())
+        lost = run.resumes + (run.state == "interrupted")
+        if lost > died:
+            yield (
+                "only a death loses a run",
+                f"run {run.run_id!r} was lost {lost} times, in {died} deaths of its process",
+            )
 
 
 def _digests(steps: Iterable[_Step]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,11 @@ def cases_of(life: Life) -> list[Case]:
     return [Case(number, *each) for number, each in enumerate([*points, *kills])]
 
 
-def exhaust(life: Life) -> Counter[str]:
+def exhaust(life: Life, kinds: Collection[Kind | None] | None = None) -> Counter[str]:
     """Run the scenario once for each case of `cases_of`; return the number of faults by kind.
+
+    Args:
+        kinds: run only the cases of these kinds; None stands for a kill between two steps.
 
     If TURNWISE_SEED is set, only the case with this number runs.
 
@@ -55,7 +58,7 @@ def exhaust(life: Life) -> Counter[str]:
     struck: Counter[str] = Counter()
     only = os.environ.get(SEED)
     for case in cases_of(life):
-        if only in (None, str(case.number)):
+        if only in (None, str(case.number)) and (kinds is None or case.kind in kinds):
             faults, hook = _arranged(case)
             play(life(faults), str(case), case.number, hook)
             struck[case.kind or "kill"] += 1

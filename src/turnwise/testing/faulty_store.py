@@ -17,12 +17,18 @@ Store = TypeVar("Store")
 VERB: tuple[Kind, ...] = ("delay", "error", "crash")
 """The faults that each method can have."""
 
+BEFORE_COMMIT: tuple[Kind, ...] = (*VERB, "fence")
+
+AFTER_COMMIT: tuple[Kind, ...] = ("delay", "unanswered", "crash", "fence")
+"""The faults of a commit. An error after it is a fault of its own, since the commit is stored."""
+
 
 class FaultyStore:
     """Delegates each method to `inner`, with two points of faults: `store.<method> before` and `store.<method> after`.
 
     At each point the call may be delayed, raise StoreError, or crash; at a commit, another process may activate the
-    session. A StoreError after the method leaves the outcome unknown to the caller, as a lost connection does. `close`
+    session. A StoreError after the method leaves the outcome unknown to the caller, as a lost connection does; after a
+    commit this fault is called `unanswered`. `close`
     has no faults. `inner` may be any store, of sessions, events or other things, whose methods are coroutine functions;
     `with_faults` returns the wrapper with the type of `inner`.
 
@@ -66,25 +72,27 @@ class FaultyStore:
 
         async def faulty(*args: Any, **kwargs: Any) -> Any:
             owned = args[0] if verb == "commit" else None
-            await self._pass(before, owned)
+            await self._pass(before, BEFORE_COMMIT if owned else VERB, owned)
             result = await getattr(self.inner, verb)(*args, **kwargs)
-            await self._pass(after, owned)
+            await self._pass(after, AFTER_COMMIT if owned else VERB, owned)
             return result
 
         return faulty
 
-    async def _pass(self, point: str, owned: str | None) -> None:
+    async def _pass(self, point: str, offers: tuple[Kind, ...], owned: str | None) -> None:
         if self._paces:
             await pause(self.faults.dice)
-        match self.faults.strike(point, *VERB, *(("fence",) if owned else ())):
+        match self.faults.strike(point, *offers):
             case "delay":
                 await asyncio.sleep(self.faults.dice.random() * self._delay_s)
             case "error":
                 raise StoreError(f"injected at {point}: try again")
+            case "unanswered":
+                raise StoreError(f"injected at {point}: it is stored, and its answer is lost: try again")
             case "crash":
                 await crash(for_real=self._for_real)
             case "fence":
-                await self.inner.activate(owned)
+                await self.inner.activate(cast(str, owned))
 
 
 def with_faults(inner: Store, faults: Faults, **settings: Any) -> Store:

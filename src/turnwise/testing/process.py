@@ -26,6 +26,8 @@ class Process:
         self.is_dead = False
         self.tasks: list[asyncio.Task[Any]] = []
         """All tasks that it started; referenced here, since Python would close a task without references."""
+        self.died_s: float | None = None
+        """When it was killed, on the loop's clock."""
         self._died = asyncio.Event()
 
     @staticmethod
@@ -36,7 +38,7 @@ class Process:
     def kill(self) -> None:
         """Stop all its tasks. Idempotent."""
         if not self.is_dead:
-            self.is_dead = True
+            self.is_dead, self.died_s = True, asyncio.get_running_loop().time()
             self._died.set()
 
     async def call(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:

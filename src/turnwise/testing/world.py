@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, cast
 
 from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
@@ -58,6 +60,7 @@ class World:
         overflow: OverflowStrategy | None = None,
         store: SessionStore | None = None,
         history: HistoryStore | None = None,
+        memories: Sequence[MemorySlot] = (),
     ) -> None:
         self.faults = faults
         self.session_id = session_id
@@ -67,7 +70,8 @@ class World:
         self.config = config or SessionConfig(cancel_grace_s=0.5, idle_s=1e9)
         self.told = Acknowledged(clock=lambda: asyncio.get_running_loop().time())
         self._overflow = overflow
-        self._lives = 0
+        self._memories = memories
+        self._processes: list[Process] = []
         self.process, self.core = self._begin()
 
     async def create(self) -> None:
@@ -136,21 +140,23 @@ class World:
         self.told.forked(session_id)
 
     async def audit(self, **settings: Any) -> Audit:
-        """Check this session and its forks without faults: see `audit`."""
+        """Check this session and its forks without faults: see `audit`. The session's `deaths` are known."""
         history = self.history and self.history.inner
         ids = {self.session_id: None} | dict.fromkeys(self.told.session_ids)
-        return await audit(self.store.inner, ids, self.told, history, **settings)
+        deaths = {self.session_id: [each.died_s for each in self._processes if each.died_s is not None]}
+        return await audit(self.store.inner, ids, self.told, history, **{"deaths": deaths, **settings})
 
     def _begin(self) -> tuple[Process, SessionCore]:
-        self._lives += 1
         core = SessionCore(
             self.session_id,
             self.store,
             self.engine,
             self.config,
             overflow=self._overflow,
+            memories=self._memories,
             history=self.history,
             clock=lambda: asyncio.get_running_loop().time(),
             off_loop=inline,
         )
-        return Process(f"{self.session_id}, process {self._lives}"), core
+        self._processes.append(Process(f"{self.session_id}, process {len(self._processes) + 1}"))
+        return self._processes[-1], core

@@ -79,10 +79,10 @@ class ActiveRun:
         """Events that the engine and its tools have added, for the run's next commit."""
         self._adding: tuple[UnknownOutcome, int] | None = None
         """The last commit that was to store them, and how many."""
-        self.unbilled = before.unbilled if before else Usage()
+        self.unbilled, last = before.unsettled if before else (Usage(), Usage())
         """The usage since the run's last commit, without its seconds."""
         self._since = loop.time()
-        self._bill = before._bill[0] if before else Usage(), self._since
+        self._bill = last, self._since
 
     @property
     def run_id(self) -> str:
@@ -117,6 +117,11 @@ class ActiveRun:
         spent = self.spent
         # Rounded as stores round it, so that a record in memory equals the one that is read back.
         return replace(spent, seconds=round(spent.seconds, 6), cost=round(spent.cost, 12))
+
+    @property
+    def unsettled(self) -> tuple[Usage, Usage]:
+        """The usage that no commit is known to have stored, and the part of it in the last `bill`."""
+        return self.unbilled, self._bill[0]
 
     def left_to_bill(self) -> dict[str, Usage]:
         """Return the `usage` of the run's next record, if there is any that no commit has stored."""

@@ -17,6 +17,7 @@ from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import RunNotFoundError
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.events import RunResumed
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import Activation
@@ -75,10 +76,7 @@ class Recovery:
         launched: list[ActiveRun] = []
         for record in found.open_runs:
             turn = turns[record.turn_index]
-            run_resources = self._engines.of_run(record)
-            run = known.get(record.run_id)
-            if run is None or run.done.done():
-                run = ActiveRun(self._state.view(), run.record if run else record, turn, run_resources, before=run)
+            run = self._open(record, turn, known.get(record.run_id))
             if run.record.state != record.state:
                 run.restart_clock()
             if record.usage != run.record.usage:
@@ -106,6 +104,13 @@ class Recovery:
         else:
             self._journal.log.publish()
         self._engines.drop_kept()
+
+    def _open(self, record: RunRecord, turn: TurnRecord, known: ActiveRun | None) -> ActiveRun:
+        """Return the known run, or a new one if it is not known, or if callers were told that it cannot be ended."""
+        run_resources = self._engines.of_run(record)
+        if known and not known.done.done():
+            return known
+        return ActiveRun(self._state.view(), known.record if known else record, turn, run_resources, before=known)
 
     async def _drop_ended(self, known: Iterable[ActiveRun], open_runs: Container[str]) -> None:
         """Remove the runs whose end was stored although the store's answer was lost."""

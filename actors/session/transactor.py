@@ -281,7 +281,8 @@ class Transactor:
 
     async def _activate(self) -> None:
         found = await self._journal.activate()
-        commit = self._settle() if self._unanswered else None
+        last, self._unanswered = self._unanswered, None
+        commit = self._settled(last) if last else None
         await self._recover(found, self._begun)
         self._begun.clear()
         if commit and commit.forget_turns >= 0:
@@ -290,10 +291,8 @@ class Transactor:
             observer.activated(self._state.view())
         self._journal.mark_loaded()  # from here on, a run that is not open has ended, and its last event is stored
 
-    def _settle(self) -> Commit | None:
-        """Take note of whether the commit without an answer was stored, as an activation found; return it if so."""
-        assert self._unanswered
-        last, self._unanswered = self._unanswered, None
+    def _settled(self, last: _Unanswered) -> Commit | None:
+        """Note whether the commit without an answer was stored, as an activation found; return it if so."""
         if last.doubt:
             last.doubt.stored = self._journal.has_advanced
         if not self._journal.has_advanced:

@@ -212,8 +212,8 @@ class SessionStore(Protocol):
         record.
 
         Args:
-            revision: activate only if the stored revision is this one, so that an owner that activates its session again
-                takes it from nobody. Comparing and activating are one step.
+            revision: activate only if the stored revision is this one, so that an owner that activates again takes the
+                session from nobody. Comparing and activating are one step.
             jump: by how much the revision is raised; `new_jump()` if omitted.
 
         Raises:

@@ -30,11 +30,10 @@ Kind = Literal[
     "stubborn",
     "exit",
 ]
-"""Kinds of faults. A store's method is delayed, raises StoreError, or kills the calling process; a commit is stored, but
-its answer is lost (`unanswered`); before or after a commit, another process activates the session (`fence`). An engine
-raises, never answers, breaks off within its answer,
-returns an object that is not a block, returns nothing, returns only thoughts, leaves a tool call open, ignores a
-cancel, raises SystemExit, or kills its process."""
+"""Kinds of faults. A store's method is delayed, raises StoreError, or kills the calling process; a commit is stored and
+its answer lost (`unanswered`); before or after a commit, another process activates the session (`fence`). An engine
+raises, never answers, breaks off within its answer, returns an object that is not a block, returns nothing, returns
+only thoughts, leaves a tool call open, ignores a cancel, raises SystemExit, or kills its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
 
 from turnwise.actors.inference.tools.tool import record_of_tools
-from turnwise.errors import InvalidIdError, InvalidInputError, shown
+from turnwise.errors import InvalidIdError, InvalidInputError, MissingArgumentError, shown
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.conversation.ids import check_id
@@ -74,11 +74,15 @@ def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
     return made
 
 
+_NO_ENGINE = "pass what answers the runs, such as engine=OpenAIEngine('gpt-5'), or EchoEngine() for a first try"
+
+
 def named(init: Callable[Given, None]) -> Callable[Given, None]:
     """Decorate `__init__` so that a missing or a misspelt argument is told by the name of the class that was called.
 
     Raises:
-        TypeError: of the decorated method.
+        MissingArgumentError: of the decorated method: there is no engine.
+        TypeError: likewise, for other arguments.
     """
 
     @wraps(init)
@@ -91,6 +95,8 @@ def named(init: Callable[Given, None]) -> Callable[Given, None]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
+            if "missing a required" in str(error) and "engine" not in kwargs:
+                raise MissingArgumentError(of, "engine", _NO_ENGINE) from None
             raise TypeError(f"{of}: {error}") from None
         init(*args, **kwargs)
 

@@ -659,7 +659,7 @@ class Session(_Session):
             blocks: numbers of its `new_blocks`, or of the message's `blocks`, from 0; all if there are none.
 
         Raises:
-            SessionBusyError: a run is active, waits or is queued; nothing was removed.
+            SessionInUseError: a run is active, waits or is queued; nothing was removed.
             TurnNotFoundError: there is no such turn, or its last waiting prompt was removed meanwhile.
             InvalidInputError: the blocks are not of this turn, or a number is too high; nothing was removed.
         """
@@ -682,7 +682,7 @@ class Session(_Session):
             updated_at: clear only if the session's last change was at this time, as `info().session.updated_at` says.
 
         Raises:
-            SessionBusyError: a run is active or queued; nothing was removed.
+            SessionInUseError: a run is active or queued; nothing was removed.
             SessionChangedError: the last change was not at `updated_at`; nothing was removed.
             LongTermMemoryError: memories failed; the error names them. The history was not changed: repeat the call.
         """
@@ -699,7 +699,7 @@ class Session(_Session):
                 See `Verify`.
 
         Raises:
-            SessionBusyError: a run is active or queued.
+            SessionInUseError: a run is active or queued.
             LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
         """
         return carry_out(self._delete(memory, verify), self._client.portal)
@@ -1054,7 +1054,7 @@ class AsyncSession(_Session):
             blocks: numbers of its `new_blocks`, or of the message's `blocks`, from 0; all if there are none.
 
         Raises:
-            SessionBusyError: a run is active, waits or is queued; nothing was removed.
+            SessionInUseError: a run is active, waits or is queued; nothing was removed.
             TurnNotFoundError: there is no such turn, or its last waiting prompt was removed meanwhile.
             InvalidInputError: the blocks are not of this turn, or a number is too high; nothing was removed.
         """
@@ -1077,7 +1077,7 @@ class AsyncSession(_Session):
             updated_at: clear only if the session's last change was at this time, as `info().session.updated_at` says.
 
         Raises:
-            SessionBusyError: a run is active or queued; nothing was removed.
+            SessionInUseError: a run is active or queued; nothing was removed.
             SessionChangedError: the last change was not at `updated_at`; nothing was removed.
             LongTermMemoryError: memories failed; the error names them. The history was not changed: repeat the call.
         """
@@ -1094,7 +1094,7 @@ class AsyncSession(_Session):
                 See `Verify`.
 
         Raises:
-            SessionBusyError: a run is active or queued.
+            SessionInUseError: a run is active or queued.
             LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
         """
         return await carry_out_async(self._delete(memory, verify))

@@ -301,7 +301,7 @@ class SessionMemory(_SessionMemory):
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
-            SessionBusyError: a run is active.
+            SessionInUseError: a run is active.
             LongTermMemoryError: memories failed; the error names them. Repeat the call.
         """
         return carry_out(self._forget(turn_index, verify), self._client.portal)
@@ -498,7 +498,7 @@ class AsyncSessionMemory(_SessionMemory):
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
-            SessionBusyError: a run is active.
+            SessionInUseError: a run is active.
             LongTermMemoryError: memories failed; the error names them. Repeat the call.
         """
         return await carry_out_async(self._forget(turn_index, verify))

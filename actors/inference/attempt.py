@@ -32,8 +32,8 @@ from turnwise.memory.conversation.model_params import of_later_step
 from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.transcript import Ledger, repair
-from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.conversation.usage import Usage, unreported
 from turnwise.memory.longterm.session_memory import MemoryAccess
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ class RunCallbacks(Protocol):
 
     def price(self, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost."""
+
+    def count_call(self, run: ActiveRun, asked: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
+        """Return the tokens of a model call that is given this turn, and those of its answer, as turnwise counts."""
 
     async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
         """See `StepContext.make_room`."""
@@ -108,6 +111,9 @@ class Attempt:
         self._timer: asyncio.TimerHandle | None = None
         self._call = run.spent
         """The run's usage at the start of the last model call."""
+        self._asked: TurnRecord | None = run.turn
+        """What the open model call was given; None if no call is open."""
+        self._model = run.record.model
         self._limit: int | None = None
         """How many model calls the run may make."""
         self._announces = False
@@ -134,9 +140,13 @@ class Attempt:
             await asyncio.wait({engine}, timeout=grace_s)
         if not engine.done():
             leave_behind(engine)
-        self.close()
         error = engine.exception() if engine.done() and not engine.cancelled() else None
         finished = engine.result() if engine.done() and not engine.cancelled() and error is None else None
+        if finished is not None:
+            self._count_call(finished, is_whole=True)
+        elif self._parts or (self._announces and (late or cancelled.done())):
+            self._count_call((), is_whole=isinstance(error, LimitError | OutputError))
+        self.close()
         if cancelled.done():
             return Ending("cancelled", cancelled.result(), answer=finished)
         if late:
@@ -315,6 +325,7 @@ class Attempt:
     def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
         if self.closed:
             return
+        self._model = model or self._model
         if usage:
             usage = replace(usage, calls=0) if self._announces else usage  # `begin_call` counts the calls
             try:
@@ -336,6 +347,7 @@ class Attempt:
         if limit is not None and spent.calls >= limit:
             raise LimitError(f"the run has called the model {limit} times: raise max_steps=", "step_limit")
         self._call, self._announces, self._limit = spent, True, limit
+        self._asked = self.run.turn
         self.run.unbilled += Usage(calls=1)
         self.stop_reason = None
         self._end_part()
@@ -343,11 +355,37 @@ class Attempt:
         self.ledger.void()
         self.publish(ModelCallStarted, call=spent.calls)
 
-    def end_call(self) -> NewEvent:
+    def end_call(self, answer: Sequence[Block] = ()) -> NewEvent:
+        if answer:
+            self._count_call(answer, is_whole=True)
+        self._asked = None
         used = self.run.spent - self._call
         seconds, usage = round(used.seconds, 6), replace(used, seconds=0.0)
         values = {"call": self._call.calls, "seconds": seconds, "usage": usage, "stop_reason": self.stop_reason}
         return ModelCallEnded, values
+
+    def _count_call(self, answer: Sequence[Block], *, is_whole: bool) -> None:
+        """Close the open model call, and add the tokens that its provider has not reported.
+
+        Args:
+            answer: the whole answer; otherwise what was emitted of it.
+            is_whole: see `unreported`. An engine that does not announce its calls may have called no model, so its
+                whole answers are not counted.
+        """
+        asked, self._asked = self._asked, None
+        reported = self.run.spent - self._call
+        is_reported = reported.input_tokens or reported.output_tokens
+        if asked is None or (is_whole and (is_reported or not self._announces)):
+            return
+        if not answer:
+            stored = {id(block) for block in self.run.output.blocks}
+            answer = [block for block in self.ledger.blocks() if id(block) not in stored]
+        answer = [block for block in answer if block.role == "assistant"]
+        counted = self._callbacks.count_call(self.run, asked, answer)
+        usage = unreported(reported, counted, is_whole=is_whole)
+        with suppress(EngineError):  # without a price, it has no cost
+            usage = self._callbacks.price(usage, self._model)
+        self.run.unbilled += usage
 
     async def record(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
@@ -12,12 +13,13 @@ from turnwise.actors.inference.attempt import checked, leave_behind
 from turnwise.actors.inference.engine import Closable, EngineBuilder, NewEvent, SessionView
 from turnwise.errors import EngineError, SummaryRefusedError
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.blocks import Block, Text
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn, TurnRecord
-from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.usage import Usage, unreported
 from turnwise.memory.longterm.session_memory import MemoryAccess
+from turnwise.memory.tokens.counter import RoughCounter
 
 Result = TypeVar("Result")
 
@@ -41,9 +43,16 @@ async def ask(
     """
     runner = await off_loop(builder.build, context.session)
     shown = Turn(context.session.session_id, TurnRecord(index=0), BlockCache()).showing(request)
+    answer: list[Block] | None = None
     try:
-        return await checked(lambda: runner.run(shown, context))
+        answer = await checked(lambda: runner.run(shown, context))
+        return answer
+    except asyncio.CancelledError:
+        context.count(request, context.said, is_whole=False)
+        raise
     finally:
+        if answer is not None or context.said:
+            context.count(request, answer or context.said, is_whole=answer is not None)
         if isinstance(runner, Closable):
             await _close(runner, grace_s)
 
@@ -63,15 +72,34 @@ class CompletionContext:
         self.calls: Mapping[str, CallState] = {}
         self.memory: MemoryAccess | None = None
         self.stop_reason: str | None = None
+        self.said: list[Block] = []
+        """What was emitted of the answer."""
+        self._reported = Usage()
+        self._model: str | None = None
+        self._is_counted = False
         self._bill = bill
         bill(Usage(calls=1), None)
 
     def emit(self, part: str | Block) -> None:
-        """Ignore it: a completion has no followers."""
+        """Keep it for `count`: a completion has no followers."""
+        self.said.append(Text(text=part) if isinstance(part, str) else part)
+
+    def count(self, request: Sequence[Block], answer: Sequence[Block], *, is_whole: bool) -> None:
+        """Bill the tokens that the provider has not reported, once; see `unreported`."""
+        if self._is_counted:
+            return
+        self._is_counted, counter = True, RoughCounter()
+        given, said = (sum(map(counter.count, blocks)) for blocks in (request, answer))
+        usage = unreported(self._reported, (given, said), is_whole=is_whole)
+        if usage.counted_tokens:
+            with suppress(EngineError):  # without a price, it has no cost
+                self._bill(usage, self._model)
 
     def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
         self.stop_reason = stop_reason or self.stop_reason
+        self._model = model or self._model
         if usage:
+            self._reported += usage
             self._bill(replace(usage, calls=0), model)
 
     def publish(self, kind: type[Event], **values: Any) -> None:
@@ -80,7 +108,7 @@ class CompletionContext:
     def begin_call(self, limit: int | None = None) -> None:
         """Do nothing: without tools there is only one model call."""
 
-    def end_call(self) -> NoReturn:
+    def end_call(self, answer: Sequence[Block] = ()) -> NoReturn:
         raise SummaryRefusedError("tool_call", "the model called a tool instead of answering with text")
 
     async def record(

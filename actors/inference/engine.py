@@ -161,8 +161,12 @@ class StepContext(RunContext, Protocol):
             Suspend: a budget is used up, and a caller must decide whether the run continues.
         """
 
-    def end_call(self) -> NewEvent:
-        """Return the end event of the last announced model call; record it together with the answer."""
+    def end_call(self, answer: Sequence[Block] = ()) -> NewEvent:
+        """Return the end event of the last announced model call; record it together with the answer.
+
+        Args:
+            answer: what the model answered. If no tokens were reported, those of request and answer are counted.
+        """
 
     async def record(
         self,

@@ -133,6 +133,14 @@ class ActiveRun:
         billed, self._since = self._bill
         self.unbilled -= billed
 
+    def last_billed(self, end: RunRecord) -> Usage | None:
+        """Set the stored record of the run's end; return usage that came too late for it, which the session pays."""
+        if self.record.usage != end.usage:
+            self.billed(end)
+        self.record = end
+        late, self.unbilled = self.unbilled, Usage()
+        return late if late != Usage() else None
+
     def added_events(self, doubt: UnknownOutcome) -> list[NewEvent]:
         """Return the events that the engine has added and no commit has stored, for a commit with this `doubt`.
 

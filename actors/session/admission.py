@@ -561,10 +561,10 @@ class RunAdmission:
         """
         self._check_not_ended()
         state, session, options = self._state, self._journal.session, request.options
-        if not request.blocks and state.run_queue.pending is None:
-            raise EmptyTurnError(state.session_id)
         if state.busy and request.if_busy == "reject" and not is_free:
             raise SessionBusyError(state.session_id, state.busy.run_id)
+        if not request.blocks and state.run_queue.pending is None and not (state.busy and request.if_busy == "drop"):
+            raise EmptyTurnError(state.session_id)
         output = options.get("output")
         request.run_resources = request.run_resources.of_engine(session.engine)
         builder = request.run_resources.builder

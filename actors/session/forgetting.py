@@ -22,8 +22,8 @@ from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.errors import (
     CorruptRecordError,
     LongTermMemoryError,
-    SessionBusyError,
     SessionChangedError,
+    SessionInUseError,
     SessionNotFoundError,
     TurnNotFoundError,
 )
@@ -89,7 +89,7 @@ class Forgetting:
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
-            SessionBusyError: a run is active, and its requests may contain the turn.
+            SessionInUseError: a run is active, and its requests may contain the turn.
             LongTermMemoryError: memories failed; the error names them. The session and the other memories have
                 forgotten the turn.
         """
@@ -99,7 +99,7 @@ class Forgetting:
         async def change() -> None:
             nonlocal done
             if active := self._state.active:
-                raise SessionBusyError(self._state.session_id, active.run_id)
+                raise SessionInUseError(self._state.session_id, active.run_id)
             turn = await self._journal.records.find_turn(index)
             if turn.is_open:
                 raise TurnNotFoundError(self._state.session_id, index)
@@ -141,7 +141,7 @@ class Forgetting:
             key: identifies this call; a repetition after the commit removes no more turns, and returns how many went.
 
         Raises:
-            SessionBusyError: a run is active or queued; nothing was removed.
+            SessionInUseError: a run is active or queued; nothing was removed.
             SessionChangedError: the last commit was not at `updated_at`; nothing was removed.
             LongTermMemoryError: memories failed; the history was not changed.
         """
@@ -152,7 +152,7 @@ class Forgetting:
                 await self._clear_history([], await self._all_turns())
                 return Forgotten(turns=found.turns)
             if busy := self._state.busy:
-                raise SessionBusyError(self._state.session_id, busy.run_id)
+                raise SessionInUseError(self._state.session_id, busy.run_id)
             if updated_at not in (None, self._journal.session.updated_at):
                 raise SessionChangedError(self._state.session_id)
             turns = await self._all_turns()
@@ -280,14 +280,14 @@ class Forgetting:
             updated_at: delete only if the session's last commit was at this time.
 
         Raises:
-            SessionBusyError: a run is active or queued; nothing was deleted.
+            SessionInUseError: a run is active or queued; nothing was deleted.
             SessionChangedError: the last commit was not at `updated_at`; nothing was deleted.
             LongTermMemoryError: memories failed; the session was not deleted.
         """
 
         async def change() -> Forgotten:
             if busy := self._state.busy:
-                raise SessionBusyError(self._state.session_id, busy.run_id)
+                raise SessionInUseError(self._state.session_id, busy.run_id)
             if updated_at not in (None, self._journal.session.updated_at):
                 raise SessionChangedError(self._state.session_id)
             await self._compaction.stop()

@@ -14,7 +14,7 @@ from turnwise.actors.session.saving_progress import SAVED, SavingProgress, use_o
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
-from turnwise.errors import InvalidInputError, SessionBusyError, SessionEndedError, TurnsChangedError, shown
+from turnwise.errors import InvalidInputError, SessionEndedError, SessionInUseError, TurnsChangedError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, ToolResult, Unknown
 from turnwise.memory.conversation.events import PromptAppended, TurnImported
 from turnwise.memory.conversation.frozen_json import FrozenDict
@@ -70,7 +70,7 @@ class Importing:
 
         Raises:
             TurnsChangedError: another turn than `after` is the newest; nothing was stored.
-            SessionBusyError: a run is active or queued; nothing was stored.
+            SessionInUseError: a run is active or queued; nothing was stored.
             SessionEndedError: the session has ended; nothing was stored.
             InvalidInputError: a block cannot be stored, prompts wait for a run, or the key was used for another
                 conversation; nothing was stored.
@@ -142,7 +142,7 @@ class Importing:
         if self._journal.session.status == "ended":
             raise SessionEndedError(state.session_id)
         if run := state.active or next(iter(state.run_queue.queue), None):
-            raise SessionBusyError(state.session_id, run.run_id)
+            raise SessionInUseError(state.session_id, run.run_id)
         if state.run_queue.pending:
             why = f"prompts of session {state.session_id!r} wait for a run: start it, or remove them"
             raise InvalidInputError("messages", len(state.run_queue.pending.prompt), why)

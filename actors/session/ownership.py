@@ -108,6 +108,7 @@ class Ownership:
             if self.is_in_use:
                 return False
             await self._ingestion.store_mark()
+            await self._transactor.store_unbilled()
             waiting = self._engines.ids() if self._state.active else {}
             if note:
                 await note(waiting)

@@ -35,26 +35,35 @@ MOST_SKIPPED = 16
 
 
 class CompactionBill:
-    """The usage of a compaction that no commit has charged yet.
+    """Charges the usage of a compaction, and gathers what no event has told yet.
 
     Args:
-        run: the run that waits for the compaction and pays for it; None for a compaction in the background, which the
-            session pays for.
+        charge: charges the session.
+        run: the run that waits for the compaction and pays for it while it is open; None for a compaction in the
+            background, which the session pays for.
     """
 
-    def __init__(self, price: Callable[[Usage, str | None], Usage], run: ActiveRun | None) -> None:
+    def __init__(
+        self,
+        price: Callable[[Usage, str | None], Usage],
+        charge: Callable[[Usage], None],
+        run: ActiveRun | None,
+    ) -> None:
         self._price = price
+        self._charge = charge
         self.run = run
-        self.unpaid: Usage | None = None
+        self.untold: Usage | None = None
 
     def __call__(self, usage: Usage, model: str | None) -> None:
         """Add the usage of a model call."""
         try:
             usage = self._price(usage, model)
         finally:  # count the usage even if it cannot be priced
-            self.unpaid = self.unpaid + usage if self.unpaid else usage
-            if self.run:
+            self.untold = self.untold + usage if self.untold else usage
+            if self.run and not self.run.done.done():
                 self.run.unbilled += usage
+            else:
+                self._charge(usage)
 
 
 class PlanRunner:
@@ -78,7 +87,7 @@ class PlanRunner:
 
     def bill(self, run: ActiveRun | None = None) -> CompactionBill:
         """Return an empty bill for a compaction of the run's window; without a run, for one in the background."""
-        return CompactionBill(self._spending.price, run)
+        return CompactionBill(self._spending.price, self._transactor.add_unbilled, run)
 
     @property
     def is_pausing(self) -> bool:
@@ -160,7 +169,7 @@ class PlanRunner:
             kind = WindowCompacted if done else CompactionFailed
             stored = new if done else []
             turns = [turn for turn in (head, active) if turn]
-            await self._commit(session, (kind, values), spent, run, doubt, blocks=stored, turns=turns)
+            await self._commit(session, (kind, values), run, doubt, blocks=stored, turns=turns)
             if head:
                 self._state.continue_from(head)
             if active and running:
@@ -176,7 +185,7 @@ class PlanRunner:
 
         async def commit(spent: Usage | None, doubt: UnknownOutcome) -> None:
             values = {"strategy": strategy, "attempt": attempt, "of": of, "why": reason(error), "usage": spent}
-            await self._commit(self._journal.session, (CompactionFailed, values), spent, bill.run, doubt)
+            await self._commit(self._journal.session, (CompactionFailed, values), bill.run, doubt)
 
         await self._commit_once(commit, bill)
 
@@ -184,14 +193,13 @@ class PlanRunner:
         self,
         session: SessionRecord,
         event: NewEvent,
-        spent: Usage | None,
         run: ActiveRun | None,
         doubt: UnknownOutcome,
         *,
         blocks: Sequence[Block] = (),
         turns: Sequence[TurnRecord] = (),
     ) -> None:
-        """Commit an event and charge the usage: to the run while it is open, else to the session."""
+        """Commit an event and charge the usage that is unbilled: the run's while it is open, and the session's."""
         kind, values = event
         if run and not run.done.done():
             record = replace(run.record, usage=run.bill())
@@ -201,29 +209,21 @@ class PlanRunner:
             )
             run.billed(record)
         else:
-            if run is None and spent:
-                session = replace(session, usage=session.usage + spent)
             await self._transactor.commit(session, [(kind, values)], blocks=blocks, turns=turns, doubt=doubt)
 
     async def _commit_once(
         self, commit: Callable[[Usage | None, UnknownOutcome], Awaitable[None]], bill: CompactionBill
     ) -> None:
-        """Store a commit with the bill's unpaid usage exactly once, even if the store's answer is lost."""
+        """Store a commit that tells the bill's usage, exactly once, even if the store's answer is lost."""
         doubt = UnknownOutcome()
 
         async def change() -> None:
             if doubt.stored:
                 return
-            # From here on this commit charges the usage, even if the caller is cancelled.
-            spent, bill.unpaid = bill.unpaid, None
-            try:
-                await commit(spent, doubt)
-            except BaseException:
-                bill.unpaid = spent
-                raise
+            await commit(bill.untold, doubt)
 
         await self._transactor.run_with_retries(change)
-        bill.unpaid = None
+        bill.untold = None
 
     async def _find_turns(self, spans: Spans) -> Sequence[TurnBlocks]:
         return await self._journal.records.find_turns_of_blocks(self._journal.session, spans)
@@ -233,7 +233,7 @@ class PlanRunner:
         if bill.run:
             self._spending.check_run(bill.run)
         else:
-            self._spending.check_session(self._transactor.unbilled + (bill.unpaid or Usage()))
+            self._spending.check_session(self._transactor.unbilled)
 
 
 def check_open(run: ActiveRun) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from turnwise.actors.session.leaving_out import without
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
-from turnwise.errors import InvalidInputError, SessionBusyError, TurnNotFoundError, shown
+from turnwise.errors import InvalidInputError, SessionInUseError, TurnNotFoundError, shown
 from turnwise.memory.conversation.events import BlocksRemoved
 from turnwise.memory.conversation.remainder import pairs_of
 from turnwise.memory.conversation.spans import Spans, join, overlap, places, size, subtract, to_places, union
@@ -45,7 +45,7 @@ class Removals:
             key: identifies this call; repeating the key removes nothing and returns the same number.
 
         Raises:
-            SessionBusyError: a run is active, and its requests may contain the blocks.
+            SessionInUseError: a run is active, and its requests may contain the blocks.
             TurnNotFoundError: no such turn exists, or nothing of it waits any more.
             InvalidInputError: the turn has not added these blocks.
         """
@@ -54,7 +54,7 @@ class Removals:
     async def _change(self, index: int, spans: Spans, key: str) -> int:
         try:
             removed = await self._remove(index, spans, key)
-        except (SessionBusyError, TurnNotFoundError, InvalidInputError):
+        except (SessionInUseError, TurnNotFoundError, InvalidInputError):
             # Before refusing, look in the store: this may be the second delivery of a removal.
             if done := await self._done(key):
                 return done
@@ -68,7 +68,7 @@ class Removals:
 
     async def _remove(self, index: int, spans: Spans, key: str) -> int:
         if busy := self._state.busy:
-            raise SessionBusyError(self._state.session_id, busy.run_id)
+            raise SessionInUseError(self._state.session_id, busy.run_id)
         pending = self._state.run_queue.pending
         is_waiting = pending is not None and pending.index == index
         turn = pending if pending and is_waiting else await self._journal.records.find_turn(index)

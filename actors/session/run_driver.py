@@ -310,6 +310,7 @@ class RunDriver:
     def note_end(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
         """Remember the end of a run that is no longer active, after the commit that stored it, and wake its waiters."""
         self._state.add_ended(run, end, turn)
+        self._transactor.add_unbilled(run.last_billed(end))
         if turn:
             self._progress.add_ended(turn, end.memory, end.first_seq)
         run.wake_waiters()
@@ -332,6 +333,10 @@ class RunDriver:
     def price(self, usage: Usage, model: str | None) -> Usage:
         """See `RunCallbacks`."""
         return self._spending.price(usage, model)
+
+    def count_call(self, run: ActiveRun, asked: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
+        """See `RunCallbacks`."""
+        return self._spending.count_call(run, asked, answer)
 
     def check_budget(self, run: ActiveRun) -> None:
         """See `RunCallbacks`."""
@@ -404,7 +409,7 @@ class RunDriver:
         record = replace(run.record, calls=encode_calls(states), usage=run.bill())
         session = run.charged(session, record)
         if new and not events:
-            events = [attempt.end_call()]
+            events = [attempt.end_call(new)]
         numbered = [(kind, {**about(record), **values}) for kind, values in placed(events, new, session)]
         numbered = [*run.added_events(doubt), *numbered]
         turns = [turn] if new or joining.runs or turn.metadata != run.turn.metadata else []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from turnwise.actors.inference.engine import Suspend
 from turnwise.actors.session.active_run import ActiveRun, grants
 from turnwise.actors.session.budget import priced
+from turnwise.actors.session.call_counting import CallCounter
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
 from turnwise.errors import EngineError, LimitError
+from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 
 
@@ -18,6 +23,7 @@ class Spending:
     def __init__(self, state: SessionState, engines: SessionEngines) -> None:
         self._state = state
         self._engines = engines
+        self._counter = CallCounter(state, engines)
 
     def price(self, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost.
@@ -34,6 +40,10 @@ class Spending:
             why = f"a budget limits the cost, and model {model!r} has no price: add it to SessionConfig(prices=...)"
             raise EngineError(why)
         return usage
+
+    def count_call(self, run: ActiveRun, asked: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
+        """See `CallCounter.count`."""
+        return self._counter.count(run, asked, answer)
 
     def check_run(self, run: ActiveRun) -> None:
         """Raise if the run's budget or the session's forbids another model call.

@@ -137,7 +137,6 @@ class SessionState:
 
     def add_ended(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
         """Remember the end of a run that is no longer active."""
-        run.record = end
         self._ended[run.run_id] = (end, turn)
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)

@@ -258,6 +258,11 @@ class Transactor:
         if spent:
             self._unbilled = self._unbilled + spent if self._unbilled else spent
 
+    async def store_unbilled(self) -> None:
+        """Store the usage that no commit has recorded, if there is any. Call it within a change."""
+        if self._unbilled and not self._journal.stale:
+            await self.commit(self._journal.session)
+
     # Owning the session
 
     async def loaded(self) -> None:

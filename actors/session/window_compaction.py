@@ -164,14 +164,11 @@ class WindowCompaction:
             raise
         if plan is None:
             return None
-        try:
-            prepared, failure = await self._plans.prepare(compactor, plan, window, bill)
-            if prepared is None:
-                why = reason(failure) if failure else "no block may be removed from the window"
-                raise CompactionError(self._state.session_id, name, why)
-            if not await self._plans.store(prepared, bill):
-                why = "the session's window changed during the compaction"
-                raise CompactionError(self._state.session_id, name, why)
-        finally:
-            self._transactor.add_unbilled(bill.unpaid)
+        prepared, failure = await self._plans.prepare(compactor, plan, window, bill)
+        if prepared is None:
+            why = reason(failure) if failure else "no block may be removed from the window"
+            raise CompactionError(self._state.session_id, name, why)
+        if not await self._plans.store(prepared, bill):
+            why = "the session's window changed during the compaction"
+            raise CompactionError(self._state.session_id, name, why)
         return prepared

@@ -22,6 +22,9 @@ class Usage:
     """Time in which runs were running, without the time queued or waiting for a person."""
     cost: float = 0.0
     """Cost by the prices in `SessionConfig`, in their currency."""
+    counted_tokens: int = 0
+    """The part of `input_tokens` and `output_tokens` that no provider reported and turnwise counted itself: of answers
+    that were stopped or broke off, and of servers that report no usage."""
 
     def __add__(self, other: Usage) -> Usage:
         # Spelt out for speed: every run adds and subtracts a few times.
@@ -34,6 +37,7 @@ class Usage:
             tool_calls=self.tool_calls + other.tool_calls,
             seconds=self.seconds + other.seconds,
             cost=self.cost + other.cost,
+            counted_tokens=self.counted_tokens + other.counted_tokens,
         )
 
     def __sub__(self, other: Usage) -> Usage:
@@ -46,4 +50,19 @@ class Usage:
             tool_calls=self.tool_calls - other.tool_calls,
             seconds=self.seconds - other.seconds,
             cost=self.cost - other.cost,
+            counted_tokens=self.counted_tokens - other.counted_tokens,
         )
+
+
+def unreported(reported: Usage, counted: tuple[int, int], *, is_whole: bool) -> Usage:
+    """Return the tokens of a model call that its provider has not reported, by a count of request and answer.
+
+    Args:
+        is_whole: whether the provider had the occasion to report all; then any report of tokens is taken as it is.
+    """
+    if is_whole and (reported.input_tokens or reported.output_tokens):
+        return Usage()
+    given, said = counted
+    given = 0 if reported.input_tokens else given
+    said = max(0, said - reported.output_tokens)
+    return Usage(input_tokens=given, output_tokens=said, counted_tokens=given + said)

@@ -101,14 +101,15 @@ class SQLHistory(SecureDeleteDatabase):
         return int(await self._read(lambda connection: connection.execute(statement).scalar_one() or 0))
 
     async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
-        statement = sa.delete(history).where(history.c.session_id == session_id)
-        if turns_up_to is not None:
-            replaced = history.c.seq.in_([event.seq for event in instead])
-            statement = statement.where((history.c.turn_index <= turns_up_to) | replaced)
+        whole = sa.delete(history).where(history.c.session_id == session_id)
+        statement = whole if turns_up_to is None else whole.where(history.c.turn_index <= turns_up_to)
         rows = [_row(event) for event in instead]
 
         def delete(connection: sa.Connection) -> None:
             connection.execute(statement)
+            for first in range(0, len(rows), _CHECKED):
+                replaced = [row["seq"] for row in rows[first : first + _CHECKED]]
+                connection.execute(whole.where(history.c.seq.in_(replaced)))
             if rows:
                 self._insert(connection, rows)
 

@@ -146,6 +146,25 @@ class ByteCounter(_Counter):
         return len(text.encode(errors="surrogatepass"))
 
 
+_BYTES = 4
+"""UTF-8 bytes per token, about, in English."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoughCounter(_Counter):
+    """Counts four UTF-8 bytes as a token: an estimate that takes no time, for usage that no provider reports."""
+
+    model: str = ""
+    """The model whose rule for images applies."""
+
+    @property
+    def images(self) -> ImageRule:
+        return image_rule(self.model)
+
+    def text(self, text: str) -> int:
+        return -(-len(text.encode(errors="surrogatepass")) // _BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class TiktokenCounter(_Counter):
     """Counts by the model's vocabulary, or by o200k_base for models that tiktoken does not know.

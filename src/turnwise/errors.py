@@ -2,6 +2,7 @@
 
 TurnwiseError
 ├── InvalidInputError          what you passed cannot be used; nothing changed
+│   ├── MissingArgumentError   a required argument was left out
 │   ├── InvalidIdError
 │   ├── InvalidPromptError
 │   ├── EmptyTurnError
@@ -26,7 +27,8 @@ TurnwiseError
 ├── SessionChangedError        the session changed since it was read
 │   └── TurnsChangedError      another turn is the newest
 ├── SessionBusyError           another run is active
-│   └── QueueFullError
+│   ├── QueueFullError
+│   └── SessionInUseError      what was asked for has to wait for the run's end
 ├── OverloadedError            a limit of the placement is reached: try again later
 │   └── EngineLimitError       open runs have as many different engines as a process holds
 ├── SessionEndedError          you closed it
@@ -149,6 +151,15 @@ class InvalidInputError(TurnwiseError):
     why: str
 
 
+class MissingArgumentError(InvalidInputError, TypeError):
+    """A required argument was left out; nothing was made."""
+
+    message = "{of}: missing a required argument, {argument!r}: {hint}"
+    of: str
+    argument: str
+    hint: str
+
+
 class InvalidIdError(InvalidInputError):
     """An id is empty, too long, or holds control characters."""
 
@@ -169,7 +180,7 @@ class InvalidPromptError(InvalidInputError):
 class EmptyTurnError(InvalidInputError):
     """A run has no prompts: none were passed and none were appended."""
 
-    message = "session {session_id!r} has nothing to run: pass a prompt that is not blank, or append one first"
+    message = "session {session_id!r} has nothing to run: pass a prompt that is not blank"
     session_id: str
 
 
@@ -296,6 +307,14 @@ class SessionBusyError(TurnwiseError):
         "session {session_id!r} is busy with run {run_id!r}: wait for it, cancel it, "
         "or pass if_busy='enqueue', 'interrupt' or 'rollback'"
     )
+    session_id: str
+    run_id: str
+
+
+class SessionInUseError(SessionBusyError):
+    """A run of the session is active or queued, and what was asked for would change what the run works on."""
+
+    message = "session {session_id!r} is busy with run {run_id!r}: wait for it, or cancel it, and repeat the call"
     session_id: str
     run_id: str
 

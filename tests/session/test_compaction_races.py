@@ -274,7 +274,8 @@ def test_under_faults_summaries_lose_nothing_and_replace_nothing_twice() -> None
             event.usage for event in events if isinstance(event, WindowCompacted | CompactionFailed) and event.usage
         ]
         assert usage.input_tokens >= sum(each.input_tokens for each in charged)
-        assert usage.input_tokens <= 1000 * world.summarizer.asked, "no summary is paid for twice"
+        reported = usage.input_tokens - usage.counted_tokens  # runs that were stopped are counted, and report nothing
+        assert reported <= 1000 * world.summarizer.asked, "no summary is paid for twice"
         if world.random.random() < 0.3:
             with suppress(TurnNotFoundError):
                 at = world.random.choice([None, world.random.choice(turns).index])

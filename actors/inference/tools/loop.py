@@ -135,7 +135,7 @@ class ToolLoop:
                     return answer
                 turn = await send_back(turn, answer, errors, output, context)
                 continue
-            calls = _Calls(tools, turn, context, self._secrets, answer=answer, events=[context.end_call()])
+            calls = _Calls(tools, turn, context, self._secrets, answer=answer, events=[context.end_call(answer)])
             await self._call_hooks("after_inference", _with(turn, answer), context)
             turn = await calls.finish(uses)
             await self._call_hooks("after_tools", turn, context)
@@ -389,7 +389,7 @@ async def send_back(
         )
     blocks, result = sent_back(answer, errors, f"{context.run_id}_{times + 1}")
     ended = {"call_id": result.call_id, "name": ANSWER_TOOL, "is_error": True}
-    await context.record(*blocks, result, events=[context.end_call(), (ToolEnded, ended)])
+    await context.record(*blocks, result, events=[context.end_call(answer), (ToolEnded, ended)])
     return await context.make_room()
 
 

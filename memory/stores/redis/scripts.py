@@ -27,7 +27,7 @@ members sort by creation. The index of a turn and the number of an event have 19
 list of sessions: `all`, one per user, one per agent, and one per user and agent. A session has one status, so it is in
 one list per place, and a page of any status is merged from two lists.
 
-Large numbers are never converted to Lua numbers: they are passed as text. Usage is eight numbers of 192 bits, in limbs
+Large numbers are never converted to Lua numbers: they are passed as text. Usage is nine numbers of 192 bits, in limbs
 of 48 bits.
 """
 

@@ -58,4 +58,6 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
     9: tuple(f"ALTER TABLE turnwise_{table} ADD COLUMN engine TEXT" for table in ("sessions", "runs")),
     # Blocks of turns may be removed from what later turns continue.
     10: ("ALTER TABLE turnwise_turns ADD COLUMN removed TEXT",),
+    # Usage says which tokens were counted, since no provider reported them.
+    11: ("ALTER TABLE turnwise_sessions ADD COLUMN counted_tokens BIGINT DEFAULT 0 NOT NULL",),
 }

@@ -62,6 +62,7 @@ _SHORT = {
     "tool_calls": "tools",
     "seconds": "s",
     "cost": "cost",
+    "counted_tokens": "counted",
 }
 """Short names of usage fields, since every turn and run stores them as text. Version 1 wrote the long names."""
 

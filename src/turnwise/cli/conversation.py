@@ -17,7 +17,7 @@ from turnwise.actors.client.execution import ExecutionHandle
 from turnwise.actors.client.session import Session
 from turnwise.cli.answers import Answers
 from turnwise.cli.line_editor import LineEditor
-from turnwise.errors import CallDecidedError, CallNotFoundError, SessionBusyError, TurnwiseError
+from turnwise.errors import CallDecidedError, CallNotFoundError, SessionInUseError, TurnwiseError
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.conversation.events import AnyEvent, ApprovalRequested, RunEnded
 from turnwise.memory.conversation.prompts import Prompt
@@ -185,7 +185,7 @@ class Conversation:
             return
         if latest.status != "pending":
             if active := self.session.info().active_run_id:
-                raise SessionBusyError(self.session.id, active)
+                raise SessionInUseError(self.session.id, active)
             self.session.append(*latest.asked)  # first: a session that refuses it loses nothing
             self.session.memory.forget(latest.index)
         self._ask()

@@ -211,7 +211,10 @@ def usage(
     agent: OfAgent = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the tokens, calls, time and cost of runs, without those of deleted sessions."""
+    """Show the tokens, calls, time and cost of runs, without those of deleted sessions.
+
+    Tokens that no provider reported, as of stopped answers, are counted by turnwise: of all tokens, that many.
+    """
     total, parts = run(_usage(store, {"user_id": user, "agent": agent}, by))
     if as_json:
         from turnwise.http.models import UsageShown
@@ -219,7 +222,8 @@ def usage(
         shown = {name: UsageShown.of(each) for name, each in parts.items()}
         print_json({"total": UsageShown.of(total), **({"by": by, "parts": shown} if by else {})})
         return
-    names = ("tokens in", "cached", "tokens out", "reasoning", "model calls", "tool calls", "seconds", "cost")
+    tokens, calls = ("tokens in", "cached", "tokens out", "reasoning", "counted"), ("model calls", "tool calls")
+    names = (*tokens, *calls, "seconds", "cost")
     rows = [(name, each) for name, each in parts.items()] + [("total", total)]
     columns = [Column(by or ""), *(Column(name, right=True) for name in names)]
     print_table(columns, [[name, *_numbers(each)] for name, each in rows])
@@ -258,5 +262,5 @@ def _day(at: float) -> str:
 
 def _numbers(spent: Usage) -> list[Cell]:
     tokens = (spent.input_tokens, spent.cached_tokens, spent.output_tokens, spent.reasoning_tokens)
-    calls = (spent.calls, spent.tool_calls)
+    calls = (spent.counted_tokens, spent.calls, spent.tool_calls)
     return [*map(number, (*tokens, *calls)), f"{spent.seconds:.1f}", number(round(spent.cost, 6))]

@@ -228,7 +228,8 @@ def _end(message: ChatMessage, record: RunRecord | None) -> Iterator[Line]:
         return
     parts = [record.state.replace("_", " "), f"run {record.run_id}", record.model]
     if spent := record.usage:
-        parts += [f"{number(spent.input_tokens + spent.output_tokens)} tokens", f"{spent.seconds:.1f} s"]
+        counted = f" ({number(spent.counted_tokens)} counted here)" if spent.counted_tokens else ""
+        parts += [f"{number(spent.input_tokens + spent.output_tokens)} tokens{counted}", f"{spent.seconds:.1f} s"]
     style = "red" if record.state in ("failed", "interrupted") else _QUIET
     yield f"[{', '.join(filter(None, parts))}]" + (f" {record.why}" if record.why else ""), style
 

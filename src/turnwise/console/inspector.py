@@ -107,6 +107,8 @@ class Inspector:
             if spent:
                 fact("Tokens sent", f"{number(spent.input_tokens)}, of which {number(spent.cached_tokens)} cached")
                 fact("Tokens answered", f"{number(spent.output_tokens)}, {number(spent.reasoning_tokens)} of reasoning")
+                if spent.counted_tokens:
+                    fact("Tokens counted here", f"{number(spent.counted_tokens)}, which the provider did not report")
                 fact("Model calls", number(spent.calls))
             fact("Memory", _recalled(record, events))
             for event in events:

@@ -142,6 +142,7 @@ def _show(line: _Line, began: float, whole: float) -> None:
                 bar.style(f"left: {start:.2%}; width: {width:.2%}")
             if step.usage:
                 used = f"{number(step.usage.input_tokens)} tokens in, {number(step.usage.output_tokens)} out"
+                used += f", {number(step.usage.counted_tokens)} counted here" if step.usage.counted_tokens else ""
                 tag("div", "soft small", f"{used}{f', {step.stop_reason}' if step.stop_reason else ''}")
         if line.text:
             long_text(line.text, "soft small")

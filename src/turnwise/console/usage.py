@@ -91,6 +91,8 @@ class _UsagePage:
         with tag("div", "tiles"):
             _tile("Tokens in", number(total.input_tokens), f"{number(total.cached_tokens)} cached")
             _tile("Tokens out", number(total.output_tokens), f"{number(total.reasoning_tokens)} of reasoning")
+            if total.counted_tokens:
+                _tile("Tokens counted here", number(total.counted_tokens), "which providers did not report")
             _tile("Model calls", number(total.calls), f"{number(total.tool_calls)} tool calls")
             _tile("Cost", number(round(total.cost, 4)), "by the prices of the configuration")
         with tag("section", "card", aria_label="Tokens by day"):

@@ -410,6 +410,8 @@ class UsageShown(Shown):
     seconds: float = 0.0
     """Time in which runs were running."""
     cost: float = 0.0
+    counted_tokens: int = 0
+    """The part of all tokens that no provider reported, so that turnwise counted them."""
 
     @classmethod
     def of(cls, usage: Usage | None) -> Self | None:

@@ -396,6 +396,7 @@ def _tokens(usage: Usage) -> dict[str, int]:
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
+        "turnwise.usage.counted_tokens": usage.counted_tokens,
     }
     return {name: count for name, count in found.items() if count}
 

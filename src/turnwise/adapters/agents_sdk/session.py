@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from turnwise.actors.client.session import AsyncSession, Session
 from turnwise.adapters.version_checks import framework
-from turnwise.errors import ConfigError, InvalidInputError, SessionBusyError, SessionChangedError, shown
+from turnwise.errors import ConfigError, InvalidInputError, SessionChangedError, SessionInUseError, shown
 from turnwise.memory.conversation.blocks import Unknown
 from turnwise.memory.conversation.frozen_json import freeze, plain_json
 from turnwise.memory.conversation.ids import new_id
@@ -148,7 +148,7 @@ class TurnwiseSession:
             wrapper: the context of the SDK's run that reads, which then has the session.
 
         Raises:
-            SessionBusyError: a run reads, and another one has the session.
+            SessionInUseError: a run reads, and another one has the session.
         """
         most = resolve_session_limit(limit, self.session_settings)
         if wrapper is not None:
@@ -164,7 +164,7 @@ class TurnwiseSession:
 
         Raises:
             InvalidInputError: JSON cannot hold an item; nothing was added.
-            SessionBusyError: another run has the session; nothing was added.
+            SessionInUseError: another run has the session; nothing was added.
         """
         if added := [_checked(item) for item in items]:
             await self._change(wrapper, lambda _: {"add": added})
@@ -173,7 +173,7 @@ class TurnwiseSession:
         """Remove and return the newest item; None if there is none.
 
         Raises:
-            SessionBusyError: another run has the session; nothing was removed.
+            SessionInUseError: another run has the session; nothing was removed.
         """
         items = await self._change(wrapper, lambda items: {"pop": 1} if items else None)
         return _plain(items[-1]) if items else None
@@ -182,7 +182,7 @@ class TurnwiseSession:
         """Remove all items for good, with what the stored changes hold of them, in one commit.
 
         Raises:
-            SessionBusyError: another run has the session; nothing was removed.
+            SessionInUseError: another run has the session; nothing was removed.
         """
         run = _run_of(wrapper)
         while True:
@@ -228,9 +228,9 @@ class TurnwiseSession:
             await asyncio.sleep(_WAIT_S)
 
     def _check_waits(self, known: _Known) -> None:
-        """Raise SessionBusyError unless this object waits for the run that has the session."""
+        """Raise SessionInUseError unless this object waits for the run that has the session."""
         if self._if_busy == "reject":
-            raise SessionBusyError(self.session_id, known.open)
+            raise SessionInUseError(self.session_id, known.open)
 
     def _is_over(self, known: _Known) -> bool:
         """Return whether the run that has the session has ended without saying so, or is taken for dead."""

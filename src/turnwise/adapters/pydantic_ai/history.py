@@ -61,7 +61,7 @@ class MessageHistory:
 
         Raises:
             TurnsChangedError: turns were saved, run or cleared since `load`; nothing was stored.
-            SessionBusyError: a run of the session is active; nothing was stored.
+            SessionInUseError: a run of the session is active; nothing was stored.
             InvalidInputError: `load` was not called; or the messages are none of Pydantic AI's, or end in calls
                 without results, so that no provider would take a next prompt; nothing was stored.
         """
@@ -104,7 +104,7 @@ class AsyncMessageHistory:
 
         Raises:
             TurnsChangedError: turns were saved, run or cleared since `load`; nothing was stored.
-            SessionBusyError: a run of the session is active; nothing was stored.
+            SessionInUseError: a run of the session is active; nothing was stored.
             InvalidInputError: `load` was not called; or the messages are none of Pydantic AI's, or end in calls
                 without results, so that no provider would take a next prompt; nothing was stored.
         """

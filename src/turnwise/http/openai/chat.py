@@ -32,6 +32,7 @@ from turnwise.errors import (
     InvalidInputError,
     RunEndedError,
     SessionBusyError,
+    SessionInUseError,
     SessionNotFoundError,
     TurnNotFoundError,
     TurnwiseError,
@@ -218,7 +219,8 @@ async def _in_session(asked: _Asked, session: AsyncSession, options: RunOptions)
         pending = await (await session.execution(error.run_id)).pending()
         if any(call.wants == "result" for call in pending):
             raise _no_result(next(call.call_id for call in pending if call.wants == "result"), error.run_id) from None
-        raise OpenAIError(409, str(error), code="session_busy", run_id=error.run_id) from None
+        why = str(SessionInUseError(error.session_id, error.run_id))  # the API's requests have no policy
+        raise OpenAIError(409, why, code="session_busy", run_id=error.run_id) from None
     return _answer(body, execution, await execution.info())
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession, RunOptions, check_start
 from turnwise.actors.inference.engine import Framed, RequestFrame
-from turnwise.errors import SessionBusyError, TurnwiseError
+from turnwise.errors import SessionInUseError, TurnwiseError
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute
 from turnwise.http.service import Asks, Caller
 from turnwise.memory.conversation.blocks import Block
@@ -94,7 +94,7 @@ async def run_on(
     if started := await check_start(session, blocks, options):
         return await session.execution(started)
     if info.active_run_id is not None:
-        raise SessionBusyError(session.id, info.active_run_id)
+        raise SessionInUseError(session.id, info.active_run_id)
     await session.use(engine)
     try:
         return await session.run(*blocks, **options)

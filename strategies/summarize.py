@@ -7,6 +7,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.memory.ranges import check_count
+from turnwise.memory.required_arguments import needs
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import OverflowStrategy
@@ -18,6 +19,7 @@ _LEAST = 64
 """The least tokens of a useful summary. With less room, no model is called."""
 
 
+@needs(model="pass the engine that writes the summaries, such as OpenAIEngine('gpt-5-mini')")
 @dataclass(frozen=True, slots=True)
 class Summarize:
     """Above `trigger_ratio` of the window, replaces all but the newest exchanges and the previous summary by a summary.

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
 
 from turnwise.actors.inference.tools.tool import record_of_tools
-from turnwise.errors import InvalidIdError, InvalidInputError, MissingArgumentError, shown
+from turnwise.errors import InvalidIdError, InvalidInputError, shown
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.conversation.ids import check_id
@@ -28,6 +28,7 @@ from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory, MemoryType
 from turnwise.memory.ranges import MAX_COUNT, MAX_SECONDS
+from turnwise.memory.required_arguments import check_given
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -74,7 +75,7 @@ def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
     return made
 
 
-_NO_ENGINE = "pass what answers the runs, such as engine=OpenAIEngine('gpt-5'), or EchoEngine() for a first try"
+_HINTS = {"engine": "pass what answers the runs, such as engine=OpenAIEngine('gpt-5'), or EchoEngine() for a first try"}
 
 
 def named(init: Callable[Given, None]) -> Callable[Given, None]:
@@ -95,8 +96,7 @@ def named(init: Callable[Given, None]) -> Callable[Given, None]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            if "missing a required" in str(error) and "engine" not in kwargs:
-                raise MissingArgumentError(of, "engine", _NO_ENGINE) from None
+            check_given(type(args[0]).__name__, signature, args, kwargs, _HINTS)
             raise TypeError(f"{of}: {error}") from None
         init(*args, **kwargs)
 

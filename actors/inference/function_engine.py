@@ -24,6 +24,7 @@ from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.required_arguments import needs
 
 Piece: TypeAlias = str | Block | Usage
 """A piece of an answer: text, a block, or usage to report."""
@@ -36,6 +37,7 @@ Answer: TypeAlias = (
 Function: TypeAlias = Callable[[Turn], Answer] | Callable[[Turn, RunContext], Answer]
 
 
+@needs(function="pass a function or a generator function of a turn")
 @dataclass(frozen=True, slots=True)
 class FunctionEngine:
     """Answers with what a function returns, or streams what a generator yields.

@@ -30,12 +30,14 @@ from turnwise.memory.longterm.retention import Retention, Use, Uses
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.required_arguments import needs
 from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:
     from turnwise.memory.longterm.search.user_index import UserIndex
 
 
+@needs(facts="pass where the items are kept, such as SQLFacts('sqlite:///facts.db') or a path")
 class LexicalMemory:
     """Keeps items unchanged in a fact store. Each recall reads all items that the scope sees.
 

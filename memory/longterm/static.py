@@ -24,6 +24,7 @@ from turnwise.memory.longterm.items.base import (
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.ranges import check_count
+from turnwise.memory.required_arguments import needs
 from turnwise.memory.stores.base import Page, check_limit
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ EVERYONE = "everyone"
 """The user id under which a store keeps the facts for everyone."""
 
 
+@needs(facts="pass the facts, such as StaticMemory(['The shop opens at nine.'])")
 class StaticMemory:
     """Read-only facts for all users: a handbook, a policy. `remember`, `update` and `forget` raise.
 

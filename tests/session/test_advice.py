@@ -7,8 +7,20 @@ from typing import Any
 
 import pytest
 
-from turnwise import AsyncSessionManager, SessionManager
+from turnwise import (
+    AsyncSessionManager,
+    Encryption,
+    ExtractiveMemory,
+    LexicalMemory,
+    OpenAIEngine,
+    SessionManager,
+    StaticMemory,
+    Summarize,
+    VectorMemory,
+)
+from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.core import SessionCore
+from turnwise.adapters.anthropic.engine import AnthropicEngine
 from turnwise.errors import EmptyTurnError, MissingArgumentError, SessionBusyError, SessionInUseError, TurnwiseError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.providers.message_reading import read_messages
@@ -76,3 +88,25 @@ def test_a_manager_without_an_engine_says_which_to_pass(manager: Any) -> None:
         manager("memory://")
     assert isinstance(missing.value, TurnwiseError) and isinstance(missing.value, TypeError)
     assert missing.value.argument == "engine"
+
+
+REQUIRED: dict[str, Any] = {
+    "model": OpenAIEngine,
+    "function": FunctionEngine,
+    "script": ScriptedEngine,
+    "facts": LexicalMemory,
+    "text": VectorMemory,
+    "key": Encryption,
+}
+
+
+@pytest.mark.parametrize("argument", REQUIRED)
+def test_what_lacks_a_required_argument_says_what_to_pass(argument: str) -> None:
+    with pytest.raises(
+        MissingArgumentError, match=f"missing a required argument, '{argument}': (pass|name) "
+    ) as missing:
+        REQUIRED[argument]()
+    assert missing.value.of == f"{REQUIRED[argument].__name__}()"
+    for kind in (AnthropicEngine, StaticMemory, ExtractiveMemory, Summarize):
+        with pytest.raises(MissingArgumentError):
+            kind()  # type: ignore[call-arg]

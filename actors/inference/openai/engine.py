@@ -37,6 +37,7 @@ from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.providers.endpoints import CHAT_ONLY, PROFILES, Profile, profile_of
 from turnwise.memory.providers.validation import CHAT, RESPONSES
+from turnwise.memory.required_arguments import needs
 
 if TYPE_CHECKING:
     import httpx2
@@ -66,6 +67,7 @@ class AzureOpenAI:
         check_url("endpoint", self.endpoint)
 
 
+@needs(model="name a model, such as OpenAIEngine('gpt-5')")
 @dataclass(frozen=True, slots=True)
 class OpenAIEngine:
     """Streams answers from a model behind the Chat Completions API or the Responses API.

@@ -43,6 +43,7 @@ from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.ranges import check_count
+from turnwise.memory.required_arguments import needs
 from turnwise.memory.stores.base import Page
 
 PROFILE = (*(kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC), MemoryType.INSTRUCTIONS)
@@ -64,6 +65,10 @@ def _types(profile: Collection[MemoryType]) -> tuple[MemoryType, ...]:
         raise ConfigError("ExtractiveMemory.profile", profile, f"must be types of {known}") from error
 
 
+@needs(
+    model="pass a text model, such as OpenAIEngine('gpt-5-mini')",
+    facts="pass where the items are kept, such as SQLFacts('sqlite:///facts.db') or a path",
+)
 class ExtractiveMemory:
     """Stores typed facts about the user, which a model extracts from the user's messages, and finds them by words.
 

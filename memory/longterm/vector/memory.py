@@ -37,6 +37,7 @@ from turnwise.memory.longterm.vector.index import EmbeddingFunction, NoVectors, 
 from turnwise.memory.longterm.vector.item_rows import Pending
 from turnwise.memory.longterm.vector.locations import SYNC_CHANGES, ChromaFolder, PostgresVectors
 from turnwise.memory.longterm.vector.sql_items import Loaded, SQLItems
+from turnwise.memory.required_arguments import needs
 from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ DEFAULT = ChromaDefault()
 """Chroma's own default embedding."""
 
 
+@needs(text="pass where the items are kept, such as VectorMemory('items.db')")
 class VectorMemory:
     """Finds what was said by words, by what was said around it, and by vectors, in one user's items at a time.
 

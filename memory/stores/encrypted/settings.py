@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from turnwise.errors import ConfigError
+from turnwise.memory.required_arguments import needs
 
 KEY_BYTES = 32
 
 
+@needs(key="pass a function from a user's id to the user's key")
 @dataclass(frozen=True, slots=True)
 class Encryption:
     """Keys of users, and how long they are cached. Needs `cryptography`: `pip install turnwise[encryption]`.

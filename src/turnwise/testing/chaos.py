@@ -49,6 +49,7 @@ async def chaos(
     seed: int = 0,
     journal: Path | str | None = None,
     open_history: Callable[[], HistoryStore] | None = None,
+    none_die: bool = False,
     title: str = "Chaos on Ray",
 ) -> Report:
     """Run callers and killers concurrently, wait until everything has ended, and audit every session in the store.
@@ -63,6 +64,8 @@ async def chaos(
         killers: returns the killers for the manager and the session ids, each with its average pause between two
             strikes, in seconds.
         journal: the file to which `Faults` in other processes append; see `Faults`.
+        none_die: whether no fault and no killer ends a session's process or takes a session from it. Then the audit
+            also checks that no run was lost.
 
     Raises:
         ConfigError: the bounds name neither a time nor a number of faults.
@@ -113,7 +116,7 @@ async def chaos(
     store, history = open_store(), open_history() if open_history else None
     try:
         ids = dict.fromkeys([*session_ids, *told.session_ids])
-        found = await audit(store, ids, told, history)
+        found = await audit(store, ids, told, history, deaths=dict.fromkeys(ids, ()) if none_die else None)
     finally:
         await store.close()
         if history:

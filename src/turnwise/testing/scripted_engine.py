@@ -18,6 +18,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolUse
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.required_arguments import needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ is raised."""
 ScriptedAnswer: TypeAlias = Part | Sequence[Part]
 
 
+@needs(script="pass the answers, such as ScriptedEngine(['Hello.'])")
 @dataclass(frozen=True, slots=True)
 class ScriptedEngine:
     """Gives the answers of a script in order, one at each call of the model: no key, no network, no model.

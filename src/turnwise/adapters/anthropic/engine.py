@@ -35,6 +35,7 @@ from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.providers.anthropic import CacheTime
 from turnwise.memory.providers.endpoints import Profile
 from turnwise.memory.providers.validation import ANTHROPIC
+from turnwise.memory.required_arguments import needs
 
 with framework("anthropic", extra="anthropic", tested="2.12"):
     import anthropic
@@ -64,6 +65,7 @@ _NO_KEY = "no-api-key"
 """The key that is sent to a server that needs none."""
 
 
+@needs(model="name a model, such as AnthropicEngine('claude-sonnet-4-5')")
 @dataclass(frozen=True, slots=True)
 class AnthropicEngine:
     """Streams answers from a Claude model behind Anthropic's Messages API.

@@ -1,12 +1,16 @@
-"""Background tasks: errors are logged, and work that must not stop is retried."""
+"""Background tasks: errors are logged, and work that must not stop is retried. Work on threads ends with its caller."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from turnwise.errors import TurnwiseError
 
@@ -14,8 +18,55 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 """First and longest pause before a retry, in seconds. The pause doubles after each failure."""
 
 Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
+
+_given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
+"""Of work on a thread, whether its caller has given up."""
+
+_until: ContextVar[float | None] = ContextVar("until", default=None)
+"""Until when work goes on that can be put off, by the monotonic clock; None if it need not be put off."""
 
 _log = logging.getLogger(__name__)
+
+
+async def on_thread(
+    work: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> Result:
+    """Return what blocking work returns on a thread. If the caller is cancelled, the work ends at `check_awaited`."""
+    given_up = threading.Event()
+    token = _given_up.set(given_up)
+    try:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    except asyncio.CancelledError:
+        given_up.set()
+        raise
+    finally:
+        _given_up.reset(token)
+
+
+def check_awaited() -> None:
+    """End the work if nobody waits for it any more. Long work on a thread calls this after each bounded step.
+
+    Raises:
+        CancelledError: the caller of `on_thread` was cancelled.
+    """
+    if (given_up := _given_up.get()) is not None and given_up.is_set():
+        raise asyncio.CancelledError("nobody waits for this any more")
+
+
+@contextmanager
+def putting_off_after(seconds: float) -> Iterator[None]:
+    """Give what is called within some seconds for work that can be put off; see `has_time`."""
+    token = _until.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _until.reset(token)
+
+
+def has_time() -> bool:
+    """Return whether work that can be put off may go on: its caller has an answer without it, and waits no longer."""
+    return (until := _until.get()) is None or time.monotonic() < until
 
 
 def watch(task: asyncio.Future[Any], what: str) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from turnwise.errors import StoreError
+from turnwise.memory.background import on_thread
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
@@ -27,6 +26,7 @@ from turnwise.memory.longterm.deletion import Scrubbing, said_by, said_in, texts
 from turnwise.memory.longterm.items.base import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, matches
 from turnwise.memory.longterm.items.urls import facts_at
 from turnwise.memory.longterm.retention import Retention, Use, Uses
+from turnwise.memory.longterm.search.item_indexes import Indexed, ItemIndexes
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.types import MemoryType
@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 class LexicalMemory:
     """Keeps items unchanged in a fact store. Each recall reads all items that the scope sees.
 
-    Needs no model and no download. It is meant for some thousands of items per user. With `similarity` it also ranks by
+    Needs no model and no download. It is meant for some thousands of items per user. Their words are indexed in memory,
+    each item once: of an item the first `item_words.MOST_WORDS` different words in the first `passages.MOST_PASSAGES`
+    passages, which is all of a text of 50 KB. A user of whom much is new is indexed in steps; a recall that has no time
+    for all of them finds what is indexed, as a `DegradedRecall`, and the next one goes on from there. With `similarity` it also ranks by
     vectors; while those fail, it ranks by words alone and returns a `DegradedRecall`. A pickle has the settings only.
 
     Args:
@@ -70,8 +73,8 @@ class LexicalMemory:
         self._similarity = similarity
         self._facts = facts_at(facts)
         self._weights = weights
-        self._cached: OrderedDict[str, tuple[Sequence[MemoryItem], UserIndex]] = OrderedDict()
-        """Cached indexes of users' items from their last recall, the least recently used first."""
+        self._indexes = ItemIndexes()
+        """Indexes of users' items as of their last recall."""
         self._retention = retention
         self._clock = clock
         self._uses = Uses(self._touch)
@@ -117,8 +120,9 @@ class LexicalMemory:
         as_of: float | None = None,
         per_category: bool = False,
     ) -> Sequence[MemoryItem]:
-        items = await self.items(scope, FactFilter(types=types, as_of=as_of))
-        ranked = await self.ranked(scope, query, items, limit=max(limit, 0), per_category=per_category)
+        which = FactFilter(types=types, as_of=as_of)
+        items = await self.items(scope, which)
+        ranked = await self.ranked(scope, query, items, which, limit=max(limit, 0), per_category=per_category)
         found = list(ranked)
         self.use(scope, [item.id for item in found], recalled=True)
         return recalled(found, trouble_of(ranked))
@@ -138,10 +142,11 @@ class LexicalMemory:
         Args:
             profile: the types of items that are in the profile in addition to pinned items.
         """
-        items = await self.items(scope, FactFilter(types=types))
+        which = FactFilter(types=types)
+        items = await self.items(scope, which)
         standing = profile_of(items, profile)
         most = max(limit, 0) + len(standing)
-        ranked = await self.ranked(scope, query, items, limit=most, per_category=per_category) if query else []
+        ranked = await self.ranked(scope, query, items, which, limit=most, per_category=per_category) if query else []
         found = beside(standing, ranked, limit, per_category=per_category)
         self.use_profile(scope, standing, found)
         return ProfiledRecall(profile=standing, found=recalled(found, trouble_of(ranked)))
@@ -151,23 +156,35 @@ class LexicalMemory:
         return await self._facts.pin(scope, id, pinned)
 
     async def ranked(
-        self, scope: Scope, query: str, items: Sequence[MemoryItem], *, limit: int, per_category: bool = False
+        self,
+        scope: Scope,
+        query: str,
+        items: Sequence[MemoryItem],
+        which: FactFilter = ALL,
+        *,
+        limit: int,
+        per_category: bool = False,
     ) -> Sequence[MemoryItem]:
-        """Return up to `limit` of the scope's items that are relevant to the query, the best first."""
-        ranked, trouble = await asyncio.to_thread(self._rank, scope, query, items, limit, per_category)
-        return recalled(ranked, trouble)
+        """Return up to `limit` of the scope's items that are relevant to the query, the best first.
+
+        Args:
+            items: what `items` returned for the scope and `which`.
+        """
+        indexed = await self.indexed(scope, items, which)
+        ranked, trouble = await on_thread(self._rank, indexed.index, query, limit, per_category)
+        return recalled(ranked, indexed.trouble or trouble)
+
+    async def indexed(self, scope: Scope, items: Sequence[MemoryItem], which: FactFilter = ALL) -> Indexed:
+        """Return the index of what `items` returned for the scope and `which`."""
+        types = None if which.types is None else frozenset(which.types)
+        return await self._indexes.of(scope.user_id, (scope.agent, types, which.as_of is None), items)
 
     def _rank(
-        self, scope: Scope, query: str, items: Sequence[MemoryItem], limit: int, per_category: bool
+        self, user_index: UserIndex, query: str, limit: int, per_category: bool
     ) -> tuple[list[MemoryItem], str | None]:
         """Return the best items, and why only words were ranked (None if vectors worked)."""
-        from turnwise.memory.longterm.search.user_index import find, index_of
+        from turnwise.memory.longterm.search.user_index import find
 
-        user_index = self._user_index(scope, items) or index_of(items)
-        self._cached[scope.user_id] = items, user_index
-        while len(self._cached) > _USERS:
-            with suppress(KeyError):
-                self._cached.popitem(last=False)
         similarities = trouble = None
         if self._similarity is not None:
             try:
@@ -178,11 +195,6 @@ class LexicalMemory:
             user_index, query, limit=limit, weights=self._weights, similarities=similarities, per_category=per_category
         )
         return found, trouble
-
-    def _user_index(self, scope: Scope, items: Sequence[MemoryItem]) -> UserIndex | None:
-        """Return the user's cached index if it is of exactly these items; None otherwise."""
-        cached = self._cached.pop(scope.user_id, None)
-        return cached[1] if cached and cached[0] == items else None
 
     async def update(
         self,
@@ -208,17 +220,19 @@ class LexicalMemory:
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         check_turn(scope.session_id, turn_index, ids)
-        self.drop_cache(scope.user_id)
         if ids is not None:
-            return len(await self._facts.delete(scope, ids))
-        return len(await self._facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index))
+            gone = await self._facts.delete(scope, ids)
+        else:
+            gone = await self._facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index)
+        await self.unindex(scope.user_id, gone)
+        return len(gone)
 
-    def drop_cache(self, user_id: str) -> None:
-        """Drop the cached index of a user."""
-        self._cached.pop(user_id, None)
+    async def unindex(self, user_id: str, ids: Collection[str]) -> None:
+        """Let go of a user's items that are deleted."""
+        await self._indexes.remove(user_id, ids)
 
     async def close(self) -> None:
-        self._cached.clear()
+        self._indexes.clear()
         if self._similarity is not None:
             self._similarity.close()
         await self._uses.close()
@@ -317,10 +331,6 @@ class LexicalMemory:
     async def _touch(self, uses: Sequence[Use]) -> None:
         for use in uses:
             await self._facts.touch(use.user_id, use.ids, use.at, counts=use.counts)
-
-
-_USERS = 200
-"""The most users whose item indexes are cached."""
 
 
 def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> list[MemoryItem]:

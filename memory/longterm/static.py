@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard, Unpack, cast
 
 from turnwise.errors import ConfigError, InvalidMemoryError, ReadOnlyMemoryError
+from turnwise.memory.background import on_thread
 from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, Scope, first_of_each, is_local, recalled
 from turnwise.memory.longterm.items.base import (
     FactFilter,
@@ -21,6 +21,7 @@ from turnwise.memory.longterm.items.base import (
     matches,
     parse_position,
 )
+from turnwise.memory.longterm.search.item_indexes import ItemIndexes
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.ranges import check_count
@@ -78,11 +79,15 @@ class StaticMemory:
         self._items = () if self._store or self._table else _items(cast(Iterable[Any], facts))
         self._all_up_to = all_up_to
         self._weights = weights
-        self._cached: tuple[Sequence[MemoryItem], UserIndex] | None = None
-        """The cached index of the facts of the last recall."""
+        self._indexes = ItemIndexes()
+        """The index of the facts as of the last recall."""
 
     def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"_cached": None}
+        return {name: value for name, value in vars(self).items() if name != "_indexes"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._indexes = ItemIndexes()
 
     @property
     def is_local(self) -> bool:
@@ -152,23 +157,23 @@ class StaticMemory:
             items = await all_items(self._store, self._owner, which)
         else:
             items = [item for item in await self._own() if matches(item, which)]
-        found = await asyncio.to_thread(self._rank, query, items, max(limit, 0), per_category)
+        kinds = None if types is None else frozenset(types)
+        indexed = await self._indexes.of(self._owner.user_id, (kinds, as_of is None), items)
+        found = await on_thread(self._rank, indexed.index, query, max(limit, 0), per_category)
         if len(items) <= self._all_up_to:
             bears = {item.id for item in found}
             found += [replace(item, score=0.0) for item in items if item.id not in bears]
         most = first_of_each(found, max(limit, 0)) if per_category else found[: max(limit, 0)]
-        return recalled(most, self._table.trouble if self._table else None)
+        return recalled(most, indexed.trouble or (self._table.trouble if self._table else None))
 
     async def _own(self) -> Sequence[MemoryItem]:
         """Return the facts, if they are in no store."""
         return await self._table.items() if self._table else self._items
 
-    def _rank(self, query: str, items: Sequence[MemoryItem], limit: int, per_category: bool) -> list[MemoryItem]:
-        from turnwise.memory.longterm.search.user_index import find, index_of
+    def _rank(self, user_index: UserIndex, query: str, limit: int, per_category: bool) -> list[MemoryItem]:
+        from turnwise.memory.longterm.search.user_index import find
 
-        if self._cached is None or self._cached[0] != items:
-            self._cached = items, index_of(items)
-        return find(self._cached[1], query, limit=limit, weights=self._weights, per_category=per_category)
+        return find(user_index, query, limit=limit, weights=self._weights, per_category=per_category)
 
     async def list_items(
         self,

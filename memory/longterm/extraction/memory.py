@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 
 from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
+from turnwise.memory.background import on_thread
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
@@ -299,7 +300,7 @@ class ExtractiveMemory:
     async def _choose(self, scope: Scope, query: str, which: FactFilter) -> Sequence[MemoryItem]:
         model = self._bound_model()
         newest = await self._found.items(scope, which)
-        nearest = await self._found.ranked(scope, query, newest, limit=rerank.MOST // 2)
+        nearest = await self._found.ranked(scope, query, newest, which, limit=rerank.MOST // 2)
         known = {item.id: item for item in (*nearest, *newest)}
         items = [*known.values()][: rerank.MOST]
         if not items:
@@ -332,18 +333,21 @@ class ExtractiveMemory:
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """Delete facts; an item's id deletes all facts that were extracted from it. Returns the number of facts."""
         check_turn(scope.session_id, turn_index, ids)
-        self._found.drop_cache(scope.user_id)
+        gone = await self._delete(scope, ids, turn_index)
+        await self._found.unindex(scope.user_id, gone)
+        return sum(not is_record(name) for name in gone)
+
+    async def _delete(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[str]:
+        """Delete items, facts that were extracted from them, and their records; return the ids of all."""
         if ids is None:
-            gone = await self.facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index)
-            return sum(not is_record(name) for name in gone)
+            return await self.facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index)
         names = dict.fromkeys(ids)
         keys = {_key(name) for name in names}
         # The first records go too: an extraction that finds its first record deleted deletes its facts.
         marks = [_seen(key) for key in keys]
         gone = await self.facts.delete(scope, [*dict.fromkeys((*names, *marks, *await self._made(scope, keys)))])
         # Again, since facts may have been written after the query and before the deletion of the records.
-        gone += await self._unmake(scope, keys)
-        return sum(not is_record(name) for name in gone)
+        return gone + await self._unmake(scope, keys)
 
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
@@ -384,7 +388,7 @@ class ExtractiveMemory:
         """Extract facts from the items that were not processed before."""
         now = self._clock()
         items = await self._unread(scope, items, now)
-        messages = await asyncio.to_thread(input_of, items, self._limits, sourced=self._is_sourced)
+        messages = await on_thread(input_of, items, self._limits, sourced=self._is_sourced)
         decision = await self._ask(scope, messages) if may_have_facts(messages) else ReconcileResult(())
         if items:
             # Completed even if the caller is cancelled, since it ends by deleting facts of items forgotten meanwhile.
@@ -407,7 +411,10 @@ class ExtractiveMemory:
         model = self._bound_model()
         known = await self._found.items(scope, _KNOWN)
         recent = _FILLED * self._nearest
-        shown = await asyncio.to_thread(nearest, messages, known, count=self._nearest, recent=recent)
+        indexed = await self._found.indexed(scope, known, _KNOWN)
+        shown = await on_thread(
+            nearest, messages, known, count=self._nearest, recent=recent, user_index=indexed.index
+        )
         names = {f"f{number}": item for number, item in enumerate(shown, 1)}
         self._counts["calls"] += 1
         try:
@@ -416,13 +423,13 @@ class ExtractiveMemory:
             self._counts["failed"] += 1
             raise LongTermMemoryError(f"the extraction model failed: {error!r}"[:_WHY_CHARS]) from error
         try:
-            candidates = await asyncio.to_thread(parse, answer)
+            candidates = await on_thread(parse, answer)
         except Exception as error:
             self._counts["failed"] += 1
             raise ExtractionError(f"the model's answer is invalid: {error!r}"[:_WHY_CHARS]) from error
         known = await self._found.items(scope, _KNOWN)  # facts may have been deleted meanwhile
         now = self._clock()
-        decision = await asyncio.to_thread(decide, candidates, messages, known, names, self._limits, now=now)
+        decision = await on_thread(decide, candidates, messages, known, names, self._limits, now=now)
         self._found.use_again(scope, decision.again)
         self._counts.update(decision.counts)
         return decision

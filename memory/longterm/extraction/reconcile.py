@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from turnwise.memory.background import check_awaited
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.candidates import Action, Candidate, Limits, Refusal
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, flat, subjects
@@ -16,21 +17,33 @@ from turnwise.memory.longterm.extraction.input import ExtractionInput, UserState
 from turnwise.memory.longterm.search.ranking import FACTS
 from turnwise.memory.longterm.types import MemoryType
 
+if TYPE_CHECKING:
+    from turnwise.memory.longterm.search.user_index import UserIndex
 
-def nearest(messages: ExtractionInput, known: Sequence[MemoryItem], *, count: int, recent: int) -> list[MemoryItem]:
+
+def nearest(
+    messages: ExtractionInput,
+    known: Sequence[MemoryItem],
+    *,
+    count: int,
+    recent: int,
+    user_index: UserIndex | None = None,
+) -> list[MemoryItem]:
     """Return the known facts to show to the model: those similar to the user's statements, then the newest.
 
     Args:
         known: all known facts, the newest first.
         count: the maximum number of similar facts to return for each statement.
         recent: the newest facts are added up to this number, since a contradicting fact may share no word.
+        user_index: the index of the known facts; made if left out.
     """
     from turnwise.memory.longterm.search.user_index import find, index_of
 
     asked = "\n".join(said.text for said in messages.said)
     most = min(count * len(messages.said), max(count, _SHOWN))
     places = {item.id: at for at, item in enumerate(known)}
-    near = [places[item.id] for item in find(index_of(known), asked, limit=most, weights=_LOOSE)]
+    found = find(user_index or index_of(known), asked, limit=most, weights=_LOOSE)
+    near = [places[item.id] for item in found if item.id in places]
     there = set(near)
     newest = [at for at in range(min(len(known), recent + len(near))) if at not in there]
     return [known[at] for at in [*near, *newest[: max(recent - len(near), 0)]]]
@@ -87,6 +100,7 @@ def decide(
     """
     deciding = _Reconciling(known)
     for number, candidate in enumerate(candidates):
+        check_awaited()
         if len(deciding.accepted) >= limits.max_facts or number >= _READ * limits.max_facts:
             deciding.counts[Refusal.TOO_MANY] += len(candidates) - number
             break
@@ -153,7 +167,10 @@ class _Reconciling:
         if verdict.quote is not None:
             self.counts["quoted" if verdict.tool is None else "sourced"] += 1
         else:
-            gone |= {each.id: each for each in self.holds.values() if _contradicts(candidate, each.text, each.topic)}
+            for each in self.holds.values():
+                check_awaited()
+                if _contradicts(candidate, each.text, each.topic):
+                    gone[each.id] = each
             before = self._contradicted(candidate, verdict.place)
         for name in gone:
             del self.holds[name]  # a fact is replaced by one fact only

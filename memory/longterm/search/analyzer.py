@@ -165,13 +165,19 @@ def stems(text: Sequence[str]) -> list[tuple[str, ...]]:
 def stems_of(word: str, language: str) -> tuple[str, ...]:
     """Return the search keys of a word of a text in this language; see `stems`."""
     if word.isascii():
-        return tuple(dict.fromkeys((stem(BASES.get(word, word)), stem(word), stem(word, language))))
-    return (stem(word, _language_of_script(word) or language),)
+        languages = (ENGLISH,) if language == ENGLISH else (ENGLISH, language)
+        own = [_stem(word, each) for each in languages]
+        return tuple(dict.fromkeys((_stem(BASES.get(word, word), ENGLISH), *own)))
+    return (_stem(word, _language_of_script(word) or language),)
+
+
+def stem(word: str, language: str = ENGLISH) -> str:
+    """Return the word without its ending, by the rules of a language."""
+    return _stem(word, language)
 
 
 @lru_cache(maxsize=200_000)
-def stem(word: str, language: str = ENGLISH) -> str:
-    """Return the word without its ending, by the rules of a language."""
+def _stem(word: str, language: str) -> str:
     if word.isdigit() or len(word) < 3:  # noqa: PLR2004 - too short to have an ending
         return word
     with _lock:

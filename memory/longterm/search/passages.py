@@ -14,6 +14,9 @@ SIZE = 800
 MOST_VECTORS = 256
 """The first passages of a text that get vectors, about 200 KB. Later passages are found by their words only."""
 
+MOST_PASSAGES = 2_048
+"""The most passages of a text, about 1.5 MB. What comes after them is not found."""
+
 
 class Passage(NamedTuple):
     """The position of a passage in its text."""
@@ -29,11 +32,16 @@ class Passage(NamedTuple):
 
 
 def passages_of(text: str) -> list[Passage]:
-    """Return the passages of a text, in order. They end where sentences do, unless one is longer than a passage."""
+    """Return the passages of a text, in order, up to `MOST_PASSAGES`.
+
+    They end where sentences do, unless a sentence is longer than a passage.
+    """
     if len(text) <= LONG:
         return [Passage(0, len(text))]
     found: list[Passage] = []
-    for line in _LINE.finditer(text):
+    for line in _LINE.finditer(text, 0, MOST_PASSAGES * SIZE):
+        if len(found) >= MOST_PASSAGES:
+            break
         label = _SPEAKER.match(line[0])
         speaker = label[0] if label else ""
         for start, stop in _pieces(text, line.start(), line.end()):
@@ -42,7 +50,7 @@ def passages_of(text: str) -> list[Passage]:
                 found[-1] = Passage(last.start, stop, last.speaker)  # short lines stand together
             else:
                 found.append(Passage(start, stop, "" if start == line.start() else speaker))
-    return found
+    return found[:MOST_PASSAGES]
 
 
 def vectors_of(key: str, text: str) -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 
 from turnwise.memory.longterm.search.analyzer import language_of, stems_of, words
 from turnwise.memory.longterm.search.word_frequency import log_frequency
@@ -60,8 +59,8 @@ def _parse(text: str) -> Query:
     sentences = [found for sentence in _SENTENCE_END.split(text) if (found := words(sentence))]
     said = [word for sentence in sentences for word in sentence]
     language = language_of(said)
-    terms = [_term(word, language) for word in dict.fromkeys(said)]
-    rarest = sorted(terms, key=attrgetter("log_frequency"))[:MAX_TERMS]
+    frequencies = {word: log_frequency(word, language) for word in dict.fromkeys(said)}
+    rarest = [_term(word, language) for word in sorted(frequencies, key=frequencies.__getitem__)[:MAX_TERMS]]
     places = {term.word: at for at, term in enumerate(rarest)}
     windows = [window for sentence in sentences for window in _windows(sentence)]
     if len(windows) > MAX_PARTS:

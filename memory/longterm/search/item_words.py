@@ -1,0 +1,77 @@
+"""`ItemWords`: analyses the words of one item, passage by passage, up to a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import NamedTuple
+
+from turnwise.memory.longterm.base import MemoryItem
+from turnwise.memory.longterm.search.analyzer import stems, words
+
+MOST_WORDS = 10_000
+"""The most different words of an item's text that are indexed. A text of 50 KB has fewer. Of a text with more, passages
+are found by those of their words that are among the first."""
+
+MOST_NAMED = 256
+"""The most words of an item's topic and names together that are indexed."""
+
+
+class Part(NamedTuple):
+    """What a passage is found by."""
+
+    stems: tuple[str, ...]
+    """The search keys of its words, each once."""
+    words: tuple[str, ...]
+    """Its words, each once."""
+
+
+class ItemWords:
+    """The words of one item. Its passages are analysed in order, each once, since the limit is the item's."""
+
+    def __init__(self, item: MemoryItem) -> None:
+        self._known: set[str] = set()
+        """The different words of the text so far."""
+        named = [name for name in (item.topic, item.name, *item.aliases) if name]
+        self._named = list(islice((word for name in named for word in words(name)), MOST_NAMED))
+        self._day = day_of(item.created_at).split()
+
+    def part(self, said: Sequence[str]) -> Part:
+        """Return what the next passage is found by.
+
+        Args:
+            said: the words of the passage, in order.
+        """
+        own = [*self._within(said), *self._named]
+        keys = (key for found in stems([*own, *self._day]) for key in found)
+        return Part(tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(own)))
+
+    def _within(self, said: Sequence[str]) -> Sequence[str]:
+        """Return the words that are among the first `MOST_WORDS` different ones of the item."""
+        known = self._known
+        if len(known) + len(said) <= MOST_WORDS:
+            known.update(said)
+            return said
+        kept = []
+        for word in said:
+            if word in known or len(known) < MOST_WORDS:
+                known.add(word)
+                kept.append(word)
+        return kept
+
+
+def day_of(created_at: float) -> str:
+    """Return the day of a time as words; empty if there is none."""
+    try:
+        day = datetime.fromtimestamp(created_at, UTC)
+    except (OverflowError, ValueError, OSError):
+        return ""
+    # Without the day of the week: who names one means a day of this week, or of every week.
+    return f"{day.year} {_MONTHS[day.month - 1]} {day.day}" if created_at else ""
+
+
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
+    "december",
+)

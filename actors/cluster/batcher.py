@@ -18,7 +18,8 @@ class Batcher(Generic[Asked, Answer]):
 
     So who asks alone waits for nobody, and the more ask, the more is done together. Answers come in the order of what
     was asked; where an answer is an exception it is raised to its caller, and an exception of the call to all, as is
-    another number of answers. A caller who gives up changes nothing for the others.
+    another number of answers. A caller who gives up changes nothing for the others. If all of a batch give up, its call
+    is cancelled.
 
     Args:
         work: answers a batch, each with its own answer or exception, in order.
@@ -41,6 +42,8 @@ class Batcher(Generic[Asked, Answer]):
         """The batch that holds up the next one."""
         self._patience: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
+        self._awaited: dict[asyncio.Task[None], set[asyncio.Future[Answer]]] = {}
+        """The answers of each batch under way that are still awaited."""
         self._is_due = False
         """Whether the next batch begins as soon as those who ask at the same moment have asked."""
 
@@ -49,7 +52,20 @@ class Batcher(Generic[Asked, Answer]):
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
         self._begin_soon()
-        return await answer
+        try:
+            return await answer
+        finally:
+            if answer.cancelled():
+                self._give_up(answer)
+
+    def _give_up(self, answer: asyncio.Future[Answer]) -> None:
+        """Leave a request out of the next batch, or cancel the batch under way that nobody waits for any more."""
+        self._waiting = [each for each in self._waiting if each[1] is not answer]
+        for task, awaited in self._awaited.items():
+            if answer in awaited:
+                awaited.discard(answer)
+                if not awaited:
+                    task.cancel()
 
     def _begin_soon(self) -> None:
         is_free = self._holding is None and len(self._under_way) < AT_ONCE
@@ -60,14 +76,18 @@ class Batcher(Generic[Asked, Answer]):
     def _begin(self) -> None:
         loop, self._is_due = asyncio.get_running_loop(), False
         batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+        if not batch:
+            return  # all have given up
         self._holding = task = loop.create_task(self._carry_out(batch))
         self._under_way.add(task)
+        self._awaited[task] = {answer for _, answer in batch}
         task.add_done_callback(self._end)
         if self._patience_s is not None:
             self._patience = loop.call_later(self._patience_s, self._let_next)
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
+        del self._awaited[task]
         if self._holding is task:
             self._let_next()
         else:

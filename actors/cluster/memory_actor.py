@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 from collections.abc import Collection, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast, runtime_checkable
 
@@ -16,7 +17,7 @@ from turnwise.actors.cluster.wire import Refused
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.errors import LongTermMemoryError, TurnwiseError
-from turnwise.memory.background import log_failure, retry
+from turnwise.memory.background import log_failure, putting_off_after, retry
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Listing,
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 PATIENCE_S = 0.1
 """How long recalls hold up those that come after them, in seconds: to read all that a user has may take ten."""
 
+INDEXING_SHARE = 0.5
+"""Which share of the time that its caller waits a recall may take to bring an index up to date."""
+
 CATCH_UP_S, MOST_PAUSE_S = 1.0, 60.0
 """How long what was left for later waits; and at most, if it fails again and again."""
 
@@ -68,6 +72,14 @@ class BatchedProfiled(Batched, Protocol):
 
     async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
         """Answer each question of the batch, with the profile where it is wanted."""
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """Optional protocol of a memory that is `Batched` and has work to do for one user before a batch answers."""
+
+    async def prepare(self, scope: Scope) -> None:
+        """Do what is bounded by what is new of the user, while there is time: see `background.has_time`."""
 
 
 @runtime_checkable
@@ -106,10 +118,16 @@ class MemoryHost:
         self._writes = Batcher(self._write_many)
 
     async def call(self, request: bytes) -> bytes:
-        """Carry out a pickled verb with its arguments; return its answer, or `Refused`, pickled."""
-        verb, args, kwargs = pickle.loads(request)
+        """Carry out a pickled verb with its arguments; return its answer, or `Refused`, pickled.
+
+        A request may say for how many seconds its caller waits. It is cancelled then, and what it does on threads ends.
+        """
+        verb, args, kwargs, *waits = pickle.loads(request)
+        waits_s: float | None = waits[0] if waits else None
         try:
-            answer = await getattr(self, f"do_{verb}")(*args, **kwargs)
+            async with asyncio.timeout(waits_s):
+                with nullcontext() if waits_s is None else putting_off_after(INDEXING_SHARE * waits_s):
+                    answer = await getattr(self, f"do_{verb}")(*args, **kwargs)
         except TurnwiseError as error:
             answer = Refused(error)
         except Exception as error:  # noqa: BLE001 - whatever a memory raises, its caller has to know
@@ -159,6 +177,7 @@ class MemoryHost:
             found = await memory.recall(scope, query, limit=len(MemoryCategory) * limit, **filters)
             return recalled(first_of_each(found, limit), trouble_of(found))
         if isinstance(memory, Batched):
+            await _prepare(memory, scope)
             asked = Recall(scope=scope, query=query, **filters)
             return cast(Sequence[MemoryItem], await self._recalls.ask(asked))
         return await memory.recall(scope, query, **filters)
@@ -171,6 +190,7 @@ class MemoryHost:
             profiled = await memory.recall_with_profile(scope, query, limit=len(MemoryCategory) * limit, **filters)
             return replace(profiled, found=first_of_each(profiled.found, limit))
         if self._batches_profiles:
+            await _prepare(memory, scope)
             asked = Recall(scope=scope, query=query, with_profile=True, **filters)
             return cast(ProfiledRecall, await self._recalls.ask(asked))
         if not isinstance(memory, Profiled):
@@ -326,6 +346,11 @@ class ModelBound(Protocol):
 
     def bind(self, model: TextModel) -> LongTermMemory:
         """Return the memory with the model that is really asked."""
+
+
+async def _prepare(memory: LongTermMemory, scope: Scope) -> None:
+    if isinstance(memory, Preparing):
+        await memory.prepare(scope)
 
 
 def _open(pickled: bytes) -> LongTermMemory:

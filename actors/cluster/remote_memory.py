@@ -209,7 +209,9 @@ class RemoteMemory:
     async def _ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         if (left_s := self._rests_until - time.monotonic()) > 0:
             raise LongTermMemoryError(f"{self.name} has failed {self._failures} times: left alone for {left_s:.1f} s")
-        request = pickle.dumps((verb, args, kwargs), pickle.HIGHEST_PROTOCOL)
+        waits_s = self._recall_s if verb in _RECALLS else self._deadline_s
+        until = (waits_s,) if verb in _GIVEN_UP else ()
+        request = pickle.dumps((verb, args, kwargs, *until), pickle.HIGHEST_PROTOCOL)
         try:
             if verb in _RECALLS:
                 answer = await self._bounded(self._recall(request), self._recall_s)
@@ -407,4 +409,6 @@ def _with_remotes(
 
 _FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"
 _RECALLS = ("recall", "recall_with_profile")
+_GIVEN_UP = (*_RECALLS, "remember", "list_items")
+"""What the actor ends when its caller waits no longer. What deletes or changes an item goes on."""
 _PER_PROCESS = ("_actor", "_lines", "_may_make", "_failures", "_rests_until")

@@ -151,17 +151,28 @@ class Rows:
 
     # Reading
 
-    def load(self, user_id: str, known: Revision = NOTHING) -> tuple[Revision, Revision, Sequence[Row]]:
-        """Return the revision of the user's rows, that which was known if they only grew since, and the rows after."""
+    def load(
+        self, user_id: str, known: Revision = NOTHING, most: int | None = None
+    ) -> tuple[Revision, Revision, Sequence[Row]]:
+        """Return the revision of the user's rows, that which was known if they only grew since, and the rows after.
+
+        Args:
+            most: how many rows to return at most; the revision is then the one that has these. All rows are returned if
+                rows were changed or deleted since `known`.
+        """
         revision = self.revision(user_id)
         if not revision.grew_from(known):
+            most = most if known == NOTHING else None
             known = NOTHING
         if revision.rows == known.rows:
             return revision, known, ()
         first, _ = _range(revision.owner)
         # In PostgreSQL, rows that came after the revision was read may be seen by now.
         last = first + revision.rows - 1
-        values = self._all(f"{_SELECT} row BETWEEN ? AND ? ORDER BY row", first + known.rows, last)
+        limit = f" LIMIT {most:d}" if most else ""
+        values = self._all(f"{_SELECT} row BETWEEN ? AND ? ORDER BY row{limit}", first + known.rows, last)
+        if len(values) == most:
+            revision = revision._replace(rows=values[-1][0] - first + 1)
         return revision, known, [_decode(user_id, row) for row in values]
 
     def newest(self, user_id: str, before: int | None, limit: int) -> list[tuple[int, Row]]:

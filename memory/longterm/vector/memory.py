@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory.background import watch
+from turnwise.memory.background import check_awaited, has_time, on_thread, watch
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
@@ -34,7 +35,7 @@ from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
 from turnwise.memory.longterm.vector.index import EmbeddingFunction, NoVectors, VectorIndex
-from turnwise.memory.longterm.vector.item_rows import Pending
+from turnwise.memory.longterm.vector.item_rows import ROWS, Pending, Revision
 from turnwise.memory.longterm.vector.locations import SYNC_CHANGES, ChromaFolder, PostgresVectors
 from turnwise.memory.longterm.vector.sql_items import Loaded, SQLItems
 from turnwise.memory.required_arguments import needs
@@ -44,20 +45,27 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from turnwise.memory.longterm.search.growth import Growth
     from turnwise.memory.longterm.search.user_index import Match, UserIndex
     from turnwise.memory.longterm.vector.collection import Health
 
     _Match = tuple[list[MemoryItem], Match]
     """A profile, and how items match a query by words."""
 
-    _Making = tuple[Future[NDArray[np.float32]], float]
-    """Vectors that are being made, and for how many seconds they are waited for."""
+    _Making = tuple[Future[NDArray[np.float32]], float, threading.Event]
+    """Vectors that are being made, for how many seconds they are waited for, and what ends the work."""
     _Vectors = tuple[NDArray[np.float32] | None, str | None]
     _Rows = Sequence[NDArray[np.float32]]
     _Fresh = tuple[Pending, Mapping[str, NDArray[np.float32]]]
     """An item with its vectors, by their keys."""
 
 Given = TypeVar("Given")
+
+LOADED = 2_000
+"""Maximum new items of a user that are read at once."""
+
+FETCHED = 1_000
+"""Maximum vectors that are read at once when much is new of a user."""
 
 BATCH = 64
 """Maximum texts per call of the embedding function. Also the number of forgotten items whose vectors `forget` deletes;
@@ -80,6 +88,9 @@ QUICK = 20_000
 
 QUICK_EACH = 2_000
 """Maximum passages per user for answering on the event loop."""
+
+QUICK_CHARS = 4_000
+"""Maximum characters of the queries of a batch that is answered on the event loop."""
 
 ASKED = 200
 """Number of passages that a query counts as; see `QUICK`."""
@@ -109,8 +120,13 @@ class VectorMemory:
     alone: a `DegradedRecall`; `catch_up` makes up for it. Users are isolated: one user's items never affect another
     user's results.
 
-    Pickles as its settings. For one event loop. Each verb takes one transaction, and at most one call of the embedding
-    function.
+    Each item is indexed in memory once: of an item the first `item_words.MOST_WORDS` different words in the first
+    `passages.MOST_PASSAGES` passages, which is all of a text of 50 KB. A user of whom much is new, as after a restart,
+    is read and indexed in steps, between which others are answered; a recall that has no time for all of it finds what
+    is indexed, as a `DegradedRecall`, and the next one goes on from there.
+
+    Pickles as its settings. For one event loop. Each verb takes one transaction, and one call of the embedding function
+    for each `BATCH` texts.
 
     Args:
         text: the items, or the path of the SQLite file, or the URL of the PostgreSQL, that has them.
@@ -173,6 +189,10 @@ class VectorMemory:
         self._held_bytes = 0
         self._lock = threading.Lock()
         """Held where the indexes are changed, as answers are made on threads."""
+        self._behind: set[str] = set()
+        """Users whose index is known to lack items."""
+        self._growing: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        """By user, held by whoever brings their index up to date."""
         self.trouble: str | None = None
         """Why vectors are left alone for `pause_s`, or were until they work again; None if they work."""
         self._pause_s = pause_s
@@ -227,6 +247,7 @@ class VectorMemory:
         as_of: float | None = None,
         per_category: bool = False,
     ) -> Sequence[MemoryItem]:
+        await self.prepare(scope)
         asked = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of, per_category=per_category)
         return (await self.recall_many_with_profiles([asked]))[0].found
 
@@ -240,6 +261,7 @@ class VectorMemory:
         per_category: bool = False,
     ) -> ProfiledRecall:
         """See `Profiled`: what is pinned is in the profile. One look at the file does for both."""
+        await self.prepare(scope)
         more = {"with_profile": True, "per_category": per_category}
         asked = Recall(scope=scope, query=query, limit=limit, types=types, **more)
         return (await self.recall_many_with_profiles([asked]))[0]
@@ -311,6 +333,54 @@ class VectorMemory:
         self._embedders.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._index.close)
 
+    async def prepare(self, scope: Scope) -> None:
+        """Bring the user's index up to date, in steps between which others have their turn, as far as there is time.
+
+        What is asked with many others finds little to do then. Who gives up leaves what was done to the next one.
+
+        Raises:
+            StoreError: the items cannot be read.
+        """
+        user = scope.user_id
+        held, current = self._user_indexes.get(user), self._text.revisions([user])
+        if held is not None and (user not in self._behind if current is None else current[user] == held.revision):
+            return
+        async with self._growing.setdefault(user, asyncio.Lock()):
+            await self._grow(user)
+
+    async def _grow(self, user: str) -> None:
+        held, is_all = self._user_indexes.get(user), False
+        while not is_all:
+            known = {} if held is None else {user: held.revision}
+            loaded = (await self._text.load([user], known, most=LOADED))[user]
+            growth = await on_thread(_growth, held, loaded)
+            while not growth.is_done:
+                await on_thread(growth.step)
+                self._hold(user, growth.index, is_behind=not (loaded.is_all and growth.is_done))
+                if not growth.is_done and not has_time():
+                    return
+            held, is_all = growth.index, loaded.is_all
+            self._hold(user, held, is_behind=not is_all)
+            if not is_all and not has_time():
+                return
+        missing = held.missing() if held is not None and self._index.is_ready else []
+        for start in range(0, len(missing) if len(missing) > FETCHED else 0, FETCHED):
+            await on_thread(self._give_vectors, {user: held}, missing[start : start + FETCHED])
+            if not has_time():
+                return
+
+    def _hold(self, user: str, user_index: UserIndex, *, is_behind: bool) -> None:
+        """Hold a user's index in memory, and take down those that were not used for longest."""
+        with self._lock:
+            self._take_down(user)
+            self._user_indexes[user] = user_index
+            self._sizes[user] = user_index.bytes
+            self._held_bytes += self._sizes[user]
+            if is_behind:
+                self._behind.add(user)
+            while self._held_bytes > self._cache_bytes and len(self._user_indexes) > 1:
+                self._take_down(next(iter(self._user_indexes)))
+
     # Many at once
 
     async def remember_many(self, batch: Sequence[tuple[Scope, Sequence[MemoryItem]]]) -> list[Collection[str]]:
@@ -350,9 +420,11 @@ class VectorMemory:
             answers = self._ranked(batch, held, matches, made, {})
             self._note_recalled(users)
         else:
-            made, loaded = await asyncio.gather(self._vectors_of(embedding), self._text.load(users, known, expiry))
+            made, loaded = await asyncio.gather(
+                self._vectors_of(embedding), self._text.load(users, known, expiry, most=LOADED)
+            )
             before = self.trouble
-            answers = await asyncio.to_thread(self._answer, batch, loaded, made, held, now)
+            answers = await on_thread(self._answer, batch, loaded, made, held, now)
         if made[0] is not None and self.trouble is before:
             self._recover()
         if self._retention is not None and self._retention.refresh:
@@ -497,7 +569,8 @@ class VectorMemory:
         if not texts or self._pauses() or not self._index.is_ready:
             return None
         embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
-        return self._embedders.submit(embed, texts), limit_s
+        given_up = threading.Event()
+        return self._embedders.submit(_embedded, embed, texts, given_up.is_set), limit_s, given_up
 
     async def _vectors_of(self, making: _Making | None) -> _Vectors:
         """Return the vectors that `_begin_vectors` began to make, or None and why there are none.
@@ -598,10 +671,13 @@ class VectorMemory:
         await self._text.mark([one for one, _ in items], self._index.embedding)
 
     async def _put_away(self, users: Collection[str]) -> None:
-        """Let go of what is held of these users, one for each item that is gone, and of the vectors of those."""
-        with self._lock:
-            for user in users:
-                self._take_down(user)
+        """Let go of what is held of items that are gone, by users, one for each item, and of the vectors of those."""
+        try:
+            await self._lay_out_again(set(users))
+        except StoreError:
+            with self._lock:
+                for user in set(users):
+                    self._take_down(user)
         await self.flush()  # else it would give Chroma what is deleted here
         try:
             for _ in range(0, len(users), NOTED):
@@ -641,6 +717,8 @@ class VectorMemory:
         """Return whether a batch takes some milliseconds: the users have few items, and no vectors are to be read."""
         sizes = [len(held[one.scope.user_id].rows) for one in batch]
         if max(sizes) > QUICK_EACH or sum(sizes) + ASKED * len(sizes) > QUICK:
+            return False
+        if sum(len(one.query) for one in batch) > QUICK_CHARS:
             return False
         return not self._index.is_ready or not any(user_index.missing() for user_index in held.values())
 
@@ -686,6 +764,7 @@ class VectorMemory:
         vectors = iter(()) if rows is None else iter(rows)
         answers: list[ProfiledRecall] = []
         for one, (profile, match) in zip(batch, matches, strict=True):
+            check_awaited()
             user_index = user_indexes[one.scope.user_id]
             similarities = user_index.similarities(next(vectors, None) if one.query else None)
             most = max(one.limit, 0) + len(profile)
@@ -702,36 +781,35 @@ class VectorMemory:
 
         Also why there are vectors that could not be had, by user.
         """
-        from turnwise.memory.longterm.search.user_index import UserIndex
-
         user_indexes: dict[str, UserIndex] = {}
+        troubles: dict[str, str] = {}
         for user, found in loaded.items():
-            old = held.get(user)
-            if old is not None and found.base == old.revision:
-                user_indexes[user] = old.grown(found.revision, found.more) if found.more else old
-            else:
-                user_indexes[user] = UserIndex().grown(found.revision, found.more)
-                if old is not None:
-                    user_indexes[user].take(old.by_key())
-        lacking, trouble = self._give_vectors(user_indexes) if self._index.is_ready else ([], None)
-        with self._lock:
-            for user, user_index in user_indexes.items():
-                self._take_down(user)
-                self._user_indexes[user] = user_index
-                self._sizes[user] = user_index.bytes
-                self._held_bytes += self._sizes[user]
-            while self._held_bytes > self._cache_bytes and len(self._user_indexes) > 1:
-                self._take_down(next(iter(self._user_indexes)))
-        return user_indexes, {} if trouble is None else dict.fromkeys(lacking, trouble)
+            growth = _growth(held.get(user), found)
+            growth.step()  # one only, as others wait; `prepare` takes the others
+            user_indexes[user] = growth.index
+            if not (found.is_all and growth.is_done):
+                troubles[user] = _BEHIND
+        whole = {user: user_index for user, user_index in user_indexes.items() if user not in troubles}
+        lacking, trouble = self._give_vectors(whole) if self._index.is_ready else ([], None)
+        for user, user_index in user_indexes.items():
+            self._hold(user, user_index, is_behind=user in troubles)
+        return user_indexes, troubles | ({} if trouble is None else dict.fromkeys(lacking, trouble))
 
-    def _give_vectors(self, user_indexes: Mapping[str, UserIndex]) -> tuple[list[str], str | None]:
-        """Let indexes have the vectors that they lack; return the users whose Chroma was asked for, and its error."""
+    def _give_vectors(
+        self, user_indexes: Mapping[str, UserIndex], some: Collection[str] | None = None
+    ) -> tuple[list[str], str | None]:
+        """Let indexes have the vectors that they lack; return the users whose Chroma was asked for, and its error.
+
+        Args:
+            some: keys of some of these vectors; all if left out.
+        """
         lacking: dict[str, set[str]] = {}
         for user, user_index in user_indexes.items():
-            if missing := user_index.missing():
+            if missing := user_index.missing() if some is None else list(some):
                 user_index.take(self._held_vectors(missing))
+                missing = user_index.missing() if some is None else missing
                 # An item of earlier versions has one vector as a whole, until each of its passages has its own.
-                if left := {name for key in user_index.missing() for name in (key, item_key(key))}:
+                if left := {name for key in missing for name in (key, item_key(key))}:
                     lacking[user] = left
         if not lacking or self._pauses():
             return [*lacking], self.trouble if self._pauses() else None
@@ -749,8 +827,9 @@ class VectorMemory:
         with self._lock:
             held = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
         if held:
-            loaded = await self._text.load(held, {user: user_index.revision for user, user_index in held.items()})
-            await asyncio.to_thread(self._lay_out, loaded, held)
+            known = {user: user_index.revision for user, user_index in held.items()}
+            loaded = await self._text.load(held, known, most=LOADED)
+            await on_thread(self._lay_out, loaded, held)
 
     def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         """Return those of these vectors that Chroma is still to be given."""
@@ -758,12 +837,50 @@ class VectorMemory:
         return {key: vector for key, (_, vectors) in held.items() if (vector := vectors.get(key)) is not None}
 
     def _take_down(self, user: str) -> None:
+        self._behind.discard(user)
         if self._user_indexes.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)
 
 
-async def _made(work: Future[NDArray[np.float32]], limit_s: float) -> NDArray[np.float32]:
-    """Return the vectors that are being made; StoreError if that takes too long."""
+def _growth(held: UserIndex | None, loaded: Loaded) -> Growth:
+    """Return the growth of what is held of a user to what was loaded."""
+    from turnwise.memory.longterm.search.growth import Growth, growth_between
+    from turnwise.memory.longterm.search.user_index import UserIndex
+
+    if held is not None and loaded.base != held.revision:
+        growth = growth_between(held, loaded.more, loaded.revision)
+        growth.index.take(held.by_key() if growth.index.dimensions == 0 else {})
+        return growth
+    owner, changes, _ = loaded.revision
+    return Growth(
+        UserIndex() if held is None else held,
+        loaded.more,
+        (),
+        loaded.revision,
+        lambda row: Revision(owner, changes, row.row - owner * ROWS + 1),
+    )
+
+
+def _embedded(
+    embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str], is_given_up: Callable[[], bool]
+) -> NDArray[np.float32]:
+    """Return the vectors of texts, of some at once, until nobody waits for them any more."""
+    made = [embed(texts[:BATCH])]
+    for start in range(BATCH, len(texts), BATCH):
+        if is_given_up():
+            raise StoreError("nobody waits for the vectors any more")
+        made.append(embed(texts[start : start + BATCH]))
+    if len(made) == 1:
+        return made[0]
+    import numpy as np
+
+    return np.concatenate(made)
+
+
+async def _made(
+    work: Future[NDArray[np.float32]], limit_s: float, given_up: threading.Event | None = None
+) -> NDArray[np.float32]:
+    """Return the vectors that are being made; StoreError if that takes too long. Who gives up ends the work."""
     try:
         if work.done():
             return work.result()
@@ -771,6 +888,9 @@ async def _made(work: Future[NDArray[np.float32]], limit_s: float) -> NDArray[np
             return await asyncio.wrap_future(work)
     except TimeoutError:
         raise StoreError(f"the embedding function has not answered within {limit_s:g} s") from None
+    finally:
+        if given_up is not None:
+            given_up.set()
 
 
 def _keyed(one: Pending, vectors: _Rows) -> dict[str, NDArray[np.float32]]:
@@ -800,6 +920,9 @@ def _place_of(text: SQLItems, given: object) -> ChromaFolder | PostgresVectors:
     if not isinstance(given, str):
         raise ConfigError("VectorMemory.index", None, "pass an index, such as VectorIndex(PostgresVectors(url))")
     return PostgresVectors(given)
+
+
+_BEHIND = "not all items are indexed yet: later recalls find the others"
 
 
 async def _in_turn(work: Callable[[Given], object], given: Given) -> None:

@@ -55,6 +55,8 @@ class Loaded:
     """The user's rows that came after `base`, in ascending order."""
     expired: Sequence[int] = ()
     """Those that nobody finds any more."""
+    is_all: bool = True
+    """Whether there are no more rows after these."""
 
 
 class SQLItems(SecureDeleteDatabase):
@@ -108,22 +110,30 @@ class SQLItems(SecureDeleteDatabase):
         return await self._write(work)
 
     async def load(
-        self, users: Collection[str], known: Mapping[str, Revision], expiry: Expiry | None = None
+        self,
+        users: Collection[str],
+        known: Mapping[str, Revision],
+        expiry: Expiry | None = None,
+        *,
+        most: int | None = None,
     ) -> dict[str, Loaded]:
         """Return the rows of users that the caller does not have yet.
 
         Args:
             known: of users, the revision whose rows the caller has.
             expiry: which of the rows are expired; none if left out.
+            most: of how many new rows of a user to return the first; all if left out. If rows were changed or deleted
+                since what is known, all of the user's rows are returned.
         """
 
         def work(connection: sa.Connection) -> dict[str, Loaded]:
             rows = _rows(connection)
             found: dict[str, Loaded] = {}
             for user_id in users:
-                revision, base, more = rows.load(user_id, known.get(user_id, NOTHING))
+                revision, base, more = rows.load(user_id, known.get(user_id, NOTHING), most)
                 expired = rows.expired(user_id, revision.owner, expiry) if expiry else []
-                found[user_id] = Loaded(revision=revision, base=base, more=more, expired=expired)
+                is_all = most is None or len(more) < most or revision == rows.revision(user_id)
+                found[user_id] = Loaded(revision=revision, base=base, more=more, expired=expired, is_all=is_all)
             return found
 
         loaded = await self._read(work)

@@ -24,7 +24,8 @@ class MemoryContent:
     """What an orchestrator sends to its model: the conversation, and what long-term memories have about a message."""
 
     messages: tuple[AnyBlock, ...]
-    """The conversation as of the newest turn: what a strategy has summarized stands there as its summary."""
+    """The conversation, as much of it as fits the model's window: what a strategy has summarized stands there as its
+    summary, and each tool's result has its call."""
     recalled: RecalledContent
     """What each kind of long-term memory recalled, apart."""
 
@@ -50,14 +51,18 @@ class ChatMemory:
     def get(self, message: str | None = None, *, limit: int = 10) -> MemoryContent:
         """Return the conversation and what memories recall for a message; without one, the conversation alone.
 
-        A memory that fails is named in `recalled.failed`.
+        The conversation always fits the session's limit, see `Session.window`, which makes room if it has to. A memory
+        that fails is named in `recalled.failed`.
 
         Args:
             limit: how many items of each memory to return at most.
+
+        Raises:
+            TurnOverflowError: the newest turn does not fit alone. It stays stored.
         """
-        turn = self.session.latest()
+        messages = self.session.window()
         recalled = RecalledContent() if message is None else self.session.memory.recall_apart(message, limit=limit)
-        return MemoryContent(messages=turn.blocks if turn else (), recalled=recalled)
+        return MemoryContent(messages=messages, recalled=recalled)
 
     def update(self, *messages: Message) -> Turn:
         """Store messages, durably on return; return the turn that they are in. See `ends_turns`.
@@ -94,16 +99,20 @@ class AsyncChatMemory:
     async def get(self, message: str | None = None, *, limit: int = 10) -> MemoryContent:
         """Return the conversation and what memories recall for a message; without one, the conversation alone.
 
-        A memory that fails is named in `recalled.failed`.
+        The conversation always fits the session's limit, see `Session.window`, which makes room if it has to. A memory
+        that fails is named in `recalled.failed`.
 
         Args:
             limit: how many items of each memory to return at most.
+
+        Raises:
+            TurnOverflowError: the newest turn does not fit alone. It stays stored.
         """
-        turn = await self.session.latest()
+        messages = await self.session.window()
         recalled = RecalledContent()
         if message is not None:
             recalled = await self.session.memory.recall_apart(message, limit=limit)
-        return MemoryContent(messages=turn.blocks if turn else (), recalled=recalled)
+        return MemoryContent(messages=messages, recalled=recalled)
 
     async def update(self, *messages: Message) -> Turn:
         """Store messages, durably on return; return the turn that they are in. See `ends_turns`.

@@ -282,6 +282,10 @@ class _Session:
     def _compact(self, explain: bool) -> Request[Compaction | None]:
         return (yield from self._client.compact(self._stored_id, explain=explain))
 
+    def _window(self) -> Request[tuple[AnyBlock, ...]]:
+        turn: Turn | None = yield from self._client.window(self._stored_id)
+        return turn.blocks if turn else ()
+
     @checked
     def _expand(self, summary: InstanceOf[Summary]) -> Request[tuple[AnyBlock, ...]]:
         return tuple((yield from self._ask("expand", summary)))
@@ -578,6 +582,18 @@ class Session(_Session):
             SessionExistsError: a session `session_id` exists.
         """
         return carry_out(self._fork(at, session_id), self._client.portal)
+
+    def window(self) -> tuple[AnyBlock, ...]:
+        """Return the blocks of the next request, oldest first, prompts that wait included: always as many as fit.
+
+        What does not fit is compacted as the overflow strategy says, as before a run's request; where that fails, or
+        the prompts that wait are too large, the oldest exchanges are left out. A tool's result always has its call.
+        Without a strategy no limit is known: see `SessionConfig.max_context_tokens`.
+
+        Raises:
+            TurnOverflowError: the newest turn does not fit alone.
+        """
+        return carry_out(self._window(), self._client.portal)
 
     def compact(self, *, explain: bool = False) -> Compaction | None:
         """Compact the window now; return what the overflow strategy changed, None if it changed nothing.
@@ -973,6 +989,18 @@ class AsyncSession(_Session):
             SessionExistsError: a session `session_id` exists.
         """
         return await carry_out_async(self._fork(at, session_id))
+
+    async def window(self) -> tuple[AnyBlock, ...]:
+        """Return the blocks of the next request, oldest first, prompts that wait included: always as many as fit.
+
+        What does not fit is compacted as the overflow strategy says, as before a run's request; where that fails, or
+        the prompts that wait are too large, the oldest exchanges are left out. A tool's result always has its call.
+        Without a strategy no limit is known: see `SessionConfig.max_context_tokens`.
+
+        Raises:
+            TurnOverflowError: the newest turn does not fit alone.
+        """
+        return await carry_out_async(self._window())
 
     async def compact(self, *, explain: bool = False) -> Compaction | None:
         """Compact the window now; return what the overflow strategy changed, None if it changed nothing.

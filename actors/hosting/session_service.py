@@ -48,7 +48,7 @@ _AS_CORE = frozenset(
 _WAITS = frozenset(("events", "wait"))
 """The reads that wait, whose callers are counted."""
 
-_WITH_ENGINE = frozenset(("clear", "compact", "delete", "forget_turn", "memory", "use_engine", "wait_for_memory"))
+_WITH_ENGINE = frozenset(("clear", "compact", "delete", "forget_turn", "memory", "use_engine", "wait_for_memory", "window"))
 """The verbs that use the caller's engine, strategy and memories; their first argument is its id. `start` and
 `check_start` are not among them: they switch the engine themselves, so that no other caller's engine is switched to
 before the run has begun."""
@@ -224,6 +224,10 @@ class SessionService:
 
     async def do_compact(self, explain: bool) -> tuple[Compaction | None]:
         return (await self.core.compact(explain=explain),)
+
+    async def do_window(self, held: Spans) -> tuple[PackedTurn | None]:
+        turn = await self.core.window()
+        return (PackedTurn.pack(turn, held) if turn else None,)
 
     async def do_events(
         self, after: int, limit: int, run_id: str | None, timeout_s: float

@@ -16,6 +16,7 @@ from turnwise.actors.inference.engine import (
     RequestFrame,
     SessionView,
 )
+from turnwise.actors.inference.no_answer import NoAnswer
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError, SummaryRefusedError, TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
@@ -61,10 +62,13 @@ def check_overflow(strategy: OverflowStrategy, builder: EngineBuilder, config: S
 def default_overflow(builder: EngineBuilder, config: SessionConfig) -> OverflowStrategy | None:
     """Return the strategy of managers that name none: past 80 % of the window, the engine itself writes a summary.
 
-    If there is no summary, the oldest exchanges go. None where the size of the engine's window is not known, or is too
-    small for a summary.
+    If there is no summary, the oldest exchanges go; so they do where the engine answers nothing (`NoAnswer`). None
+    where the size of the engine's window is not known, or is too small for a summary.
     """
     try:
+        if isinstance(builder, NoAnswer):
+            check_overflow(Trim(), builder, config)
+            return Trim()
         limit = token_limit(Trim(), frame_of(builder), config)
         summary_tokens = min(limit // LEAST_SHARE, MOST_SUMMARY)
         strategy = Summarize(builder, max_summary_tokens=summary_tokens)
@@ -200,8 +204,14 @@ class Compactor:
         """Return a compactor whose requests also contain `more`; itself if that is None or no window was counted."""
         if more is None or self._index is None:
             return self
+        return self.beside(self._index.counter.count(more))
+
+    def beside(self, tokens: int) -> Compactor:
+        """Return a compactor whose requests also contain so many tokens; itself if that is none."""
+        if not tokens:
+            return self
         other = copy.copy(self)
-        other.budget = replace(self.budget, overhead=self.budget.overhead + self._index.counter.count(more))
+        other.budget = replace(self.budget, overhead=self.budget.overhead + tokens)
         return other
 
     async def shrink(self, run: RunRecord, turn: TurnRecord, cache: BlockCache, more: Block | None) -> None:

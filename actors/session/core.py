@@ -20,6 +20,7 @@ from turnwise.actors.session.importing import Importing
 from turnwise.actors.session.journal import Journal
 from turnwise.actors.session.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.next_window import NextWindow
 from turnwise.actors.session.ownership import Ownership
 from turnwise.actors.session.plan_runner import PlanRunner
 from turnwise.actors.session.prompt_joining import PromptJoining
@@ -43,6 +44,7 @@ from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
+from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
@@ -104,6 +106,7 @@ class SessionCore:
         self.ingestion = MemoryIngestion(state, transactor, engines, tasks, progress)
         plans = PlanRunner(state, transactor, spending)
         self.compaction = WindowCompaction(state, transactor, engines, tasks, plans)
+        self._next_window = NextWindow(state, transactor, engines, plans, self.compaction)
         fitting = RequestFitting(state, transactor, plans, self.compaction, self.retrieval)
         joining = PromptJoining(state, engines, spending)
         driver = RunDriver(
@@ -318,3 +321,7 @@ class SessionCore:
     def compact(self, *, explain: bool = False) -> Coroutine[Any, Any, Compaction | None]:
         """See `WindowCompaction.compact`."""
         return self.compaction.compact(explain=explain)
+
+    def window(self) -> Coroutine[Any, Any, Turn | None]:
+        """See `NextWindow.read`."""
+        return self._next_window.read()

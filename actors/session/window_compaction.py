@@ -15,6 +15,7 @@ from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import CompactionError, SessionEndedError, TurnwiseError
 from turnwise.memory.background import ended, shielded
+from turnwise.memory.conversation.spans import begins_with, size
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.strategy import acts, decide, is_due
@@ -85,7 +86,7 @@ class WindowCompaction:
         """Compact the window that the next turn continues; return what was done, None if the window stays as it is.
 
         The compaction begins after the one that is under way, and goes on if the caller is cancelled. All callers that
-        ask before it begins get its outcome.
+        ask before it begins get its outcome. Prompts that wait for a run count as part of the next request.
 
         Args:
             explain: return what would be done, and change nothing.
@@ -100,6 +101,7 @@ class WindowCompaction:
                 return None
             await compactor.count_exactly()
             window = await compactor.window(head, self._journal.blocks.cache, base=True)
+            compactor = compactor.beside(await self._waiting_tokens(compactor, head))
             plan = decide(compactor.strategy, window, compactor.budget)
             return plan.explain() if plan else None
         if self._requested is None:
@@ -149,9 +151,13 @@ class WindowCompaction:
         """
         cache = self._journal.blocks.cache
         window = await compactor.window(head, cache, base=True)
-        if compactor.is_estimate(window) and acts(compactor.strategy, window, compactor.budget):
+        beside = 0 if if_due else await self._waiting_tokens(compactor, head)
+        budget = compactor.beside(beside).budget
+        if compactor.is_estimate(window) and acts(compactor.strategy, window, budget):
             await compactor.count_exactly()
             window = await compactor.window(head, cache, base=True)
+            beside = 0 if if_due else await self._waiting_tokens(compactor, head)
+        compactor = compactor.beside(beside)
         bill = self._plans.bill()
         name = type(compactor.strategy).__name__
         try:
@@ -172,3 +178,11 @@ class WindowCompaction:
             why = "the session's window changed during the compaction"
             raise CompactionError(self._state.session_id, name, why)
         return prepared
+
+    async def _waiting_tokens(self, compactor: Compactor, head: TurnRecord) -> int:
+        """Return the tokens of the prompts that wait for a run behind `head`; 0 while a run is active."""
+        newest = next(reversed(self._state.open_turns), None)
+        if newest is None or self._state.active or not begins_with(newest.spans, head.base):
+            return 0
+        window = await compactor.window(newest, self._journal.blocks.cache)
+        return window.tokens(size(head.base))

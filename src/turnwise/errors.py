@@ -57,6 +57,7 @@ TurnwiseError
 ├── ToolError                  what a tool raises to tell the model something
 ├── ToolServerError            a server of tools (MCP) cannot be reached or understood
 ├── WindowOverflowError        the next request does not fit into the model's window
+│   └── TurnOverflowError      the newest turn alone does not fit
 ├── StrategyError              an overflow strategy broke a law; nothing was changed
 ├── SummaryRefusedError        the model's answer cannot be used as a summary; nothing was changed
 ├── LongTermMemoryError        a long-term memory failed
@@ -624,6 +625,25 @@ class WindowOverflowError(TurnwiseError):
         "{summary} for the summary of earlier turns, {newest} for the newest turn; shorten what is longest, "
         "or raise max_context_tokens"
     )
+    max_tokens: int
+    needed: int
+    overhead: int
+    summary: int
+    newest: int
+
+
+class TurnOverflowError(WindowOverflowError):
+    """The newest turn does not fit into the model's window alone, so that no request can have it.
+
+    All fields but `turn_id`, which is `session#index`, are those of `WindowOverflowError`.
+    """
+
+    message = (
+        "turn {turn_id!r} does not fit: a request with it takes at least {needed} of {max_tokens} tokens, {overhead} "
+        "for the system prompt and tools and {newest} for the turn; delete the turn, or blocks of it by remove(), or "
+        "raise max_context_tokens"
+    )
+    turn_id: str
     max_tokens: int
     needed: int
     overhead: int

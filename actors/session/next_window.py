@@ -1,0 +1,97 @@
+"""`NextWindow`: the blocks of the request that would come next, as many as fit the model's context window."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from turnwise.actors.session.compaction_tasks import Compactor
+from turnwise.actors.session.plan_runner import PlanRunner
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.transactor import Transactor
+from turnwise.actors.session.window_compaction import WindowCompaction
+from turnwise.errors import TurnOverflowError, TurnwiseError, WindowOverflowError
+from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_id
+from turnwise.strategies.newest import newest_that_are_valid, without_former_systems
+from turnwise.strategies.window import Window
+
+_log = logging.getLogger(__name__)
+
+
+class NextWindow:
+    """Reads the window that the next turn continues, prompts that wait included, and makes it fit.
+
+    What does not fit is first compacted as the session's strategy says, once, as before a run's request; what a failed
+    strategy or prompts that wait leave too large loses its oldest exchanges in the answer alone.
+
+    While this awaits the compaction, everything else may run; a crash leaves what `WindowCompaction` says.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        plans: PlanRunner,
+        compaction: WindowCompaction,
+    ) -> None:
+        self._state = state
+        self._transactor = transactor
+        self._engines = engines
+        self._plans = plans
+        self._compaction = compaction
+
+    async def read(self) -> Turn | None:
+        """Return the newest turn with these blocks as its snapshot; None if the session has no turns.
+
+        Without a strategy nothing is known of a limit, and all blocks are returned.
+
+        Raises:
+            TurnOverflowError: the newest turn alone does not fit.
+            ConfigError: the token counter raised an error.
+        """
+        await self._transactor.loaded()
+        is_compacted = False
+        while True:
+            newest = next(reversed(self._state.open_turns), self._state.head)
+            compactor = self._engines.current.compactor
+            if newest is None:
+                return None
+            if compactor is None:
+                return self._showing(newest, newest.spans if newest.is_open else newest.base)
+            window = await self._measured(compactor, newest)
+            if window.taken(compactor.budget) <= compactor.budget.max_tokens:
+                return self._showing(newest, without_former_systems(window))
+            if is_compacted:
+                try:
+                    return self._showing(newest, newest_that_are_valid(window, compactor.budget))
+                except WindowOverflowError as error:
+                    name = turn_id(self._state.session_id, newest.index)
+                    raise TurnOverflowError(name, *error.args) from error
+            await self._compact()
+            is_compacted = True
+
+    async def _measured(self, compactor: Compactor, newest: TurnRecord) -> Window:
+        """Return the window, counted exactly if it does not fit by an estimate."""
+        while True:
+            window = await compactor.window(newest, self._state.journal.blocks.cache, base=not newest.is_open)
+            is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
+            if not (is_over and compactor.is_estimate(window)):
+                return window
+            await compactor.count_exactly()
+
+    async def _compact(self) -> None:
+        """Compact what ended turns have, so that there is room for what waits; a failure is in the session's events."""
+        await self._compaction.wait()
+        if self._state.head is None or self._plans.is_pausing:
+            return
+        try:
+            await self._compaction.compact()
+        except TurnwiseError as error:
+            _log.warning("session %s: its window was not compacted: %s", self._state.session_id, error)
+
+    def _showing(self, newest: TurnRecord, spans: Spans) -> Turn:
+        shown = replace(newest, prompt=(), input=spans, output=(), carried=(), appended=())
+        return self._state.journal.blocks.turn(shown)

@@ -29,9 +29,7 @@ _until: ContextVar[float | None] = ContextVar("until", default=None)
 _log = logging.getLogger(__name__)
 
 
-async def on_thread(
-    work: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
-) -> Result:
+async def on_thread(work: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
     """Return what blocking work returns on a thread. If the caller is cancelled, the work ends at `check_awaited`."""
     given_up = threading.Event()
     token = _given_up.set(given_up)

@@ -48,7 +48,9 @@ _AS_CORE = frozenset(
 _WAITS = frozenset(("events", "wait"))
 """The reads that wait, whose callers are counted."""
 
-_WITH_ENGINE = frozenset(("clear", "compact", "delete", "forget_turn", "memory", "use_engine", "wait_for_memory", "window"))
+_WITH_ENGINE = frozenset(
+    ("clear", "compact", "delete", "forget_turn", "memory", "use_engine", "wait_for_memory", "window")
+)
 """The verbs that use the caller's engine, strategy and memories; their first argument is its id. `start` and
 `check_start` are not among them: they switch the engine themselves, so that no other caller's engine is switched to
 before the run has begun."""

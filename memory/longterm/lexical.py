@@ -44,8 +44,10 @@ class LexicalMemory:
     Needs no model and no download. It is meant for some thousands of items per user. Their words are indexed in memory,
     each item once: of an item the first `item_words.MOST_WORDS` different words in the first `passages.MOST_PASSAGES`
     passages, which is all of a text of 50 KB. A user of whom much is new is indexed in steps; a recall that has no time
-    for all of them finds what is indexed, as a `DegradedRecall`, and the next one goes on from there. With `similarity` it also ranks by
-    vectors; while those fail, it ranks by words alone and returns a `DegradedRecall`. A pickle has the settings only.
+    for all of them finds what is indexed, as a `DegradedRecall`, and the next one goes on from there.
+
+    With `similarity` it also ranks by vectors; while those fail, it ranks by words alone and returns a
+    `DegradedRecall`. A pickle has the settings only.
 
     Args:
         facts: the store, or its URL, or the path of a SQLite file; it is closed with the memory.

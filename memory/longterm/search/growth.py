@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from turnwise.memory.longterm.search.passages import item_key
 from turnwise.memory.longterm.search.user_index import Arrival, UserIndex, arrivals_of
 from turnwise.memory.longterm.vector.item_rows import Revision, Row
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vectors = NDArray[np.float32]
 
 STEP_CHARS = 32_000
 """About how many characters of text one step analyses: some milliseconds, or a tenth of a second of words that are all
@@ -26,6 +34,7 @@ class Growth:
         gone: the numbers of rows to remove.
         revision: the revision of the index in the end.
         revision_at: the revision of the index that has the rows up to one; if left out, one that equals no other.
+        vectors: vectors of the rows to add, by key.
     """
 
     def __init__(
@@ -34,13 +43,16 @@ class Growth:
         more: Sequence[Row],
         gone: Collection[int],
         revision: Revision,
+        *,
         revision_at: Callable[[Row], Revision] = lambda row: UNFINISHED,
+        vectors: Mapping[str, Vectors] | None = None,
     ) -> None:
         self.index = index
         self._rows = more
         self._gone = gone
         self._revision = revision
         self._revision_at = revision_at
+        self._vectors = vectors or {}
         self._count = 0
         """How many of the rows are analysed or begun."""
         self._begun: list[Arrival] = []
@@ -72,6 +84,7 @@ class Growth:
         if came or self._gone or is_last:
             revision = self._revision if is_last else self._revision_at(came[-1].row) if came else UNFINISHED
             self.index = self.index.changed(revision, came, self._gone)
+            self.index.take(self._vectors)
             self._gone = ()
             self.left -= len({one.row.row for one in came})
         self.is_done = is_last
@@ -83,8 +96,11 @@ def growth_between(index: UserIndex, rows: Sequence[Row], revision: Revision) ->
     more = [row for row in rows if known.get(row.row) != row]
     gone = known.keys() - {row.row for row in rows} | {row.row for row in more if row.row in known}
     if len(gone) > len(known) - len(gone) or index.gone > len(index.rows) + _MOST_GONE:
-        return Growth(UserIndex(), rows, (), revision)
-    return Growth(index, more, gone, revision)
+        return Growth(UserIndex(), rows, (), revision, vectors=index.by_key())
+    # A row whose text stays has its vectors still. They are copied, as the index overwrites those of what is gone.
+    keys = {row.key for row in more}
+    vectors = {key: vector.copy() for key, vector in index.by_key().items() if item_key(key) in keys} if gone else {}
+    return Growth(index, more, gone, revision, vectors=vectors)
 
 
 UNFINISHED = Revision(-1, -1, 0)

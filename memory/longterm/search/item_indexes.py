@@ -63,11 +63,9 @@ class ItemIndexes:
         listed = self._lists.setdefault(key, _IndexedList())
         self._lists.move_to_end(key)
         async with listed.turn:
-            left = await on_thread(listed.step, items)
+            user_index, left = await on_thread(listed.step, items)
             while left and has_time():
-                left = await on_thread(listed.step, items)
-            user_index = listed.index
-        assert user_index is not None  # a step has made it
+                user_index, left = await on_thread(listed.step, items)
         self._count(key, listed, user_index.bytes)
         return Indexed(user_index, left, len(items))
 
@@ -108,8 +106,8 @@ class _IndexedList:
         self._lock = threading.Lock()
         """A step whose caller was cancelled may still be under way when the next one begins."""
 
-    def step(self, items: Sequence[MemoryItem]) -> int:
-        """Take a step towards the index of these items; return how many it lacks still."""
+    def step(self, items: Sequence[MemoryItem]) -> tuple[UserIndex, int]:
+        """Take a step towards the index of these items; return it, and how many it lacks still."""
         from turnwise.memory.longterm.search.growth import growth_between
         from turnwise.memory.longterm.search.user_index import UserIndex
 
@@ -119,13 +117,13 @@ class _IndexedList:
                 self._growth = growth_between(self.index, self._rows(self.index, items), Revision(1, 0, len(items)))
                 self._items = items
             if self._growth is None:
-                return 0
+                return self.index, 0
             self._growth.step()
             self.index = self._growth.index
             left = self._growth.left
             if self._growth.is_done:
                 self._growth = None
-            return left
+            return self.index, left
 
     def remove(self, ids: set[str]) -> None:
         """Remove items from the index."""

@@ -43,7 +43,7 @@ Place = tuple[str, int, Spans, int, int]
 """Where a passage stands among a user's: session, turn, blocks, row, start."""
 
 COMPARED = 300_000
-"""How many words of the user's the misspelt words of a query are compared with at most, the rarest of the query first."""
+"""How many words of the user's those of a query are compared with at most, to correct misspelt ones."""
 
 LONGEST_NAME = 32
 """How many words a name may have by which its item is found."""
@@ -133,33 +133,34 @@ class UserIndex:
         Args:
             came: all passages of rows; each row has a number that no row that stays has.
         """
-        kept = self._without(set(gone)) if gone else self
+        if gone:
+            return self._without(set(gone)).changed(revision, came)
         new = UserIndex()
         placed = sorted((_place(one.row, one.passage), at) for at, one in enumerate(came))
         order = [at for _, at in placed]
-        at = np.array([bisect(kept._places, place) for place, _ in placed], dtype=np.int64)
+        at = np.array([bisect(self._places, place) for place, _ in placed], dtype=np.int64)
         rows = [came[number].row for number in order]
         new.revision = revision
-        new.rows = _merged(kept.rows, rows, at)
-        new._places = _merged(kept._places, [place for place, _ in placed], at)
-        new._codes = codes = dict(kept._codes)
-        new._sessions = np.insert(kept._sessions, at, [_code(row, codes) for row in rows])
+        new.rows = _merged(self.rows, rows, at)
+        new._places = _merged(self._places, [place for place, _ in placed], at)
+        new._codes = codes = dict(self._codes)
+        new._sessions = np.insert(self._sessions, at, [_code(row, codes) for row in rows])
         facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
-        new._facts = np.insert(kept._facts, at, facts)
-        new._categories = np.insert(kept._categories, at, [_NUMBERS[row.item.type.category] for row in rows])
+        new._facts = np.insert(self._facts, at, facts)
+        new._categories = np.insert(self._categories, at, [_NUMBERS[row.item.type.category] for row in rows])
         passages = [came[number].passage for number in order]
-        new._passages = _merged(kept._passages, passages, at)
+        new._passages = _merged(self._passages, passages, at)
         # Where the old passages are now, and where the new ones are, in the order in which they came.
-        moved = kept._where + np.searchsorted(at, kept._where, side="right")
-        old = np.where(kept._where < 0, -1, moved)
+        moved = self._where + np.searchsorted(at, self._where, side="right")
+        old = np.where(self._where < 0, -1, moved)
         new._where = np.concatenate([old, (at + np.arange(len(at)))[np.argsort(np.array(order, dtype=np.int64))]])
-        new._words = kept._words.grown(len(kept._where), came)
+        new._words = self._words.grown(len(self._where), came)
         more = list({one.row.row: one.row for one in came}.values())
-        new._special = kept._special + sum(not _is_plain(row) for row in more)
-        new._pinned = [*kept._pinned, *(row for row in more if row.item.pinned)]
-        new._latest = max([kept._latest, *(row.item.created_at for row in more)])
-        new._items = kept._items + len(more)
-        new._text_bytes = kept._text_bytes + sum(len(row.item.text) for row in more)
+        new._special = self._special + sum(not _is_plain(row) for row in more)
+        new._pinned = [*self._pinned, *(row for row in more if row.item.pinned)]
+        new._latest = max([self._latest, *(row.item.created_at for row in more)])
+        new._items = self._items + len(more)
+        new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
         return new
 
     def _without(self, gone: set[int]) -> UserIndex:

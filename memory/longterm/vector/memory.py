@@ -848,16 +848,14 @@ def _growth(held: UserIndex | None, loaded: Loaded) -> Growth:
     from turnwise.memory.longterm.search.user_index import UserIndex
 
     if held is not None and loaded.base != held.revision:
-        growth = growth_between(held, loaded.more, loaded.revision)
-        growth.index.take(held.by_key() if growth.index.dimensions == 0 else {})
-        return growth
+        return growth_between(held, loaded.more, loaded.revision)
     owner, changes, _ = loaded.revision
     return Growth(
         UserIndex() if held is None else held,
         loaded.more,
         (),
         loaded.revision,
-        lambda row: Revision(owner, changes, row.row - owner * ROWS + 1),
+        revision_at=lambda row: Revision(owner, changes, row.row - owner * ROWS + 1),
     )
 
 

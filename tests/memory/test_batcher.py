@@ -77,3 +77,37 @@ async def test_a_slow_batch_delays_no_later_batch_up_to_the_limit() -> None:
     more = [asyncio.ensure_future(batcher.ask(10.0)) for _ in range(9)]
     assert await slow == 30.0 and [await answer for answer in more] == [10.0] * 9
     assert most == AT_ONCE and not under_way
+
+
+async def test_a_batch_ends_when_all_who_asked_have_given_up() -> None:
+    began, ended = list[list[int]](), list[list[int]]()
+
+    async def work(batch: Sequence[int]) -> list[int]:
+        began.append([*batch])
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append([*batch])
+        return []
+
+    batcher = Batcher(work)
+    first = [asyncio.create_task(batcher.ask(number)) for number in (1, 2)]
+    while not began:
+        await asyncio.sleep(0)
+    waiting = asyncio.create_task(batcher.ask(3))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    first[0].cancel()
+    await asyncio.wait({first[0], waiting})
+    assert (began, ended) == ([[1, 2]], []), "the other one waits still"
+    first[1].cancel()
+    await asyncio.wait({first[1]})
+    while not ended:
+        await asyncio.sleep(0)
+    assert (began, ended) == ([[1, 2]], [[1, 2]])
+    assert not batcher._waiting and not batcher._awaited
+    again = asyncio.create_task(batcher.ask(4))
+    while len(began) < 2:
+        await asyncio.sleep(0)
+    assert began[-1] == [4]
+    again.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from turnwise.actors.cluster.memory_actor import MemoryHost
+from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.deletion import Erasure
@@ -154,3 +156,23 @@ def _vector_memory(folder: Path) -> VectorMemory:
     return VectorMemory(
         SQLItems(f"sqlite:///{folder}/memory.db"), VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
     )
+
+
+async def test_a_recall_is_cancelled_when_its_caller_waits_no_longer() -> None:
+    cancelled = asyncio.Event()
+
+    class Hanging(Waiting):
+        async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
+            try:
+                return await super().recall(scope, query, **filters)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    host, memory = MemoryHost(b""), Hanging()
+    host._opened = memory
+    answer = pickle.loads(await host.call(pickle.dumps(("recall", (ADA, "tea"), {}, 0.01))))
+    assert isinstance(answer, Refused) and cancelled.is_set()
+    assert [each.text for each in pickle.loads(await host.call(pickle.dumps(("recall", (BOB, "tea"), {}, 60.0))))] == [
+        "tea"
+    ]

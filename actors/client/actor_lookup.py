@@ -10,8 +10,10 @@ from typing import Any, Protocol
 
 import ray
 
-from turnwise.actors.cluster.actor_names import actor_name, detached_actor, find_actor
+from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.cluster.actor_spec import ActorSpec
+from turnwise.actors.cluster.identity import pickled
+from turnwise.actors.cluster.kept_settings import ActorSettings
 from turnwise.actors.cluster.nodes import ANYWHERE, here
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout, find_layouts
@@ -32,8 +34,9 @@ LOOK_S = 0.1
 """The shortest time between two searches for packed hosts, in seconds: thousands of calls may miss one at once."""
 
 
-FOR_EVER = {"max_restarts": -1, "max_task_retries": -1}
-"""Options of actors that Ray restarts however often they die, and whose calls it repeats then."""
+FOR_EVER = {"max_restarts": -1, "max_task_retries": 3}
+"""Options of actors that Ray restarts however often they die, and whose calls it then repeats a few times: a call of
+which processes die is not repeated for ever. Who waits for an answer asks again, for longer."""
 
 
 class ActorLookup(Protocol):
@@ -112,7 +115,9 @@ class DedicatedLookup(_LookupOfOne):
     ) -> None:
         super().__init__(namespace, store_id)
         self._placement = placement
-        self._spec = spec
+        self._logs = spec.logs
+        self._settings = ActorSettings(pickled(spec))
+        self._settings.keep()  # now, on the thread that starts the manager
         self._where = where
 
     def warm(self, session_id: str, request: bytes) -> None:
@@ -127,8 +132,8 @@ class DedicatedLookup(_LookupOfOne):
             if len(live) >= most:
                 raise OverloadedError(session_id, "max_live", most)
         options = {**FOR_EVER, **self._where, "max_concurrency": self._placement.max_waits + MAX_CALLS}
-        actor = detached_actor(SessionActor, name, self._namespace, **options)
-        return actor.remote(session_id, self._namespace, self._spec, self._placement.max_waits)
+        arguments = session_id, self._namespace, self._logs, self._placement.max_waits
+        return self._settings.actor(SessionActor, name, self._namespace, *arguments, **options)
 
 
 class PackedLookup:
@@ -146,7 +151,8 @@ class PackedLookup:
         self._namespace = namespace
         self._store_id = store_id
         self._limits = limits
-        self._spec = spec
+        self._logs = spec.logs
+        self._settings = ActorSettings(pickled(spec))
         self._where = where
         layouts = find_layouts(namespace, store_id)
         newest = layouts[0] if layouts else Layout(0, 0)
@@ -185,8 +191,13 @@ class PackedLookup:
         most = limits.max_calls + limits.max_waits + MAX_CALLS  # room for refusals
         options = {**FOR_EVER, **self._where, "max_concurrency": most}
         return [
-            detached_actor(PackedActor, name, self._namespace, **options).remote(
-                HostAssignment(self._namespace, self._store_id, layout, index, limits), self._spec
+            self._settings.actor(
+                PackedActor,
+                name,
+                self._namespace,
+                HostAssignment(self._namespace, self._store_id, layout, index, limits),
+                self._logs,
+                **options,
             )
             for index, name in enumerate(layout.actor_names(self._store_id))
         ]

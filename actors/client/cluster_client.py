@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from turnwise.actors.client.actor_lookup import ActorLookup, LiveLookup, make_lookup
 from turnwise.actors.client.requests import AwaitStep, Call, Pause, Portal, Request
@@ -23,6 +23,7 @@ from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.logs import LogSettings
 from turnwise.actors.cluster.nodes import is_file
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.cluster.reach import REACH_S, NoProcessError
 from turnwise.actors.cluster.remote_memory import RemoteMemory, equip
 from turnwise.actors.cluster.store_object import StoreObject
 from turnwise.actors.cluster.wire import (
@@ -60,9 +61,6 @@ from turnwise.memory.user_ids import by_public_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.strategy import OverflowStrategy
-
-REACH_S = 60.0
-"""How long a request tries to reach a session's process, through crashes and restarts, before SessionLostError."""
 
 REACHED_S = 10.0
 """A call that fails after at least this long is assumed to have reached a process, so the `REACH_S` limit restarts."""
@@ -335,11 +333,13 @@ class ClusterClient:
                 if found is not None and not (verb == "events" and self.lookup.is_live(session_id)):
                     return found[0]
             try:
-                packed: bytes = yield Call(self.actor(session_id), request, left_s, self.lookup.is_shared)
+                shared, lost_at = self.lookup.is_shared, search.lost_at
+                packed: bytes = yield Call(self.actor(session_id), request, left_s, shared, lost_at)
             except GetTimeoutError as error:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
-            except RayError as error:
+            except (NoProcessError, RayError) as error:
                 if not _is_away(error):
+                    self.lookup.invalidate(session_id)  # the next request may make another actor
                     raise _lost(session_id, verb, error) from error
                 failure: Exception = error
             else:
@@ -526,7 +526,8 @@ class _Search:
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
         self._called_at = 0.0
-        self._lost_at: float | None = None
+        self.lost_at: float | None = None
+        """Since when no owner has been reached."""
         self._pause_s = 0.01
 
     def begin_call(self, until: float | None) -> float | None:
@@ -541,9 +542,9 @@ class _Search:
             SessionLostError, SessionFencedError: no owner answered for `REACH_S` seconds.
         """
         now = time.monotonic()
-        if self._lost_at is None or now - self._called_at > REACHED_S:
-            self._lost_at, self._pause_s = now, 0.01
-        if now - self._lost_at > REACH_S:
+        if self.lost_at is None or now - self._called_at > REACHED_S:
+            self.lost_at, self._pause_s = now, 0.01
+        if now - self.lost_at > REACH_S:
             if isinstance(failure, SessionFencedError):
                 raise failure
             raise SessionLostError(self._session_id, str(failure).strip().splitlines()[0]) from failure
@@ -551,19 +552,25 @@ class _Search:
         return pause_s
 
 
-def _is_away(error: RayError) -> bool:
+def _is_away(error: NoProcessError | RayError) -> bool:
     """Return whether this process has died or cannot be reached, so that another one may answer."""
     if not isinstance(error, RayActorError) or isinstance(error, RayTaskError):
         return False
     return not error.actor_init_failed
 
 
-def _lost(session_id: str, verb: str, error: RayError) -> SessionLostError:
-    """Return the error of a call that would fail in any process of the session."""
+def _lost(session_id: str, verb: str, error: NoProcessError | RayError) -> SessionLostError:
+    """Return the error of a call that would fail in any process of the session, or for which there is none."""
+    if isinstance(error, NoProcessError):
+        why = "Ray's logs of this actor say why its processes end, or what it waits for"
+        return SessionLostError(session_id, f"{error}; {why}")
     if isinstance(error, RayTaskError):
         return SessionLostError(session_id, f"{verb} failed there: {error.cause!r}")
     if isinstance(error, RayActorError):
         why = "its process cannot start: install this turnwise, and what it needs, on every node"
+        return SessionLostError(session_id, f"{why} ({error})")
+    if isinstance(error, ActorUnschedulableError):
+        why = "no node may run its process: open a manager on the node that has its files, or use a store on a server"
         return SessionLostError(session_id, f"{why} ({error})")
     return SessionLostError(session_id, f"{type(error).__name__}: {error}")
 

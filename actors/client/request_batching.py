@@ -48,12 +48,8 @@ class RequestBatcher:
         """Whether there is nothing to send and no answer to wait for."""
         return not self._waiting and not self._tasks
 
-    async def ask(self, request: bytes) -> bytes:
-        """Return the actor's answer.
-
-        Raises:
-            RayError: the same errors that a separate call would raise.
-        """
+    def ask(self, request: bytes) -> asyncio.Future[bytes]:
+        """Send a request; return the future of the actor's answer, which raises the errors of a separate call."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bytes] = loop.create_future()
         if not self._waiting:
@@ -62,7 +58,7 @@ class RequestBatcher:
         self._size += len(request)
         if len(self._waiting) == MOST or self._size >= MOST_BYTES:
             self._send()
-        return await answer
+        return answer
 
     def _send(self) -> None:
         asked, self._waiting, self._size = self._waiting, [], 0

@@ -14,17 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import ray
-from ray.exceptions import GetTimeoutError, RayError
-
 from turnwise.actors.client.request_batching import RequestBatcher
+from turnwise.actors.cluster import reach
+from turnwise.actors.cluster.reach import Reach
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Wait for an actor's answer to a request; GetTimeoutError after `timeout_s`.
+    """Wait for an actor's answer to a request; GetTimeoutError after `timeout_s`, NoProcessError as `Reach` says.
 
     If the actor hosts many sessions (`is_shared`), simultaneous calls from one event loop are sent to it as one.
     """
@@ -33,6 +32,14 @@ class Call:
     request: bytes
     timeout_s: float | None
     is_shared: bool
+    lost_at: float | None = None
+    """Since when no process has been reached for this request; None if the call before it reached one."""
+
+    @property
+    def reach(self) -> Reach:
+        """How long to wait, if the call is made now."""
+        now = time.monotonic()
+        return Reach(now, since=self.lost_at, until=None if self.timeout_s is None else now + self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,7 @@ def carry_out(request: Request[Result], portal: Portal) -> Result:
         answer = failure = None
         try:
             if isinstance(step, Call):
-                answer = ray.get(step.actor.call.remote(step.request), timeout=step.timeout_s)
+                answer = reach.answer(step.actor, step.actor.call.remote(step.request), step.reach)
             elif isinstance(step, Pause):
                 time.sleep(step.seconds)
             else:
@@ -137,12 +144,7 @@ async def _awaited(step: AwaitStep) -> Any:
 
 async def _called(step: Call) -> Any:
     if step.is_shared:
-        asked: Awaitable[Any] = RequestBatcher.of(step.actor).ask(step.request)
+        asked: asyncio.Future[Any] = RequestBatcher.of(step.actor).ask(step.request)
     else:
         asked = asyncio.wrap_future(step.actor.call.remote(step.request).future())
-    try:
-        return await asyncio.wait_for(asked, step.timeout_s)
-    except RayError:
-        raise  # a TimeoutError raised in the actor is both a RayError and a TimeoutError
-    except TimeoutError as error:
-        raise GetTimeoutError(f"no answer within {step.timeout_s} s") from error
+    return await reach.answer_async(step.actor, asked, step.reach)

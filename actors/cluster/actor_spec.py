@@ -82,7 +82,7 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """The arguments with which the actors of a manager's sessions are created."""
+    """What the actors of a manager's sessions are created with; see `ActorSettings`."""
 
     place: StoreSpec
     engine_id: str

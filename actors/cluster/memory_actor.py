@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast, runtime_checkable
 
 from turnwise.actors.cluster.batcher import Batcher
 from turnwise.actors.cluster.gc_tuning import collect_rarely
+from turnwise.actors.cluster.kept_settings import Kept, read_settings
 from turnwise.actors.cluster.unix_socket import path_of, serve
 from turnwise.actors.cluster.wire import Refused
 from turnwise.actors.inference.engine import EngineBuilder
@@ -96,9 +97,12 @@ class MemoryHost:
     A `Batched` memory gets one call at a time; requests that arrive meanwhile form the next batch. Any other memory is
     called concurrently, so that no caller waits for another's model. The memory is opened at the first call, and again
     at the next one if that fails. Deferred work is done in the background.
+
+    Args:
+        memory: its settings, pickled, or their key.
     """
 
-    def __init__(self, memory: bytes) -> None:
+    def __init__(self, memory: bytes | Kept) -> None:
         self._pickled = memory
         self._opening: asyncio.Task[LongTermMemory] | None = None
         self._opened: LongTermMemory | None = None
@@ -353,8 +357,8 @@ async def _prepare(memory: LongTermMemory, scope: Scope) -> None:
         await memory.prepare(scope)
 
 
-def _open(pickled: bytes) -> LongTermMemory:
-    memory: LongTermMemory = pickle.loads(pickled)
+def _open(settings: bytes | Kept) -> LongTermMemory:
+    memory: LongTermMemory = pickle.loads(read_settings(settings))
     if isinstance(memory, ModelBound) and isinstance(memory.model, EngineBuilder):
         return memory.bind(EngineModel(memory.model))
     return memory

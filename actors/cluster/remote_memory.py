@@ -18,6 +18,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
 from turnwise.actors.cluster.identity import identity
+from turnwise.actors.cluster.kept_settings import ActorSettings
 from turnwise.actors.cluster.nodes import ANYWHERE, here
 from turnwise.actors.cluster.ray_runtime import this_ray
 from turnwise.actors.cluster.unix_socket import Connection
@@ -254,7 +255,7 @@ class RemoteMemory:
     async def _call(self, request: bytes) -> Any:
         while True:
             if self._actor is None:
-                self._actor = self._make_actor()
+                self._actor = await asyncio.to_thread(self._make_actor)
             try:
                 return pickle.loads(await self._actor.call.remote(request))
             except ActorUnschedulableError as error:
@@ -274,20 +275,14 @@ class RemoteMemory:
                 raise LongTermMemoryError(f"{self.name}: {_FILES_LOST}") from error
         from turnwise.actors.cluster.memory_actor import MemoryHost
 
-        return (
-            ray.remote(MemoryHost)
-            .options(
-                name=self.actor_name,
-                namespace=self._namespace,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=-1,
-                max_concurrency=MAX_CALLS,
-                **(here() if self._is_local else ANYWHERE),
-            )
-            .remote(self._pickled)
+        return ActorSettings(self._pickled).actor(
+            MemoryHost,
+            self.actor_name,
+            self._namespace,
+            max_restarts=-1,
+            max_task_retries=3,  # a call of which processes die is not repeated for ever
+            max_concurrency=MAX_CALLS,
+            **(here() if self._is_local else ANYWHERE),
         )
 
 

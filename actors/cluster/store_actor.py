@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from turnwise.actors.cluster.actor_names import detached_actor, find_actor
+from turnwise.actors.cluster.reach import NoProcessError, reached
 from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import StoreClosedError, StoreError, TurnwiseError
 from turnwise.memory.stores.base import SessionStore
@@ -49,8 +50,8 @@ class _RemoteStore:
         if self._actor is None:
             raise StoreClosedError(self._url)
         try:
-            answer = await self._actor.call.remote(verb, *args, **kwargs)
-        except RayError as error:
+            answer = await reached(self._actor, self._actor.call.remote(verb, *args, **kwargs))
+        except (RayError, NoProcessError) as error:
             raise StoreError(f"store {self._url} was lost with its process: use a durable store") from error
         if isinstance(answer, Refused):
             raise answer.error

@@ -85,6 +85,10 @@ class DedicatedHost:
             self._calls -= 1
             self._last_call_s = asyncio.get_running_loop().time()
 
+    async def open(self) -> None:
+        """Load the engines, and open the stores. The first call does so otherwise."""
+        await self._resources.open()
+
     @property
     def _has_no_session(self) -> bool:
         """Whether this process must end: the session was deleted or taken over, or the store was reverted."""

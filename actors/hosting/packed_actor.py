@@ -13,14 +13,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.gc_tuning import collect_rarely
+from turnwise.actors.cluster.kept_settings import Kept, read_settings
+from turnwise.actors.cluster.logs import LogSettings
 from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.cluster.reach import NoProcessError, reached
 from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
+from turnwise.actors.hosting.loading import Loading
 from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry, watch
 
@@ -47,28 +51,44 @@ class HostAssignment:
 
 
 class PackedActor:
-    """`PackedHost` on Ray. Undecorated: `PackedLookup` makes it an actor."""
+    """`PackedHost` on Ray. Undecorated: `PackedLookup` makes it an actor.
 
-    def __init__(self, assignment: HostAssignment, spec: ActorSpec) -> None:
+    Args:
+        settings: a pickled `ActorSpec`, or the key of one.
+    """
+
+    _title = "PackedHost"
+    """Ray wants the name of the process also where the constructor has failed."""
+
+    def __init__(self, settings: bytes | Kept, assignment: HostAssignment, logs: LogSettings) -> None:
+        layout, index = assignment.layout, assignment.index
+        self._title = f"PackedHost({index + 1} of {layout.hosts})"
         collect_rarely()
-        spec.logs.apply()
+        logs.apply()
         self._assignment = assignment
-        self._spec = spec
+        self._settings = settings
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         self._actor_id = str(context.get_actor_id())
         self._leave = Shutdown(partial(drop_overrides, assignment.namespace, self._actor_id))
-        self._host: asyncio.Task[PackedHost] | None = None
+        self._host: PackedHost | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
             self._is_back = context.was_current_actor_reconstructed
+        self._loading = Loading(
+            self._load,
+            actor_name=layout.actor_name(assignment.store_id, index),
+            actor_id=self._actor_id,
+            is_back=self._is_back,
+            leave=self._leave,
+        )
         if self._is_back:
             self._leave.actor.recover_after_restart.remote()
 
     def __repr__(self) -> str:
         """Return what Ray's dashboard and log lines call the process."""
-        return f"PackedHost({self._assignment.index + 1} of {self._assignment.layout.hosts})"
+        return self._title
 
     async def ready(self) -> int:
         """Return the process id, once the process has started and loaded its modules."""
@@ -80,7 +100,9 @@ class PackedActor:
         await retry(self._load_again, f"a packed host of {self._assignment.namespace!r}: recovery")
 
     async def _load_again(self) -> None:
-        await self._loaded()
+        host = await self._loaded()
+        await host.open()
+        await self._loading.settle()
 
     async def where(self) -> tuple[str, int, int | None]:
         """Return the id of this process's node, the process id, and its memory in bytes."""
@@ -88,11 +110,21 @@ class PackedActor:
 
     async def call(self, request: bytes) -> bytes:
         """See `PackedHost.call`."""
-        return await (await self._loaded()).call(request)
+        if (host := self._host) is None:
+            try:
+                host = await self._loaded()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
+                return self._loading.refusal(request, error)
+        return await host.call(request)
 
     async def calls(self, requests: Sequence[bytes]) -> AsyncIterator[list[tuple[int, bytes]]]:
         """See `PackedHost.calls`."""
-        async for ready in (await self._loaded()).calls(requests):
+        try:
+            host = await self._loaded()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the callers are told
+            yield [(number, self._loading.refusal(request, error)) for number, request in enumerate(requests)]
+            return
+        async for ready in host.calls(requests):
             yield ready
 
     async def release(self, session_id: str) -> bool:
@@ -113,12 +145,8 @@ class PackedActor:
 
     async def _loaded(self) -> PackedHost:
         if self._host is None:
-            self._host = asyncio.create_task(self._load())
-        try:
-            return await asyncio.shield(self._host)
-        except Exception:
-            self._host = None  # the next call tries again
-            raise
+            self._host = await self._loading.host()
+        return self._host
 
     async def _load(self) -> PackedHost:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="turnwise"))
@@ -140,7 +168,8 @@ class PackedActor:
         from turnwise.actors.hosting.packed_host import PackedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
-        assignment, spec, namespace = self._assignment, self._spec, self._assignment.namespace
+        spec: ActorSpec = pickle.loads(read_settings(self._settings))
+        assignment, namespace = self._assignment, self._assignment.namespace
         layouts = find_layouts(namespace, assignment.store_id)
         overrides, engines = find_overrides(namespace, self._actor_id)
         collect_rarely()
@@ -189,7 +218,7 @@ class _EarlierHosts:
         asked = actor.release.options(max_task_retries=0).remote(session_id)
         try:
             return bool(await asyncio.wait_for(asyncio.wrap_future(asked.future()), RELEASE_S))
-        except (RayActorError, TimeoutError):
+        except (RayError, TimeoutError):  # it is dead, or cannot load, so it uses none
             return True  # a frozen host may still have it, but the store refuses its commits from now on
 
     async def call(self, request: bytes, session_id: str) -> bytes:
@@ -199,9 +228,9 @@ class _EarlierHosts:
         actor = self._find(session_id)
         try:
             if actor is not None:
-                answer: bytes = await actor.call.remote(request)
+                answer: bytes = await reached(actor, actor.call.remote(request))
                 return answer
-        except RayActorError:
+        except (RayActorError, NoProcessError):
             pass  # as if the host had not existed
         return pickle.dumps(Refused(SessionFencedError(session_id, 0)))
 
@@ -226,8 +255,8 @@ class _NewestHosts:
         try:
             name = layout.actor_name(self._store_id, layout.index_of(session_id))
             actor: Any = await asyncio.to_thread(ray.get_actor, name, namespace=self._namespace)
-            answer = pickle.loads(await actor.call.remote(pickle.dumps((session_id, "warm"))))
-        except (RayActorError, ValueError) as error:
+            answer = pickle.loads(await reached(actor, actor.call.remote(pickle.dumps((session_id, "warm")))))
+        except (RayActorError, NoProcessError, ValueError) as error:
             raise SessionLostError(session_id, "the host of the newest layout cannot be reached") from error
         if isinstance(answer, Refused):
             raise answer.error

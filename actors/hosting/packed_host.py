@@ -134,6 +134,10 @@ class PackedHost:
         waits = self._waits.taken
         return HostLoad(sessions=len(self._residents), recent=tuple(recent), calls=self._calls - waits, waits=waits)
 
+    async def open(self) -> None:
+        """Load the engines, and open the stores. The first call does so otherwise."""
+        await self._resources.open()
+
     async def call(self, request: bytes) -> bytes:
         """Carry out a pickled verb, with its session and arguments; return its answer, or `Refused`, pickled."""
         session_id, verb, *args = pickle.loads(request)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,24 +15,38 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from turnwise.actors.cluster.gc_tuning import collect_rarely
+from turnwise.actors.cluster.kept_settings import Kept, read_settings
 from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
+from turnwise.actors.hosting.loading import Loading
 from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry
 from turnwise.memory.conversation.ids import public_id
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec
+    from turnwise.actors.cluster.logs import LogSettings
     from turnwise.actors.hosting.dedicated_host import DedicatedHost
 
 
 class SessionActor:
-    """`DedicatedHost` on Ray. Undecorated: `DedicatedLookup` makes it an actor."""
+    """`DedicatedHost` on Ray. Undecorated: `DedicatedLookup` makes it an actor.
 
-    def __init__(self, session_id: str, namespace: str, spec: ActorSpec, max_waits: int) -> None:
+    Args:
+        settings: a pickled `ActorSpec`, or the key of one.
+    """
+
+    _session_id = ""
+    """Ray wants the name of the process also where the constructor has failed."""
+
+    def __init__(
+        self, settings: bytes | Kept, session_id: str, namespace: str, logs: LogSettings, max_waits: int
+    ) -> None:
+        self._session_id = session_id
         collect_rarely()
-        spec.logs.apply()
+        logs.apply()
+        self._settings = settings
+        self._namespace = namespace
         self._max_waits = max_waits
-        self._settings = (session_id, namespace, spec)
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         with warnings.catch_warnings():
@@ -39,14 +54,21 @@ class SessionActor:
             self._key = str(context.get_actor_name())
             is_back = context.was_current_actor_reconstructed
         self._leave = Shutdown(self._forget)
-        self._host: asyncio.Task[DedicatedHost] | None = None
+        self._loading = Loading(
+            partial(asyncio.to_thread, self._load),
+            actor_name=self._key,
+            actor_id=str(context.get_actor_id()),
+            is_back=is_back,
+            leave=self._leave,
+        )
+        self._host: DedicatedHost | None = None
         if is_back:
             # The lost process may have left runs to resume or turns to save, which must not wait for the next call.
             self._leave.actor.recover_after_restart.remote()
 
     def __repr__(self) -> str:
         """Return what Ray's dashboard and log lines call the process."""
-        return f"Session({public_id(self._settings[0])})"
+        return f"Session({public_id(self._session_id)})"
 
     async def ready(self) -> int:
         """Return the process id, once the process has started."""
@@ -58,37 +80,36 @@ class SessionActor:
 
     async def recover_after_restart(self) -> None:
         """See `DedicatedHost.recover`."""
-        await retry(self._recover, f"session {self._settings[0]!r}: recovery")
+        await retry(self._recover, f"session {self._session_id!r}: recovery")
 
     async def _recover(self) -> None:
-        await (await self._loaded()).recover()
+        host = await self._loading.host()
+        await host.open()
+        await self._loading.settle()
+        await host.recover()
 
     async def call(self, request: bytes) -> bytes:
         """See `DedicatedHost.call`."""
-        return await (await self._loaded()).call(request)
-
-    async def _loaded(self) -> DedicatedHost:
-        if self._host is None:
-            self._host = asyncio.create_task(asyncio.to_thread(self._load))
-        try:
-            return self._host.result() if self._host.done() else await asyncio.shield(self._host)
-        except Exception:
-            self._host = None  # the next call tries again
-            raise
+        if (host := self._host) is None:
+            try:
+                host = self._host = await self._loading.host()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
+                return self._loading.refusal(request, error)
+        return await host.call(request)
 
     def _forget(self) -> Any:
         """Drop the session's engine override, unless its next process needs it; return the Ray call, or None."""
-        if self._host is not None and self._host.result().left_waiting:
+        if self._host is not None and self._host.left_waiting:
             return None
-        _, namespace, _ = self._settings
-        return drop_overrides(namespace, self._key)
+        return drop_overrides(self._namespace, self._key)
 
     def _load(self) -> DedicatedHost:
         from turnwise.actors.hosting.dedicated_host import DedicatedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
         collect_rarely()
-        session_id, namespace, spec = self._settings
+        session_id, namespace = self._session_id, self._namespace
+        spec: ActorSpec = pickle.loads(read_settings(self._settings))
         place, engine_id, engine = spec.place, spec.engine_id, spec.engine
         overrides, engines = find_overrides(namespace, self._key)
         return DedicatedHost(

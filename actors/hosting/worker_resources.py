@@ -20,6 +20,9 @@ from turnwise.memory.user_ids import by_public_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
+LOAD_S = 60.0
+"""How long callers wait until the setups are loaded, which imports what they need, in seconds."""
+
 MAX_CACHED = 8
 """How many managers' setups a process caches, its own included."""
 
@@ -57,6 +60,7 @@ class WorkerResources:
         self._opening: asyncio.Task[None] | None = None
         self._opened: tuple[SessionStore, HistoryStore | None] | None = None
         self._setups: OrderedDict[str, SessionSetup] = OrderedDict()
+        self._loading: asyncio.Task[None] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -68,6 +72,7 @@ class WorkerResources:
 
         Raises:
             StoreError, StoreURLError: a store cannot be opened; the next call tries again.
+            TimeoutError: the setups have not been loaded within `LOAD_S`; loading goes on, and later calls wait for it.
         """
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -152,15 +157,24 @@ class WorkerResources:
         return self._opened
 
     async def _open(self) -> None:
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load_setups())
+        done, _ = await asyncio.wait({self._loading}, timeout=LOAD_S)
+        if not done:
+            raise TimeoutError(f"the engine and what it imports have not been loaded within {LOAD_S:g} s")
+        loading, self._loading = self._loading, None
+        loading.result()
         store = await asyncio.to_thread(self._open_store)
-        for engine_id, engine in self._pickled.items():
+        self._opened = store, await asyncio.to_thread(self._open_history)
+
+    async def _load_setups(self) -> None:
+        for engine_id, engine in list(self._pickled.items()):
             try:
                 setup = await asyncio.to_thread(_unpickle, engine)
             except ConfigError as error:
                 # The session can still be read, and a manager with another engine can run it.
                 setup = _Unloadable(error), SessionConfig(), None, (), None
             self._setups[engine_id] = setup
-        self._opened = store, await asyncio.to_thread(self._open_history)
 
 
 class _Unloadable:

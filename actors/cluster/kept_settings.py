@@ -1,0 +1,199 @@
+"""Settings of actors, kept where a restarted actor finds them: no program, process or node that made it need be left.
+
+Ray keeps an actor's constructor arguments in the actor's own record while they are small. Larger ones become an object
+of the program that created the actor, and are lost with it. So large settings are put into Ray's internal key-value
+store, which lives as long as the actors' records do, and the constructor gets their key.
+
+This module imports nothing heavy, since every new session process waits for its imports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_exists,
+    _internal_kv_get,
+    _internal_kv_list,
+    _internal_kv_put,
+)
+
+from turnwise.actors.cluster.actor_names import detached_actor, find_actor
+
+INLINE_BYTES = 64 << 10
+"""Settings of up to this size are in the actor's record. Ray moves arguments of 100 KB and more out of it."""
+
+PART_BYTES = 1 << 20
+"""The size of the parts in which larger settings are kept."""
+
+GRACE_S = 600.0
+"""How long settings stay after a process last asked for them, in seconds, whether or not an actor uses them: so long
+that the actor for which they were asked has a record by then, whichever node's clock is compared."""
+
+DEAD_S = 86_400.0
+"""How long a process may take to delete settings, in seconds, before it counts as dead."""
+
+LABEL = "turnwise.settings"
+"""The label in an actor's record that has the key of its settings. It goes with the record."""
+
+_SPACE = b"turnwise"
+"""The namespace in Ray's key-value store."""
+
+_STATES = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING", "ALIVE", "RESTARTING")
+"""The states of actors that are not dead, in the order in which an actor passes through them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The key of settings in Ray's key-value store."""
+
+    key: str
+
+
+class SettingsLostError(LookupError):
+    """The settings of an actor are not in Ray's key-value store any more."""
+
+
+class ActorSettings:
+    """The pickled settings of actors that this process creates. Several actors with the same settings share them."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+        self._is_large = len(pickled) > INLINE_BYTES
+        self._digest = hashlib.sha256(pickled).hexdigest()[:32] if self._is_large else ""
+
+    def keep(self) -> bytes | Kept:
+        """Return what a constructor gets: the settings themselves, or their key if they are large. Blocks.
+
+        They are uploaded unless they are there, and stay for `GRACE_S` and then as long as an actor has the label.
+        """
+        return Kept(_keep(self._digest, self._pickled)) if self._is_large else self._pickled
+
+    def actor(self, body: type, name: str, namespace: str, *args: Any, **options: Any) -> Any:
+        """Return the named, detached actor; if there is none, create one with these settings as its first argument.
+
+        Does not wait for its start. Blocks until Ray has its record.
+
+        Args:
+            args: the further arguments of the constructor; small ones.
+            options: further options of Ray.
+        """
+        if self._is_large:
+            if (actor := find_actor(namespace, name)) is not None:
+                return actor
+            kept = self.keep()
+            options["_labels"] = {LABEL: kept.key} if isinstance(kept, Kept) else {}
+            return detached_actor(body, name, namespace, **options).remote(kept, *args)
+        return detached_actor(body, name, namespace, **options).remote(self._pickled, *args)
+
+
+def read_settings(settings: bytes | Kept) -> bytes:
+    """Return the settings that a constructor got. Blocks.
+
+    Raises:
+        SettingsLostError: they are not there any more.
+    """
+    if isinstance(settings, bytes):
+        return settings
+    count = _get(settings.key, "count")
+    parts = [_get(settings.key, f"part-{number}") for number in range(int(count or 0))]
+    if count is None or None in parts:
+        raise SettingsLostError(f"settings {settings.key} are not in Ray's key-value store any more")
+    return b"".join(part for part in parts if part is not None)
+
+
+def _keep(digest: str, data: bytes) -> str:
+    """Upload settings unless they are there; return their key.
+
+    This process first says that it asks for them, and then looks whether they are being deleted; `_sweep` does both in
+    the other order. So either they are not deleted, or this process knows and chooses another key.
+    """
+    key = digest
+    _put(key, "asked", _now())
+    if _names(f"{key}/doomed-"):
+        key = f"{digest}-{secrets.token_hex(4)}"
+        _put(key, "asked", _now())
+    if not _exists(key, "count"):
+        parts = range(0, len(data), PART_BYTES)
+        for number, start in enumerate(parts):
+            _put(key, f"part-{number}", data[start : start + PART_BYTES])
+        _put(key, "count", str(len(parts)).encode())  # last, so that what has a count is whole
+        sweep_settings()
+    return key
+
+
+def sweep_settings() -> None:
+    """Delete settings that no actor has and nobody has asked for since `GRACE_S`. Blocks.
+
+    Called when settings are added, so what is kept is bounded by what actors use and what was asked for recently.
+    """
+    keys = {name.split("/")[1] for name in _names("")}
+    stale = [key for key in keys if _is_stale(key)]
+    if not stale:
+        return
+    used = _keys_in_use()
+    mark = f"doomed-{secrets.token_hex(4)}"  # its own, so that no other process takes it away
+    for key in stale:
+        if key in used:
+            continue
+        _put(key, mark, _now())
+        if _is_stale(key) and key not in _keys_in_use():
+            _delete(key, "count")  # first, and the mark last: what is deleted by halves has no count, or a mark
+            _delete(key, "part-", by_prefix=True)
+            _delete(key, "asked")
+            for left in _names(f"{key}/doomed-"):  # by a process that died meanwhile
+                if float(_get(key, other := left.split("/")[2]) or 0) < time.time() - DEAD_S:
+                    _delete(key, other)
+        _delete(key, mark)
+
+
+def _is_stale(key: str) -> bool:
+    asked = _get(key, "asked")
+    return asked is None or float(asked) < time.time() - GRACE_S
+
+
+def _keys_in_use() -> set[str]:
+    """Return the keys in the labels of the actors that are not dead."""
+    from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[import-untyped]
+
+    records = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - no other way to labels
+    found = (
+        ActorTableData.FromString(record).labels.get(LABEL)
+        for state in _STATES
+        for record in records.get_actor_table(None, state)
+    )
+    return {key for key in found if key}
+
+
+def _now() -> bytes:
+    return repr(time.time()).encode()
+
+
+def _names(prefix: str) -> list[str]:
+    return [name.decode() for name in _internal_kv_list(f"settings/{prefix}", namespace=_SPACE)]
+
+
+def _name(key: str, what: str) -> str:
+    return f"settings/{key}/{what}"
+
+
+def _put(key: str, what: str, value: bytes) -> None:
+    _internal_kv_put(_name(key, what), value, namespace=_SPACE)
+
+
+def _get(key: str, what: str) -> bytes | None:
+    return _internal_kv_get(_name(key, what), namespace=_SPACE)
+
+
+def _exists(key: str, what: str) -> bool:
+    return _internal_kv_exists(_name(key, what), namespace=_SPACE)
+
+
+def _delete(key: str, what: str, *, by_prefix: bool = False) -> None:
+    _internal_kv_del(_name(key, what), del_by_prefix=by_prefix, namespace=_SPACE)

@@ -1,0 +1,151 @@
+"""`Reach`: how long a caller waits for an actor that has no process, and how it learns that there is none.
+
+Ray keeps a call for as long as it takes to start the actor's process, also where that never succeeds. So who waits for
+an answer asks Ray now and then whether there is a process, and gives up if there is none for `REACH_S` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayTaskError
+
+REACH_S = 60.0
+"""How long a caller waits for an actor without a process, in seconds."""
+
+LOOK_S = 15.0
+"""How long an answer may take before the caller looks whether there is a process, in seconds; longer than a wait."""
+
+AGAIN_S = 1.0
+"""How long after that it looks again while there is none, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Whether an actor has a process, as far as Ray knows."""
+
+    is_up: bool
+    why: str
+    """The actor's name, its state, and why its last process ended, for an error."""
+
+
+class NoProcessError(Exception):
+    """An actor has had no process for `REACH_S` seconds."""
+
+
+class Reach:
+    """Decides how long to wait for one answer. Times are those of one monotonic clock, in seconds.
+
+    Args:
+        now: when the call is made.
+        since: since when no process has been reached, if earlier calls of the same request failed.
+        until: when the caller gives up in any case; never if omitted.
+    """
+
+    __slots__ = ("_look_at", "_since", "_until")
+
+    def __init__(self, now: float, *, since: float | None = None, until: float | None = None) -> None:
+        self._since = now if since is None else since
+        self._until = until
+        self._look_at = min(now + LOOK_S, self._since + REACH_S)
+
+    def pause(self, now: float) -> float:
+        """Return how long to wait for the answer, in seconds, before the next look."""
+        return max(0.0, (self._look_at if self._until is None else min(self._look_at, self._until)) - now)
+
+    def is_late(self, now: float) -> bool:
+        """Return whether the caller's own time is over."""
+        return self._until is not None and now >= self._until
+
+    def note(self, now: float, presence: Presence) -> None:
+        """Take in what Ray says.
+
+        Raises:
+            NoProcessError: there has been no process for `REACH_S` seconds.
+        """
+        if presence.is_up:
+            self._since, self._look_at = now, now + LOOK_S
+        elif now - self._since >= REACH_S:
+            raise NoProcessError(f"{presence.why}: no process for {REACH_S:g} s")
+        else:
+            self._look_at = min(now + AGAIN_S, self._since + REACH_S)
+
+
+def presence(actor: Any) -> Presence:
+    """Return whether Ray says that an actor has a process. Blocks; what was known a moment ago is not asked again."""
+    actor_id = actor._actor_id.hex()  # noqa: SLF001 - no other way
+    known = _known.get(actor_id)
+    now = time.monotonic()
+    if known is None or known[0] < now - AGAIN_S / 2:
+        if len(_known) > _MANY:
+            _known.clear()
+        known = _known[actor_id] = now, _look(actor_id)
+    return known[1]
+
+
+def _look(actor_id: str) -> Presence:
+    try:
+        record = ray._private.state.actors(actor_id)  # noqa: SLF001 - the public way needs the dashboard
+    except Exception as error:  # noqa: BLE001 - it raises classes of several kinds where Ray itself is away
+        return Presence(False, f"Ray does not say where actor {actor_id} is ({type(error).__name__}: {error})")
+    if not record:
+        return Presence(False, f"Ray knows no actor {actor_id}")
+    state, cause = record["State"], " ".join(str(record["DeathCause"] or "").split())[:_CAUSE]
+    why = f"Ray's actor {record['Name'] or actor_id} is {state}"
+    why += f" after {record['NumRestarts']} restarts" if record["NumRestarts"] else ""
+    return Presence(state == "ALIVE", f"{why} ({cause})" if cause else why)
+
+
+def answer(actor: Any, ref: Any, reach: Reach) -> Any:
+    """Wait for the answer of an actor's call, blocking.
+
+    Raises:
+        NoProcessError: see `Reach`.
+        GetTimeoutError: the caller's own time is over.
+        RayError: what Ray raises.
+    """
+    while True:
+        try:
+            return ray.get(ref, timeout=reach.pause(time.monotonic()))
+        except GetTimeoutError as error:
+            if isinstance(error, RayTaskError) or reach.is_late(time.monotonic()):
+                raise
+        reach.note(time.monotonic(), presence(actor))
+
+
+async def answer_async(actor: Any, asked: asyncio.Future[Any], reach: Reach) -> Any:
+    """Wait for the answer of an actor's call on the running event loop; see `answer`. Cancelling cancels `asked`."""
+    try:
+        while not asked.done():
+            await asyncio.wait((asked,), timeout=reach.pause(time.monotonic()))
+            if asked.done():
+                break
+            if reach.is_late(time.monotonic()):
+                raise GetTimeoutError("the caller's time is over")
+            seen = await asyncio.to_thread(presence, actor)
+            reach.note(time.monotonic(), seen)
+        return asked.result()
+    finally:
+        asked.cancel()
+
+
+async def reached(actor: Any, ref: Any) -> Any:
+    """Wait for the answer of an actor's call, for as long as the actor has a process or may soon have one.
+
+    Raises:
+        NoProcessError: see `Reach`.
+        RayError: what Ray raises.
+    """
+    return await answer_async(actor, asyncio.wrap_future(ref.future()), Reach(time.monotonic()))
+
+
+_known: dict[str, tuple[float, Presence]] = {}
+"""What Ray said last, and when, by actor id."""
+
+_MANY = 1_000
+_CAUSE = 500
+"""How many characters of Ray's words an error has at most."""

@@ -42,7 +42,7 @@ DEAD_S = 86_400.0
 LABEL = "turnwise.settings"
 """The label in an actor's record that has the key of its settings. It goes with the record."""
 
-_SPACE = b"turnwise"
+SPACE = b"turnwise"
 """The namespace in Ray's key-value store."""
 
 _STATES = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING", "ALIVE", "RESTARTING")
@@ -176,7 +176,7 @@ def _now() -> bytes:
 
 
 def _names(prefix: str) -> list[str]:
-    return [name.decode() for name in _internal_kv_list(f"settings/{prefix}", namespace=_SPACE)]
+    return [name.decode() for name in _internal_kv_list(f"settings/{prefix}", namespace=SPACE)]
 
 
 def _name(key: str, what: str) -> str:
@@ -184,16 +184,16 @@ def _name(key: str, what: str) -> str:
 
 
 def _put(key: str, what: str, value: bytes) -> None:
-    _internal_kv_put(_name(key, what), value, namespace=_SPACE)
+    _internal_kv_put(_name(key, what), value, namespace=SPACE)
 
 
 def _get(key: str, what: str) -> bytes | None:
-    return _internal_kv_get(_name(key, what), namespace=_SPACE)
+    return _internal_kv_get(_name(key, what), namespace=SPACE)
 
 
 def _exists(key: str, what: str) -> bool:
-    return _internal_kv_exists(_name(key, what), namespace=_SPACE)
+    return _internal_kv_exists(_name(key, what), namespace=SPACE)
 
 
 def _delete(key: str, what: str, *, by_prefix: bool = False) -> None:
-    _internal_kv_del(_name(key, what), del_by_prefix=by_prefix, namespace=_SPACE)
+    _internal_kv_del(_name(key, what), del_by_prefix=by_prefix, namespace=SPACE)

@@ -12,11 +12,11 @@ import asyncio
 import logging
 import pickle
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
-from turnwise.actors.cluster.kept_settings import SettingsLostError
+from turnwise.actors.cluster.kept_settings import SPACE, SettingsLostError
 
 LOAD_S = 60.0
 """How long a call waits until everything is loaded, in seconds; then loading goes on without it."""
@@ -32,6 +32,35 @@ Host = TypeVar("Host")
 _log = logging.getLogger(__name__)
 
 
+class Starts(Protocol):
+    """Counts the processes of one actor that have died while they loaded; survives them."""
+
+    def count(self) -> int:
+        """Count this process; return how many before it have died while they loaded. Blocks."""
+
+    def clear(self) -> None:
+        """Begin anew, since this process has loaded everything. Blocks."""
+
+
+class StartsInRay:
+    """`Starts` in Ray's key-value store.
+
+    Args:
+        actor_id: the id of the actor.
+    """
+
+    def __init__(self, actor_id: str) -> None:
+        self._key = f"starts/{actor_id}"
+
+    def count(self) -> int:
+        died = int(_internal_kv_get(self._key, namespace=SPACE) or 0)
+        _internal_kv_put(self._key, str(died + 1), namespace=SPACE)
+        return died
+
+    def clear(self) -> None:
+        _internal_kv_del(self._key, namespace=SPACE)
+
+
 class Loading(Generic[Host]):
     """Loads a host once, for all calls that wait for it; after a failure the next call tries again.
 
@@ -41,9 +70,7 @@ class Loading(Generic[Host]):
     Args:
         load: makes the host.
         actor_name: the name of the actor, for errors.
-        actor_id: the id of the actor. Ray's key-value store has how many of its processes have died while they loaded.
-        is_back: whether the actor had a process before. The first process of an actor counts nothing, so it costs
-            nothing.
+        starts: counts the processes that have died while they loaded; None in the first process of an actor.
         leave: ends the actor, if its settings are lost: the next call then makes another one, with new settings.
     """
 
@@ -52,47 +79,70 @@ class Loading(Generic[Host]):
         load: Callable[[], Awaitable[Host]],
         *,
         actor_name: str,
-        actor_id: str,
-        is_back: bool,
+        starts: Starts | None,
         leave: Callable[[], None],
     ) -> None:
         self._load = load
         self._actor_name = actor_name
-        self._key = f"starts/{actor_id}"
-        self._must_count = is_back
+        self._starts = starts
         self._leave = leave
         self._loading: asyncio.Task[Host] | None = None
-        self._pausing = ""
-        """Why there is a pause; empty if there is none."""
+        self._counting: asyncio.Task[None] | None = None
+        self._died = 0
+        self._may_load_at = 0.0
+        """When the pause of this process is over, by the clock of the event loop."""
 
     async def host(self) -> Host:
         """Return the host.
 
         Raises:
-            TimeoutError: it has not been loaded within `LOAD_S`; it may be for a later call.
             RuntimeError: there is a pause.
+            TimeoutError: it has not been loaded within `LOAD_S`; it may be for a later call.
             Exception: loading failed.
         """
+        if await self._pause_s() > 0:
+            raise RuntimeError(
+                f"{self._died} processes of it in a row have died while they loaded, so the next attempt is delayed;"
+                " Ray's logs have their last words"
+            )
         if self._loading is None:
-            self._loading = asyncio.create_task(self._loaded())
+            self._loading = asyncio.ensure_future(self._load())
         loading = self._loading
-        if loading.done() and not loading.exception():
-            return loading.result()
-        if self._pausing:
-            raise RuntimeError(self._pausing)
-        try:
-            async with asyncio.timeout(LOAD_S):
-                return await asyncio.shield(loading)
-        except BaseException as error:
-            if not loading.done():
-                if isinstance(error, TimeoutError):
-                    raise TimeoutError(f"it has not been loaded within {LOAD_S:g} s") from None
-                raise
-            if self._loading is loading:
-                self._loading = None  # the next call tries again
+        await asyncio.wait({loading}, timeout=LOAD_S)
+        if not loading.done():
+            raise TimeoutError(f"it has not been loaded within {LOAD_S:g} s")
+        if (error := loading.exception()) and self._loading is loading:
+            self._loading = None  # the next call tries again
             if isinstance(error, SettingsLostError):
                 self._leave()
-            raise
+        return loading.result()
+
+    async def pause(self) -> None:
+        """Wait until this process may load."""
+        await asyncio.sleep(await self._pause_s())
+        self._may_load_at = 0.0
+
+    async def settle(self) -> None:
+        """Take note that this process has loaded everything, so that the count begins anew."""
+        if self._starts is not None:
+            await asyncio.to_thread(self._starts.clear)
+
+    async def _pause_s(self) -> float:
+        """Return how long this process has yet to wait, in seconds; 0 if it may load."""
+        if self._starts is None:
+            return 0.0
+        if self._counting is None or (self._counting.done() and self._counting.exception()):
+            self._counting = asyncio.create_task(self._count(self._starts))
+        await asyncio.shield(self._counting)
+        return max(0.0, self._may_load_at - asyncio.get_running_loop().time())
+
+    async def _count(self, starts: Starts) -> None:
+        self._died = await asyncio.to_thread(starts.count)
+        if self._died >= FREE_STARTS:
+            pause_s = min(2.0 ** (self._died - FREE_STARTS), MOST_PAUSE_S)
+            self._may_load_at = asyncio.get_running_loop().time() + pause_s
+            what = "%s: %d processes in a row have died while they loaded; the next attempt is in %g s"
+            _log.warning(what, self._actor_name, self._died, pause_s)
 
     def refusal(self, request: bytes, error: Exception) -> bytes:
         """Return the pickled answer to a request for which there is no host."""
@@ -104,32 +154,3 @@ class Loading(Generic[Host]):
             why = f"its process, of Ray's actor {self._actor_name}, cannot load it ({type(error).__name__}: {error})"
             error = SessionLostError(session_id, f"{why}: correct this on every node, or open a manager anew")
         return pickle.dumps(Refused(error), pickle.HIGHEST_PROTOCOL)
-
-    async def _loaded(self) -> Host:
-        died = await asyncio.to_thread(self._count_start) if self._must_count else 0
-        self._must_count = False
-        if died >= FREE_STARTS:
-            pause_s = min(2.0 ** (died - FREE_STARTS), MOST_PAUSE_S)
-            self._pausing = (
-                f"{died} processes of it have died while they loaded, so this one waits for {pause_s:g} s;"
-                " Ray's logs have their last words"
-            )
-            _log.warning("%s: %s", self._actor_name, self._pausing)
-            try:
-                await asyncio.sleep(pause_s)
-            finally:
-                self._pausing = ""
-        return await self._load()
-
-    async def settle(self) -> None:
-        """Take note that this process has loaded everything, so that the count begins anew."""
-        await asyncio.to_thread(_internal_kv_del, self._key, namespace=_SPACE)
-
-    def _count_start(self) -> int:
-        """Count this process; return how many before it have died while they loaded."""
-        died = int(_internal_kv_get(self._key, namespace=_SPACE) or 0)
-        _internal_kv_put(self._key, str(died + 1), namespace=_SPACE)
-        return died
-
-
-_SPACE = b"turnwise"

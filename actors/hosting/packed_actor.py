@@ -24,7 +24,7 @@ from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.reach import NoProcessError, reached
 from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
-from turnwise.actors.hosting.loading import Loading
+from turnwise.actors.hosting.loading import Loading, StartsInRay
 from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry, watch
 
@@ -79,8 +79,7 @@ class PackedActor:
         self._loading = Loading(
             self._load,
             actor_name=layout.actor_name(assignment.store_id, index),
-            actor_id=self._actor_id,
-            is_back=self._is_back,
+            starts=StartsInRay(self._actor_id) if self._is_back else None,
             leave=self._leave,
         )
         if self._is_back:
@@ -100,6 +99,7 @@ class PackedActor:
         await retry(self._load_again, f"a packed host of {self._assignment.namespace!r}: recovery")
 
     async def _load_again(self) -> None:
+        await self._loading.pause()
         host = await self._loaded()
         await host.open()
         await self._loading.settle()

@@ -17,7 +17,7 @@ import ray
 from turnwise.actors.cluster.gc_tuning import collect_rarely
 from turnwise.actors.cluster.kept_settings import Kept, read_settings
 from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
-from turnwise.actors.hosting.loading import Loading
+from turnwise.actors.hosting.loading import Loading, StartsInRay
 from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry
 from turnwise.memory.conversation.ids import public_id
@@ -57,8 +57,7 @@ class SessionActor:
         self._loading = Loading(
             partial(asyncio.to_thread, self._load),
             actor_name=self._key,
-            actor_id=str(context.get_actor_id()),
-            is_back=is_back,
+            starts=StartsInRay(str(context.get_actor_id())) if is_back else None,
             leave=self._leave,
         )
         self._host: DedicatedHost | None = None
@@ -83,6 +82,7 @@ class SessionActor:
         await retry(self._recover, f"session {self._session_id!r}: recovery")
 
     async def _recover(self) -> None:
+        await self._loading.pause()
         host = await self._loading.host()
         await host.open()
         await self._loading.settle()

@@ -1,8 +1,8 @@
 """Attacks turnwise from outside: `make siege`. Writes the results to LAST.md beside this file.
 
-Callers, kills, freezes, crashes of servers, rival Rays, restores of older copies, bad calls, abandoned waits and
-damaged archives, all at once, on SQLite, PostgreSQL and Redis in turn. The result is checked with a simple ledger and
-with what `sqlite3`, `psycopg` and `redis` read from the store, without any code of `turnwise.testing`.
+Callers, kills, freezes, crashes of servers, ends of programs, rival Rays, restores of older copies, bad calls,
+abandoned waits and damaged archives, all at once, on SQLite, PostgreSQL and Redis in turn. The result is checked with a
+simple ledger and with what `sqlite3`, `psycopg` and `redis` read from the store, without any code of `turnwise.testing`.
 
     make siege ARGS="--minutes 20 --seed 0 --store sqlite redis"
 """
@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import ray
 
+from large_settings import orphan
 from siege_callers import ANSWER_S, Caller, misuse, mutate
 from siege_engine import SiegeEngine
 from siege_ledger import Ledger
@@ -95,6 +96,7 @@ class Siege:
             (self._cut, 3.0),
             (self._restore, 40.0),
             (self._rival, 60.0),
+            (self._orphan, 40.0),
             (self._misuse, 1.0),
             (self._import, 5.0),
         ]
@@ -208,6 +210,18 @@ class Siege:
         if done["run_id"]:
             self.ledger.tell(entry, done["run_id"])
         self.ledger.deeds[f"rival Ray {'refused' if done['refused'] else done.get('error', 'let in')}"] += 1
+
+    async def _orphan(self) -> None:
+        """Kill the processes of a program with large settings that has ended: a session's or host's, and a memory's."""
+        number = sum(count for what, count in self.ledger.deeds.items() if what.startswith("orphan"))
+        placement = "dedicated" if self._stage.name == "sqlite" else "packed"
+        where = self._store.url, f"orphan-{number}", self._folder / f"orphan-{number}", placement
+        try:
+            outcome = await orphan(*where)
+        except AssertionError as error:
+            outcome = "did not come back"
+            self.ledger.violate(str(error))
+        self.ledger.deeds[f"orphan with large settings, killed: {outcome}"] += 1
 
     async def _misuse(self) -> None:
         caller = self._dice.choice(self._callers)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
+import random
 import re
 import signal
 from collections import Counter
@@ -16,6 +18,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from large_settings import orphan
 from local_cluster import HEALTH, NODE
 from postgres_server import PostgresServer
 from turnwise.actors.client.manager import AsyncSessionManager
@@ -73,6 +76,22 @@ class Setting:
     sessions: int
 
 
+class OrphanKiller:
+    """Kills the session's and the memory's process of a program with large settings that has ended; waits for them."""
+
+    kind = "kill of processes with large settings whose program has ended"
+
+    def __init__(self, url: str, folder: Path, placement: str) -> None:
+        self._url = url
+        self._folder = folder
+        self._placement = placement
+        self._number = itertools.count()
+
+    async def strike(self, dice: random.Random) -> bool:
+        name = f"orphan-{next(self._number)}"
+        return await orphan(self._url, name, self._folder / name, self._placement) == "came back"
+
+
 @contextlib.contextmanager
 def one_node() -> Iterator[None]:
     ray.init("local", num_cpus=4, include_dashboard=False, configure_logging=False, log_to_driver=False)
@@ -91,6 +110,7 @@ def dedicated_on_sqlite(setting: Setting) -> Report:
         yield SessionKiller(manager, session_ids), 2.0
         yield ActorKiller("kill of the memory's process", NAMESPACE, "turnwise/memory/"), 20.0
         yield WriteLock(database), 2.0
+        yield OrphanKiller(f"sqlite:///{database}", setting.folder, "dedicated"), 15.0
 
     with one_node():
         return _run(setting, f"sqlite:///{database}", Dedicated(), killers, "Dedicated sessions, SQLite, one node")
@@ -112,6 +132,7 @@ def packed_on_postgres(setting: Setting) -> Report:
         yield ActorKiller("kill of the memory's process", NAMESPACE, "turnwise/memory/"), 20.0
         yield Doing("crash and restart of PostgreSQL", crash), 20.0
         yield Doing("PostgreSQL frozen for a second", freeze), 20.0
+        yield OrphanKiller(server.url(), setting.folder, "packed"), 15.0
 
     try:
         with one_node():
@@ -134,6 +155,7 @@ def nodes_on_postgres(setting: Setting) -> Report:
     def killers(manager: AsyncSessionManager, session_ids: Sequence[str]) -> Iterator[tuple[Killer, float]]:
         yield SessionKiller(manager, session_ids), 4.0  # of those on the node of this process
         yield Doing("death of a node", lose_a_node), 25.0
+        yield OrphanKiller(server.url(), setting.folder, "packed"), 15.0
 
     try:
         cluster.add_node(include_dashboard=False, _system_config=HEALTH, **NODE)

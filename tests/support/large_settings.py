@@ -8,25 +8,32 @@ last line of output is JSON: the run's id and the process of its session.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import ray
 
-from engines import process_of
-from turnwise.actors.client.manager import SessionManager
+from engines import ScriptedEngine, process_of
+from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import NotFoundError, RunEndedError, TurnwiseError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.static import StaticMemory
 
 RESUMED = SessionConfig(on_lost="resume", cancel_grace_s=0.5)
+
+BACK_S = 200.0
+"""How long processes may take to come back while stores and machines are attacked, in seconds."""
 
 PLACEMENTS: dict[str, Placement] = {"dedicated": Dedicated(), "packed": Packed(hosts=1)}
 
@@ -71,17 +78,75 @@ class Librarian:
         return f"{len(self.text)} {hashlib.sha256(self.text.encode()).hexdigest()}"
 
 
-def begin(address: str, store: str, namespace: str, folder: str, placement: str, megabytes: float) -> None:
+def named_in(namespace: str, prefix: str = "") -> list[str]:
+    """Return the names of a namespace's actors that begin so."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return [each["name"] for each in named if each["namespace"] == namespace and each["name"].startswith(prefix)]
+
+
+async def orphan(store: str, namespace: str, folder: Path, placement: str) -> str:
+    """Let a program make a session, its host and a memory, with large settings, and end; then kill their processes.
+
+    Returns:
+        What came of it: the run went on, its session was gone, or the program could not begin, as the store was away.
+
+    Raises:
+        AssertionError: the processes have not come back within `BACK_S`.
+    """
+    await asyncio.to_thread(folder.mkdir)
+    address = ray.get_runtime_context().gcs_address
+    arguments = [address, store, namespace, str(folder), placement, "1"]
+    program = await asyncio.create_subprocess_exec(sys.executable, __file__, *arguments, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await program.communicate()
+    if program.returncode:
+        return "could not begin"
+    made = json.loads(printed.splitlines()[-1])
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(made["pid"], signal.SIGKILL)
+    for name in named_in(namespace, "turnwise/memory/"):
+        ray.kill(ray.get_actor(name, namespace=namespace), no_restart=False)
+    await asyncio.to_thread((folder / "gate").touch)
+    settings = {"placement": PLACEMENTS[placement], "config": RESUMED, "memory": [handbook()]}
+    async with AsyncSessionManager(store, engine=ScriptedEngine(), namespace=namespace, **settings) as manager:  # type: ignore[arg-type]
+        try:
+            return await _is_back(manager, made["run_id"])
+        finally:
+            for name in named_in(namespace):
+                with contextlib.suppress(ValueError):
+                    ray.kill(ray.get_actor(name, namespace=namespace))
+
+
+async def _is_back(manager: AsyncSessionManager, run_id: str) -> str:
+    until, last = time.monotonic() + BACK_S, TurnwiseError("nothing was asked")
+    while time.monotonic() < until:
+        try:
+            run = await manager.execution(run_id)
+            text = (await run.wait(BACK_S)).text
+            assert text == Librarian(text_of(1.0, "engine"), "").answer, f"another engine went on: {text}"
+            await (await manager.get(run.session_id)).memory.recall("rule 7")
+            return "came back"
+        except NotFoundError:
+            return "was gone"  # a restore took it
+        except RunEndedError as error:
+            return f"ended: {type(error).__name__}"  # a restore, or another kill, ended the run
+        except TurnwiseError as error:  # the store is away
+            last = error
+            await asyncio.sleep(0.5)
+    raise AssertionError(f"processes whose program has ended do not come back: {last!r}")
+
+
+def begin(address: str, store: str, namespace: str, folder: str, placement: str, megabytes: str) -> None:  # noqa: PLR0917 - as given
+    size = float(megabytes)
     ray.init(address, log_to_driver=False, logging_level="ERROR")
     manager = SessionManager(
         store,
-        engine=Librarian(text_of(megabytes, "engine"), folder),
+        engine=Librarian(text_of(size, "engine"), folder),
         memory=[handbook()],
         namespace=namespace,
         placement=PLACEMENTS[placement],
         config=RESUMED,
     )
-    chat = manager.open("chat", user_id="ada")
+    chat = manager.open(namespace, user_id="ada")
     run = chat.run("What have you?", memory="off")
     print(json.dumps({"run_id": run.run_id, "pid": process_of(chat.info())}), flush=True)
     os._exit(0)  # as a program that is killed: it closes nothing
@@ -90,4 +155,4 @@ def begin(address: str, store: str, namespace: str, folder: str, placement: str,
 if __name__ == "__main__":
     import large_settings  # not as __main__: engines are to be found by their module
 
-    large_settings.begin(*sys.argv[1:6], megabytes=float(sys.argv[6]))
+    large_settings.begin(*sys.argv[1:])

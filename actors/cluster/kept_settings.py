@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,40 @@ class ActorSettings:
         return detached_actor(body, name, namespace, **options).remote(self._pickled, *args)
 
 
+def keep(data: bytes) -> Kept:
+    """Put settings of any size where `read_settings` finds them; blocks. They stay for `GRACE_S`, then as notes say."""
+    return Kept(_keep(hashlib.sha256(data).hexdigest()[:32], data))
+
+
+def note(name: str, value: bytes, kept: Collection[Kept]) -> None:
+    """Store a note that settings are needed, in place of the earlier one of this name. Blocks.
+
+    The settings stay until the note is dropped.
+
+    Args:
+        name: such as `overrides/<actor>/<session>`.
+        value: what the note says.
+        kept: the settings.
+    """
+    earlier = _list(f"notes/{name}/")
+    now = f"notes/{name}/{','.join(sorted(each.key for each in kept))}"  # so that a sweep only lists them
+    _internal_kv_put(now, value, namespace=SPACE)
+    for other in earlier:
+        if other != now:
+            _internal_kv_del(other, namespace=SPACE)
+
+
+def notes(prefix: str) -> list[bytes]:
+    """Return what the notes whose names begin so say. Blocks."""
+    found = (_internal_kv_get(name, namespace=SPACE) for name in _list(f"notes/{prefix}"))
+    return [value for value in found if value is not None]
+
+
+def drop_notes(prefix: str) -> None:
+    """Drop the notes whose names begin so. Blocks."""
+    _internal_kv_del(f"notes/{prefix}", del_by_prefix=True, namespace=SPACE)
+
+
 def read_settings(settings: bytes | Kept) -> bytes:
     """Return the settings that a constructor got. Blocks.
 
@@ -159,7 +194,7 @@ def _is_stale(key: str) -> bool:
 
 
 def _keys_in_use() -> set[str]:
-    """Return the keys in the labels of the actors that are not dead."""
+    """Return the keys in notes, and those in the labels of the actors that are not dead."""
     from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[import-untyped]
 
     records = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - no other way to labels
@@ -168,7 +203,8 @@ def _keys_in_use() -> set[str]:
         for state in _STATES
         for record in records.get_actor_table(None, state)
     )
-    return {key for key in found if key}
+    noted = (key for name in _list("notes/") for key in name.rpartition("/")[2].split(","))
+    return {key for key in (*found, *noted) if key}
 
 
 def _now() -> bytes:
@@ -176,7 +212,11 @@ def _now() -> bytes:
 
 
 def _names(prefix: str) -> list[str]:
-    return [name.decode() for name in _internal_kv_list(f"settings/{prefix}", namespace=SPACE)]
+    return _list(f"settings/{prefix}")
+
+
+def _list(prefix: str) -> list[str]:
+    return [name.decode() for name in _internal_kv_list(prefix, namespace=SPACE)]
 
 
 def _name(key: str, what: str) -> str:

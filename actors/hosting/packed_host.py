@@ -95,7 +95,7 @@ class PackedHost:
         *,
         node_id: str,
         save_override: SaveOverride,
-        drop_override: Callable[[str], None],
+        drop_override: Callable[[str], object],
         leave: Callable[[], None],
         overrides: dict[str, EngineOverride] | None = None,
         previous_hosts: Sequence[PreviousHost] = (),

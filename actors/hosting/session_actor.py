@@ -9,8 +9,9 @@ import asyncio
 import os
 import pickle
 import warnings
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -97,8 +98,8 @@ class SessionActor:
                 return self._loading.refusal(request, error)
         return await host.call(request)
 
-    def _forget(self) -> Any:
-        """Drop the session's engine override, unless its next process needs it; return the Ray call, or None."""
+    def _forget(self) -> Future[None] | None:
+        """Drop the session's engine override, unless its next process needs it; return the future of that, or None."""
         if self._host is not None and self._host.left_waiting:
             return None
         return drop_overrides(self._namespace, self._key)

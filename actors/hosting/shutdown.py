@@ -6,8 +6,8 @@ import asyncio
 import os
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -34,10 +34,10 @@ class Shutdown:
     If the process was cut off and Ray has started the actor elsewhere, only this process ends, not the actor.
 
     Args:
-        forget: drops the actor's engine overrides; returns the Ray call to wait for, or None.
+        forget: drops the actor's engine overrides; returns the future of that, or None if it keeps them.
     """
 
-    def __init__(self, forget: Callable[[], Any]) -> None:
+    def __init__(self, forget: Callable[[], Future[None] | None]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
             self.actor = ray.get_runtime_context().current_actor
@@ -62,7 +62,7 @@ class Shutdown:
     async def _let_forget(self) -> None:
         try:
             if (forgotten := self._forget()) is not None:
-                await asyncio.wait([asyncio.wrap_future(forgotten.future())], timeout=DROP_S)
+                await asyncio.wait([asyncio.wrap_future(forgotten)], timeout=DROP_S)
         except Exception as error:  # noqa: BLE001 - an override that stays takes a few bytes; the process ends anyway
             log_failure("dropping the engine overrides of an actor that leaves", error)
 

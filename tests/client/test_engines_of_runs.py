@@ -19,7 +19,7 @@ from test_tool_loop import Stage
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import EngineWanted
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
-from turnwise.actors.hosting.engine_overrides import EngineOverride, EngineOverrides
+from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.worker_resources import MAX_CACHED, SessionSetup
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.memory.attached import MemorySlot
@@ -192,33 +192,32 @@ async def test_an_evicted_engine_is_cached_again_when_its_session_runs() -> None
     assert await said(store, "a") == {"first": "asking", "second": "asking"}
 
 
-async def test_engine_overrides_keep_each_engine_while_a_session_or_a_run_uses_it() -> None:
-    notes = EngineOverrides()
-    await notes.save("actor", "a", EngineOverride("engine 0"), {"engine 0": b"0"})
-    await notes.save("actor", "a", EngineOverride("engine 1", {"run": "engine 0"}), {"engine 1": b"1"})
-    for number in range(100):
-        await notes.save("actor", "b", EngineOverride(f"other {number}"), {f"other {number}": b"other"})
-    overrides, engines = await notes.find("actor")
-    assert overrides["a"].runs["run"] == "engine 0"
-    assert engines == {"engine 0": b"0", "engine 1": b"1", "other 99": b"other"}
-    assert len(notes._engines) < 30
+class Notes:
+    """Has what was noted last for a session, as Ray's key-value store does."""
+
+    def __init__(self) -> None:
+        self.overrides: dict[str, EngineOverride] = {}
+        self.engines: dict[str, bytes] = {}
+
+    def save(self, session_id: str, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        self.overrides[session_id], self.engines = override, dict(engines)
 
 
 def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_another_manager_makes_the_next() -> None:
     async def story() -> None:
-        store, notes, failures = InMemoryStore(), EngineOverrides(), [OSError("Ray is away")]
+        store, notes, failures = InMemoryStore(), Notes(), [OSError("Ray is away")]
         await store.create(SessionRecord(session_id="s"))
         engines = {name: Asking(name) for name in ("first", "second")}
 
         async def keep(session_id: str, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
             if failures:
                 raise failures.pop()
-            await notes.save("the actor's name", session_id, override, engines)
+            notes.save(session_id, override, engines)
 
         async def process(made_by: str, idle_s: float) -> tuple[DedicatedHost, asyncio.Event]:
-            overrides, noted = await notes.find("the actor's name")
             setups: dict[str, SessionSetup] = {
-                name: (engines[name], SessionConfig(idle_s=idle_s), None, (), None) for name in {made_by, *noted}
+                name: (engines[name], SessionConfig(idle_s=idle_s), None, (), None)
+                for name in {made_by, *notes.engines}
             }
             resources, has_left = OpenResources(store, setups, made_by), asyncio.Event()
             host = DedicatedHost(
@@ -228,7 +227,7 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
                 max_waits=10,
                 leave=has_left.set,
                 save_override=keep,
-                override=overrides.get("s"),
+                override=notes.overrides.get("s"),
             )
             return host, has_left
 

@@ -14,13 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psycopg
 import pytest
-from ray.exceptions import RayActorError
 
-from turnwise.actors.hosting import engine_overrides
 from vector_memories import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak, pytest.mark.timeout(900)]
@@ -161,16 +158,8 @@ def test_a_host_that_dies_after_others_have_followed_leaves_no_run_without_outco
     assert said["lost"] and set(said["lost"]) == {"interrupted"}
 
 
-def test_a_session_starts_again_though_its_engine_override_is_lost_with_a_node(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def lost(_: object) -> None:
-        raise RayActorError
-
-    monkeypatch.setattr(engine_overrides, "find_actor", lambda *_: Mock())
-    monkeypatch.setattr("ray.get", lost)
-    assert engine_overrides.find_overrides("namespace", "actor") == ({}, {})
-    assert "were lost with a node" in caplog.text
+def test_a_program_with_large_settings_goes_with_its_node_and_processes_come_back(checks: dict[str, Any]) -> None:
+    assert found(checks, "a_program_goes_with_its_node") == {"dedicated": "came back", "packed": "came back"}
 
 
 def test_the_job_runs_on_nodes_that_ray_start_has_joined(database: str, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster import kept_settings
 from turnwise.actors.cluster.kept_settings import ActorSettings, Kept, read_settings
 from turnwise.actors.cluster.remote_memory import RemoteMemory
+from turnwise.actors.hosting.engine_overrides import EngineOverride, drop_overrides, find_overrides, save_override
 from turnwise.errors import SessionLostError
 from turnwise.memory.longterm.base import Scope
 
@@ -152,6 +153,26 @@ def test_settings_that_are_asked_for_while_they_are_deleted_get_another_key(
 def test_small_settings_are_in_the_record_of_their_actor(kept: Callable[[], set[str]]) -> None:
     settings = ActorSettings(b"x" * kept_settings.INLINE_BYTES)
     assert settings.keep() == b"x" * kept_settings.INLINE_BYTES and kept() == set()
+
+
+def test_engines_that_sessions_switched_to_are_noted_once_and_as_long_as_needed(kept: Callable[[], set[str]]) -> None:
+    async def save(session_id: str, override: EngineOverride, engines: dict[str, bytes]) -> None:
+        await save_override("holders", "actor", session_id, override, engines)
+
+    large = {name: name.encode() * kept_settings.PART_BYTES for name in ("0", "1")}
+    asyncio.run(save("a", EngineOverride("0"), {"0": large["0"]}))
+    asyncio.run(save("a", EngineOverride("1", {"run": "0"}), large))
+    for number in range(3):
+        asyncio.run(save("b", EngineOverride(f"other {number}"), {f"other {number}": b"other"}))
+    kept_settings.sweep_settings()
+    overrides, engines = find_overrides("holders", "actor")
+    assert overrides == {"a": EngineOverride("1", {"run": "0"}), "b": EngineOverride("other 2")}
+    assert engines == {**large, "other 2": b"other"} and len(kept()) == 3
+    drop_overrides("holders", "actor", "a").result()
+    assert find_overrides("holders", "actor") == ({"b": EngineOverride("other 2")}, {"other 2": b"other"})
+    drop_overrides("holders", "actor").result()
+    kept_settings.sweep_settings()
+    assert (find_overrides("holders", "actor"), kept()) == (({}, {}), set())
 
 
 class Unready:

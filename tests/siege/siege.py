@@ -2,7 +2,7 @@
 
 Callers, kills, freezes, crashes of servers, ends of programs, rival Rays, restores of older copies, bad calls,
 abandoned waits and damaged archives, all at once, on SQLite, PostgreSQL and Redis in turn. The result is checked with a
-simple ledger and with what `sqlite3`, `psycopg` and `redis` read from the store, without any code of `turnwise.testing`.
+simple ledger and with what `sqlite3`, `psycopg` and `redis` read from the store, without code of `turnwise.testing`.
 
     make siege ARGS="--minutes 20 --seed 0 --store sqlite redis"
 """

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -100,29 +101,33 @@ async def orphan(store: str, namespace: str, folder: Path, placement: str) -> st
     printed, _ = await program.communicate()
     if program.returncode:
         return "could not begin"
-    made = json.loads(printed.splitlines()[-1])
+    return await back(store, namespace, folder, placement, json.loads(printed.splitlines()[-1]))
+
+
+async def back(store: str, namespace: str, folder: Path, placement: str, made: dict[str, Any]) -> str:
+    """Kill the processes that a program made which has ended, and return what came of its run; see `orphan`."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(made["pid"], signal.SIGKILL)
     for name in named_in(namespace, "turnwise/memory/"):
         ray.kill(ray.get_actor(name, namespace=namespace), no_restart=False)
     await asyncio.to_thread((folder / "gate").touch)
-    settings = {"placement": PLACEMENTS[placement], "config": RESUMED, "memory": [handbook()]}
-    async with AsyncSessionManager(store, engine=ScriptedEngine(), namespace=namespace, **settings) as manager:  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"placement": PLACEMENTS[placement], "config": RESUMED, "memory": [handbook()]}
+    async with AsyncSessionManager(store, engine=ScriptedEngine(), namespace=namespace, **settings) as manager:
         try:
-            return await _is_back(manager, made["run_id"])
+            return await _is_back(manager, made["run_id"], made["answer"])
         finally:
             for name in named_in(namespace):
                 with contextlib.suppress(ValueError):
                     ray.kill(ray.get_actor(name, namespace=namespace))
 
 
-async def _is_back(manager: AsyncSessionManager, run_id: str) -> str:
+async def _is_back(manager: AsyncSessionManager, run_id: str, answer: str) -> str:
     until, last = time.monotonic() + BACK_S, TurnwiseError("nothing was asked")
     while time.monotonic() < until:
         try:
             run = await manager.execution(run_id)
             text = (await run.wait(BACK_S)).text
-            assert text == Librarian(text_of(1.0, "engine"), "").answer, f"another engine went on: {text}"
+            assert text == answer, f"another engine went on: {text}"
             await (await manager.get(run.session_id)).memory.recall("rule 7")
             return "came back"
         except NotFoundError:
@@ -135,12 +140,12 @@ async def _is_back(manager: AsyncSessionManager, run_id: str) -> str:
     raise AssertionError(f"processes whose program has ended do not come back: {last!r}")
 
 
-def begin(address: str, store: str, namespace: str, folder: str, placement: str, megabytes: str) -> None:  # noqa: PLR0917 - as given
-    size = float(megabytes)
-    ray.init(address, log_to_driver=False, logging_level="ERROR")
+def make(store: str, namespace: str, folder: str, placement: str, megabytes: float) -> dict[str, Any]:
+    """Make a session with a run that waits; return its id, the answer to come, and the session's process."""
+    engine = Librarian(text_of(megabytes, "engine"), folder)
     manager = SessionManager(
         store,
-        engine=Librarian(text_of(size, "engine"), folder),
+        engine=engine,
         memory=[handbook()],
         namespace=namespace,
         placement=PLACEMENTS[placement],
@@ -148,7 +153,13 @@ def begin(address: str, store: str, namespace: str, folder: str, placement: str,
     )
     chat = manager.open(namespace, user_id="ada")
     run = chat.run("What have you?", memory="off")
-    print(json.dumps({"run_id": run.run_id, "pid": process_of(chat.info())}), flush=True)
+    return {"run_id": run.run_id, "pid": process_of(chat.info()), "answer": engine.answer}
+
+
+def begin(address: str, *where: str) -> None:
+    ray.init(address, log_to_driver=False, logging_level="ERROR")
+    *places, megabytes = where
+    print(json.dumps(make(*places, megabytes=float(megabytes))), flush=True)  # type: ignore[misc]
     os._exit(0)  # as a program that is killed: it closes nothing
 
 

@@ -25,6 +25,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+import large_settings
 from engines import process_of
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
@@ -493,7 +494,28 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     }
 
 
-CHECKS = (a_node_joins, placement, a_node_dies, drivers_leave, hosts_change)
+async def a_program_goes_with_its_node(box: Box) -> dict[str, Any]:
+    """With large settings; then the processes that it made elsewhere are killed, too."""
+    node = box.cluster.add_node(**NODE)
+    here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    program = ray.remote(num_cpus=0)(large_settings.make).options(scheduling_strategy=here)
+    places = {
+        placed: (box.urls.format("away"), f"gone-{placed}", box.folder / f"gone-{placed}", placed)
+        for placed in large_settings.PLACEMENTS
+    }
+    for _, _, folder, _ in places.values():
+        folder.mkdir()
+    made = {placed: await program.remote(*map(str, where), 20.0) for placed, where in places.items()}
+    os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+
+    async def is_dead() -> bool:
+        return not any(each["Alive"] for each in ray.nodes() if each["NodeID"] == node.node_id)
+
+    await until(is_dead)
+    return {placed: await large_settings.back(*where, made[placed]) for placed, where in places.items()}
+
+
+CHECKS = (a_node_joins, placement, a_node_dies, drivers_leave, hosts_change, a_program_goes_with_its_node)
 
 
 def end_actors(*namespaces: str) -> None:

@@ -195,11 +195,11 @@ def _is_stale(key: str) -> bool:
 
 def _keys_in_use() -> set[str]:
     """Return the keys in notes, and those in the labels of the actors that are not dead."""
-    from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[import-untyped]
+    from ray.core.generated import gcs_pb2
 
-    records = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - no other way to labels
+    records: Any = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - no other way to labels
     found = (
-        ActorTableData.FromString(record).labels.get(LABEL)
+        gcs_pb2.ActorTableData.FromString(record).labels.get(LABEL)
         for state in _STATES
         for record in records.get_actor_table(None, state)
     )

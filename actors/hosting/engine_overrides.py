@@ -44,8 +44,7 @@ async def save_override(
             finds its engines, whichever manager creates it; for a packed host it is its actor id.
         engines: the pickled engines by id. Each is stored once.
     """
-    work = _save, namespace, key, session_id, override, engines
-    await asyncio.get_running_loop().run_in_executor(_THREAD, *work)
+    await asyncio.wrap_future(_THREAD.submit(_save, namespace, key, session_id, override, engines))
 
 
 def find_overrides(namespace: str, key: str) -> tuple[dict[str, EngineOverride], dict[str, bytes]]:

@@ -84,7 +84,7 @@ class SessionActor:
 
     async def _recover(self) -> None:
         await self._loading.pause()
-        host = await self._loading.host()
+        host = self._host = await self._loading.host()
         await host.open()
         await self._loading.settle()
         await host.recover()
@@ -100,7 +100,7 @@ class SessionActor:
 
     def _forget(self) -> Future[None] | None:
         """Drop the session's engine override, unless its next process needs it; return the future of that, or None."""
-        if self._host is not None and self._host.left_waiting:
+        if self._host is None or self._host.left_waiting:
             return None
         return drop_overrides(self._namespace, self._key)
 

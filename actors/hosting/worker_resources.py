@@ -157,13 +157,12 @@ class WorkerResources:
         return self._opened
 
     async def _open(self) -> None:
-        if self._loading is None:
+        if self._loading is None or (self._loading.done() and self._loading.exception()):
             self._loading = asyncio.create_task(self._load_setups())
         done, _ = await asyncio.wait({self._loading}, timeout=LOAD_S)
         if not done:
             raise TimeoutError(f"the engine and what it imports have not been loaded within {LOAD_S:g} s")
-        loading, self._loading = self._loading, None
-        loading.result()
+        self._loading.result()
         store = await asyncio.to_thread(self._open_store)
         self._opened = store, await asyncio.to_thread(self._open_history)
 

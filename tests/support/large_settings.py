@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -23,15 +24,17 @@ import ray
 
 from engines import ScriptedEngine, process_of
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.cluster.kept_settings import Kept, read_settings
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
+from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import NotFoundError, RunEndedError, TurnwiseError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.static import StaticMemory
 
-RESUMED = SessionConfig(on_lost="resume", cancel_grace_s=0.5)
+RESUMED = SessionConfig(on_lost="resume", cancel_grace_s=0.5, memory=MemoryConfig(timeout_s=60.0))
 
 BACK_S = 200.0
 """How long processes may take to come back while stores and machines are attacked, in seconds."""
@@ -79,6 +82,23 @@ class Librarian:
         return f"{len(self.text)} {hashlib.sha256(self.text.encode()).hexdigest()}"
 
 
+class Holder:
+    """An actor with settings, as the real ones have."""
+
+    def __init__(self, settings: bytes | Kept) -> None:
+        self._settings = settings
+
+    async def size(self) -> int:
+        return len(await asyncio.to_thread(read_settings, self._settings))
+
+
+def end_all(namespace: str) -> None:
+    """End the actors of a namespace."""
+    for name in named_in(namespace):
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(name, namespace=namespace))
+
+
 def named_in(namespace: str, prefix: str = "") -> list[str]:
     """Return the names of a namespace's actors that begin so."""
     named = ray.util.list_named_actors(all_namespaces=True)
@@ -116,9 +136,7 @@ async def back(store: str, namespace: str, folder: Path, placement: str, made: d
         try:
             return await _is_back(manager, made["run_id"], made["answer"])
         finally:
-            for name in named_in(namespace):
-                with contextlib.suppress(ValueError):
-                    ray.kill(ray.get_actor(name, namespace=namespace))
+            end_all(namespace)
 
 
 async def _is_back(manager: AsyncSessionManager, run_id: str, answer: str) -> str:
@@ -152,14 +170,15 @@ def make(store: str, namespace: str, folder: str, placement: str, megabytes: flo
         config=RESUMED,
     )
     chat = manager.open(namespace, user_id="ada")
+    chat.memory.recall("rule 7")
     run = chat.run("What have you?", memory="off")
     return {"run_id": run.run_id, "pid": process_of(chat.info()), "answer": engine.answer}
 
 
 def begin(address: str, *where: str) -> None:
-    ray.init(address, log_to_driver=False, logging_level="ERROR")
-    *places, megabytes = where
-    print(json.dumps(make(*places, megabytes=float(megabytes))), flush=True)  # type: ignore[misc]
+    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    store, namespace, folder, placement, megabytes = where
+    print(json.dumps(make(store, namespace, folder, placement, float(megabytes))), flush=True)
     os._exit(0)  # as a program that is killed: it closes nothing
 
 

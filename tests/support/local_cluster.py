@@ -498,7 +498,7 @@ async def a_program_goes_with_its_node(box: Box) -> dict[str, Any]:
     """With large settings; then the processes that it made elsewhere are killed, too."""
     node = box.cluster.add_node(**NODE)
     here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    program = ray.remote(num_cpus=0)(large_settings.make).options(scheduling_strategy=here)
+    program: Any = ray.remote(num_cpus=0)(large_settings.make).options(scheduling_strategy=here)
     places = {
         placed: (box.urls.format("away"), f"gone-{placed}", box.folder / f"gone-{placed}", placed)
         for placed in large_settings.PLACEMENTS

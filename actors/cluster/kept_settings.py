@@ -199,7 +199,7 @@ def _keys_in_use() -> set[str]:
 
     records: Any = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - no other way to labels
     found = (
-        gcs_pb2.ActorTableData.FromString(record).labels.get(LABEL)
+        gcs_pb2.ActorTableData.FromString(record).labels.get(LABEL)  # type: ignore[attr-defined]
         for state in _STATES
         for record in records.get_actor_table(None, state)
     )

@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 
 import large_settings
-from engines import ScriptedEngine
-from large_settings import RESUMED, Librarian, end_all, handbook, text_of
+from engines import ScriptedEngine, process_of
+from large_settings import RESUMED, Deadly, Librarian, end_all, handbook, text_of
+from test_agents_on_ray import until
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.session import Session
 from turnwise.actors.cluster.remote_memory import RemoteMemory
+from turnwise.actors.hosting.loading import FREE_STARTS
 from turnwise.errors import SessionLostError
 from turnwise.memory.longterm.base import Scope
 
@@ -111,6 +114,39 @@ def test_a_process_that_cannot_start_is_an_error_in_time(
 
     said = asyncio.run(asyncio.wait_for(ask(), BACK_S))
     assert "'never'" in said and cause in said and "turnwise/" in said
+
+
+@pytest.mark.parametrize("placement", ["dedicated", "packed"])
+def test_an_engine_of_which_each_process_dies_is_an_error_in_time_and_not_tried_for_ever(
+    ends: ModuleType, tmp_path: Path, placement: str
+) -> None:
+    with SessionManager(
+        f"sqlite:///{tmp_path}/chats.db",
+        engine=Deadly(str(tmp_path)),
+        namespace=f"large-{placement}",
+        placement=large_settings.PLACEMENTS[placement],
+    ) as manager:
+        chat = manager.open("chat")
+        chat.run("Hello").wait(BACK_S)
+        pid = process_of(chat.info())
+        deadly = tmp_path / "deadly"
+        deadly.touch()
+        os.kill(pid, signal.SIGKILL)
+        said = refusal(chat)
+        assert "'chat'" in said and "turnwise/" in said
+        until(lambda: "processes of it in a row have died" in refusal(chat), BACK_S)
+        assert len(deadly.read_text(encoding="utf-8").splitlines()) <= FREE_STARTS + 2
+        deadly.unlink()
+        until(lambda: not refusal(chat), BACK_S)
+
+
+def refusal(chat: Session) -> str:
+    """Run a prompt; return the error if the session's process cannot be reached, else nothing."""
+    try:
+        chat.run("And now?").wait(BACK_S)
+    except SessionLostError as error:
+        return str(error)
+    return ""
 
 
 def actor_of(body: type) -> type:

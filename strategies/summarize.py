@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.ranges import check_count
-from turnwise.memory.required_arguments import needs
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import OverflowStrategy

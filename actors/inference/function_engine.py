@@ -21,10 +21,10 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking,
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.model_params import PARAMS
 from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.required_arguments import needs
 
 Piece: TypeAlias = str | Block | Usage
 """A piece of an answer: text, a block, or usage to report."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from turnwise.errors import StoreError
 from turnwise.memory.background import on_thread
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
@@ -30,7 +31,6 @@ from turnwise.memory.longterm.search.item_indexes import Indexed, ItemIndexes
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.required_arguments import needs
 from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard, Unpack, cast
 
 from turnwise.errors import ConfigError, InvalidMemoryError, ReadOnlyMemoryError
 from turnwise.memory.background import on_thread
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, Scope, first_of_each, is_local, recalled
 from turnwise.memory.longterm.items.base import (
     FactFilter,
@@ -25,7 +26,6 @@ from turnwise.memory.longterm.search.item_indexes import ItemIndexes
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.ranges import check_count
-from turnwise.memory.required_arguments import needs
 from turnwise.memory.stores.base import Page, check_limit
 
 if TYPE_CHECKING:

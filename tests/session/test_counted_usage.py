@@ -178,7 +178,7 @@ async def test_a_summary_without_usage_is_counted_and_one_that_came_too_late() -
         engine = ScriptedEngine(["first " * 150, "second"])
         core = await opened(
             engine,
-            overflow=Summarize(FunctionEngine(model)),
+            overflow=Summarize(FunctionEngine(model), max_summary_tokens=100),
             max_context_tokens=1200,
             reserve_output_tokens=100,
             token_counter=ByteCounter(),

@@ -156,11 +156,11 @@ CREATE INDEX turnwise_sessions_ttl ON turnwise_sessions (key) WHERE ttl_s IS NOT
 UPDATE turnwise_meta SET value = '5' WHERE name = 'schema_version';"""
 OLD[6] = f"""{OLD[5]} ALTER TABLE turnwise_sessions ADD COLUMN revision BIGINT DEFAULT 0 NOT NULL;
 UPDATE turnwise_meta SET value = '6' WHERE name = 'schema_version';"""
-OLD[7], OLD[8], OLD[9], OLD[10] = (
+OLD[7], OLD[8], OLD[9], OLD[10], OLD[11] = (
     OLD[6]
     + "".join(f"{change};" for version in range(6, newest) for change in MIGRATIONS[version])
     + f" UPDATE turnwise_meta SET value = '{newest}' WHERE name = 'schema_version';"
-    for newest in (7, 8, 9, 10)
+    for newest in (7, 8, 9, 10, 11)
 )
 """The tables of older schema versions, and a session with an answer, a run that runs and one that waits."""
 

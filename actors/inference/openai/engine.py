@@ -35,9 +35,9 @@ from turnwise.memory.conversation.blocks import Document, Image
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.providers.endpoints import CHAT_ONLY, PROFILES, Profile, profile_of
 from turnwise.memory.providers.validation import CHAT, RESPONSES
-from turnwise.memory.required_arguments import needs
 
 if TYPE_CHECKING:
     import httpx2

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, Unpack
 
 from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
 from turnwise.memory.background import on_thread
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
@@ -44,7 +45,6 @@ from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.ranges import check_count
-from turnwise.memory.required_arguments import needs
 from turnwise.memory.stores.base import Page
 
 PROFILE = (*(kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC), MemoryType.INSTRUCTIONS)

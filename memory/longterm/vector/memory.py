@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.background import check_awaited, has_time, on_thread, watch
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Label,
@@ -38,7 +39,6 @@ from turnwise.memory.longterm.vector.index import EmbeddingFunction, NoVectors, 
 from turnwise.memory.longterm.vector.item_rows import ROWS, Pending, Revision
 from turnwise.memory.longterm.vector.locations import SYNC_CHANGES, ChromaFolder, PostgresVectors
 from turnwise.memory.longterm.vector.sql_items import Loaded, SQLItems
-from turnwise.memory.required_arguments import needs
 from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from turnwise.errors import ConfigError
-from turnwise.memory.required_arguments import needs
+from turnwise.memory.conversation.required_arguments import needs
 
 KEY_BYTES = 32
 

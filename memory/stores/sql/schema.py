@@ -29,7 +29,7 @@ from turnwise.memory.stores.sql.migrations import MIGRATIONS
 
 tables = MetaData()
 
-SCHEMA = Schema(name="schema_version", version=11, tables=tables, migrations=MIGRATIONS)
+SCHEMA = Schema(name="schema_version", version=12, tables=tables, migrations=MIGRATIONS)
 
 # The key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")

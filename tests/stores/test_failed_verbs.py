@@ -320,8 +320,9 @@ async def test_a_commit_that_cannot_be_read_to_its_end_leaves_nothing_in_memory(
     store = InMemoryStore()
     commit = of_everything(await eventful(store))
     before = repr(vars(store))
+    parts: dict[str, Any] = {part: Broken(*getattr(commit, part))}
     with pytest.raises(ValueError, match="refused by a test"):
-        await store.commit("s", 1, replace(commit, **{part: Broken(*getattr(commit, part))}))
+        await store.commit("s", 1, replace(commit, **parts))
     assert repr(vars(store)) == before
 
 
@@ -381,7 +382,7 @@ async def test_an_activation_that_cannot_decrypt_leaves_the_session_to_its_owner
         await owner.commit("text", turns=[a_turn(0, status="completed"), a_turn(1, status="running")])
         before, other = await inner.get("s"), store
         if why == "no key":
-            other = EncryptedStore(inner, Encryption(key={}.get))
+            other = EncryptedStore(inner, Encryption(key=lambda _: None))
         else:
             damage_head(any_url, redis_server)
         with pytest.raises(KeyMissingError if why == "no key" else CorruptRecordError):

@@ -149,7 +149,7 @@ def test_langgraphs_saver_refuses_such_a_name(name: str, any_url: str) -> None:
         for verb in (
             lambda: saver.put(config(checkpoint_ns=name), checkpoint("c"), {}, {"c": "1"}),
             lambda: saver.put(config(), checkpoint(name), {}, {name: "1"}),
-            lambda: saver.put(config(), checkpoint("c"), {"run_id": name}, {"c": "1"}),  # type: ignore[typeddict-unknown-key]
+            lambda: saver.put(config(), checkpoint("c"), {"run_id": name}, {"c": "1"}),
             lambda: saver.put_writes(config(checkpoint_id="1"), [(name, 1)], "task"),
             lambda: saver.get_tuple(config(checkpoint_id=name)),
             lambda: saver.get_tuple(config(checkpoint_ns=name)),

@@ -52,7 +52,8 @@ async def check_a_commit_that_fails_leaves_nothing_behind(store: SessionStore) -
     whole = replace(of_everything(owner), cleared_blocks=[(0, "cleared")])
     for part in ("blocks", "turns", "dropped_turns", "runs", "events", "cleared_blocks"):
         async with unchanged(store, "s"):
-            broken = replace(whole, **{part: _Broken(getattr(whole, part))})
+            parts: dict[str, Any] = {part: _Broken(getattr(whole, part))}
+            broken = replace(whole, **parts)
             await refuses(Exception, store.commit("s", 1, broken), f"a commit with broken {part}")
     await owner.commit("c")
 

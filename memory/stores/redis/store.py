@@ -128,7 +128,7 @@ class RedisStore(RedisDatabase):
             if revision not in (None, old.revision):
                 raise SessionFencedError(session_id, old.epoch)
             new = replace(old, epoch=old.epoch + 1, revision=old.revision + (jump or new_jump()))
-            args = [encode(session_id), old.log, old.epoch, old.revision, new.epoch, new.revision]
+            args: list[Argument] = [encode(session_id), old.log, old.epoch, old.revision, new.epoch, new.revision]
             if not await self._do("activate", args, session_id):
                 return replace(state, session=new)
 

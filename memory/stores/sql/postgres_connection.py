@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +11,8 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
+from psycopg.pq import PipelineStatus
+from psycopg.waiting import Ready
 
 from turnwise.errors import StoreError
 
@@ -22,6 +26,12 @@ PATIENCE = 1.5
 
 BRIEF_MS = 200
 """How long a group of commits waits for a row that another transaction holds, in milliseconds."""
+
+_AHEAD = 4096
+"""How many bytes of an answer are looked at before the driver reads them."""
+
+_FATAL = re.compile(rb"E.{4}SFATAL\0(?:[^CM\0][^\0]*\0)*C(\w{5})\0M([^\0]*)\0", re.DOTALL)
+"""An error by which a server ends a connection, in PostgreSQL's protocol: its SQLSTATE and its message."""
 
 TRANSACTION_TIMEOUT_SINCE = 170_000
 """The first server version with this setting. Older servers do not notice a client that freezes after a pipeline."""
@@ -50,6 +60,7 @@ class PostgresConnection(psycopg.Connection[Any]):
     """How long `wait_briefly` lets a statement wait for a lock, in milliseconds."""
     silence_s: float | None = CONNECT_S
     """How long to wait for each answer, in seconds; None for no limit."""
+    _ahead = b""
 
     @classmethod
     def open(cls, timeout_s: float, *args: Any, **settings: Any) -> PostgresConnection:
@@ -81,17 +92,52 @@ class PostgresConnection(psycopg.Connection[Any]):
         return connection
 
     def wait(self, gen: PQGen[Answer], interval: float = 0.1, timeout: float | None = None) -> Answer:
-        """Wait for an answer of the server; close the connection if there is none in time."""
-        if timeout is not None or self.silence_s is None:
-            return super().wait(gen, interval, timeout)
-        deadline = time.monotonic() + self.silence_s
+        """Wait for an answer of the server; close the connection if there is none in time.
+
+        If the server ends the connection, the error is the server's, which says why.
+        """
+        own_s = self.silence_s if timeout is None else None
+        deadline = None if own_s is None else time.monotonic() + own_s
+        if self.pgconn.pipeline_status == PipelineStatus.ON and not self.pgconn.ssl_in_use:
+            gen = self._looking_ahead(gen)
         try:
-            return super().wait(gen, interval, self.silence_s)
+            return super().wait(gen, interval, timeout if own_s is None else own_s)
         except psycopg.OperationalError as error:
-            if time.monotonic() < deadline:
-                raise
-            self.close()  # a late answer would be taken for the answer to the next statement
-            raise psycopg.OperationalError(f"no answer for {self.silence_s:g} s") from error
+            if deadline is not None and time.monotonic() >= deadline:
+                self.close()  # a late answer would be taken for the answer to the next statement
+                raise psycopg.OperationalError(f"no answer for {own_s:g} s") from error
+            if error.sqlstate is None and (last := _FATAL.search(self._ahead)):
+                raise psycopg.errors.lookup(last[1].decode())(last[2].decode(errors="replace")) from error
+            raise
+        finally:
+            self._ahead = b""
+
+    def _looking_ahead(self, gen: PQGen[Answer]) -> PQGen[Answer]:
+        """Do what the generator does, and keep the beginning of what the server has sent last.
+
+        With several statements under way, the driver drops the server's last error if it meets the end of the
+        connection before it has sent all statements.
+        """
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready & Ready.R:
+                    self._ahead = self._peek() or self._ahead
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+
+    def _peek(self) -> bytes:
+        """Return what has arrived and was not read, or the beginning of it. Waits for nothing."""
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, self.pgconn.socket)
+        try:
+            return connection.recv(_AHEAD, socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0))
+        except OSError:
+            return b""
+        finally:
+            connection.detach()
 
     def wait_briefly(self, cursor: psycopg.Cursor[Any]) -> None:
         """Let the following statements of this transaction wait only `brief_ms` for locks."""

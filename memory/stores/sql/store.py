@@ -465,7 +465,7 @@ def _of_time(asked: Sequence[Item], late: Sequence[Exception | None]) -> list[It
 def _do_all(jobs: Sequence[_Job], connection: sa.Connection) -> list[Exception | None]:
     """Do all jobs; return the error of each that was refused. Raises what no single job can be blamed for."""
     driver: Any = connection.connection.dbapi_connection
-    outcomes = []
+    outcomes: list[Exception | None] = []
     for job in jobs:
         outcome = attempt(driver.execute, partial(job.do, connection))
         if outcome is not None and not isinstance(outcome, TurnwiseError):

@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from langgraph.store.base import InvalidNamespaceError
 
 from open_stores import closing
 from test_failed_verbs import an_item
@@ -128,7 +129,7 @@ def test_langgraphs_store_refuses_such_a_name_before_anything_is_done(name: str,
             lambda: store.search(("n", name)),
             lambda: store.delete(("n",), name),
         ):
-            with pytest.raises(InvalidInputError) as raised:
+            with pytest.raises((InvalidInputError, InvalidNamespaceError)) as raised:
                 verb()
             assert name[:1] in str(raised.value)
         key = "k" * (MAX_INDEXED_BYTES - 2)
@@ -149,7 +150,8 @@ def test_langgraphs_saver_refuses_such_a_name(name: str, any_url: str) -> None:
         for verb in (
             lambda: saver.put(config(checkpoint_ns=name), checkpoint("c"), {}, {"c": "1"}),
             lambda: saver.put(config(), checkpoint(name), {}, {name: "1"}),
-            lambda: saver.put(config(), checkpoint("c"), {"run_id": name}, {"c": "1"}),
+            # LangGraph itself leaves null characters out of it.
+            lambda: saver.put(config(), checkpoint("c"), {"run_id": name.replace("\0", LONG)}, {"c": "1"}),
             lambda: saver.put_writes(config(checkpoint_id="1"), [(name, 1)], "task"),
             lambda: saver.get_tuple(config(checkpoint_id=name)),
             lambda: saver.get_tuple(config(checkpoint_ns=name)),

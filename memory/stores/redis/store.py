@@ -134,7 +134,7 @@ class RedisStore(RedisDatabase):
 
     async def state(self, session_id: str) -> Activation:
         shown, head, open_turns, open_runs, now = await self._do("state", [encode(session_id)], session_id, again=True)
-        number = shown[0].decode()
+        number = _shown(shown[0])
         turns = [self._turn(number, text) for text in (*head, *open_turns)]
         return Activation(
             session=self._session(shown),
@@ -181,12 +181,12 @@ class RedisStore(RedisDatabase):
         except SessionNotFoundError:
             raise RunNotFoundError(run_id, "the store") from None
         if session_id is None:
-            raise CorruptRecordError(self._key(number.decode()), "the session of a run is missing")
-        return self._run_record(number.decode(), self._id(number, session_id), text)
+            raise CorruptRecordError(self._key(_shown(number)), "the session of a run is missing")
+        return self._run_record(_shown(number), self._id(number, session_id), text)
 
     async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
         number, *found = await self._of_key(session_id, _key("k", idempotency_key), ":runs")
-        return self._run_record(number.decode(), session_id, found[0]) if found else None
+        return self._run_record(_shown(number), session_id, found[0]) if found else None
 
     async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
         number, found = await self._page(session_id, after, limit, ":runs")
@@ -198,7 +198,7 @@ class RedisStore(RedisDatabase):
 
     async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
         number, *found = await self._of_key(session_id, _key("e", key), ":keyed")
-        return self._event(number.decode(), session_id, found[0]) if found else None
+        return self._event(_shown(number), session_id, found[0]) if found else None
 
     async def query(
         self,
@@ -231,7 +231,7 @@ class RedisStore(RedisDatabase):
         (shown,) = await self._do("unsettled", [after, min(check_limit(limit), _MANY) + 1], again=True)
         for number, session_id in shown:
             if session_id is None:
-                raise CorruptRecordError(self._key(number.decode()), "missing")
+                raise CorruptRecordError(self._key(_shown(number)), "missing")
         more = cursor_of(0.0, int(shown[limit - 1][0])) if len(shown) > limit else None
         return Page(tuple(self._id(*each) for each in shown[:limit]), more)
 
@@ -266,7 +266,7 @@ class RedisStore(RedisDatabase):
         found: list[Any]
         word, *found = await self._run(verb, [self._base], args, again=again)
         if word:
-            raise self._error(word.decode(), [part.decode(errors="surrogatepass") for part in found], session_id, epoch)
+            raise self._error(word.decode(), list(map(_shown, found)), session_id, epoch)
         return found
 
     def _error(self, word: str, found: list[str], session_id: str, epoch: int | None) -> TurnwiseError:
@@ -289,7 +289,7 @@ class RedisStore(RedisDatabase):
         place = "" if after < 0 else place_of(min(after, 10**PLACE_DIGITS - 1))
         args: list[Argument] = [encode(session_id), place, min(check_limit(limit), _MANY), *sets]
         number, *found = await self._do("page", args, session_id, again=True)
-        return number.decode(), sorted(text for part in found for text in part)[:limit]
+        return _shown(number), sorted(text for part in found for text in part)[:limit]
 
     async def _of_key(self, session_id: str, key: str, set_: str) -> list[bytes]:
         return await self._do("of_key", [encode(session_id), encode(key), set_], session_id, again=True)
@@ -309,7 +309,7 @@ class RedisStore(RedisDatabase):
         return Page(tuple(sessions), more, tuple(unreadable))
 
     def _session(self, shown: list[bytes | None]) -> SessionRecord:
-        number = (shown[0] or b"").decode()
+        number = _shown(shown[0] or b"")
         _, born, row, epoch, session_id, revision = shown[:6]
         revision = b"0" if revision is None else revision
         key = self._key(number)
@@ -329,7 +329,7 @@ class RedisStore(RedisDatabase):
         return decode_event_text(self._key(number, ":events", text), session_id, text)
 
     def _id(self, number: bytes, session_id: bytes) -> str:
-        return decoded(f"id of {self._key(number.decode())}", session_id.decode)
+        return decoded(f"id of {self._key(_shown(number))}", session_id.decode)
 
     def _key(self, number: str, part: str = "", text: bytes = b"") -> str:
         """Return the key of a session or of a part of it, and the beginning of an entry, for messages."""
@@ -346,6 +346,14 @@ _CHANGES = tuple(name for name in SESSION_CHANGES if name != "revision")
 
 _TURN = tuple(field.name for field in fields(TurnRecord))
 _RUN = tuple(field.name for field in fields(RunRecord) if field.name != "session_id")
+
+
+def _shown(part: bytes) -> str:
+    """Return a part of an error, which may be a name that was damaged."""
+    try:
+        return part.decode(errors="surrogatepass")
+    except UnicodeDecodeError:
+        return part.decode(errors="replace")
 
 
 def _is_number(text: bytes | None) -> TypeGuard[bytes]:

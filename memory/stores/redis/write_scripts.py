@@ -70,6 +70,7 @@ local owned, owned_epoch, old_revision, old_size, old_status, places, old_used, 
 if owned ~= session or owned_epoch ~= epoch or (old_revision or '0') ~= revision_before
   or (old_size or size_before) ~= size_before then return {'fenced'} end
 if not (old_status and places and old_used and created) then return {'corrupt', home, 'a field of it is missing'} end
+if not tonumber(created) then return {'corrupt', home, 'the time of its creation is no number'} end
 
 local seen = {}
 for _, event in ipairs(events) do

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from turnwise.adapters.langgraph.checkpoints import Commit, Place, Row, Space
 from turnwise.adapters.langgraph.encoding import Ranges, pack, unpack
+from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.stores.redis.database import MISFIT, Argument, RedisDatabase, encode
 
@@ -369,8 +370,12 @@ def _raw(space: Space) -> bytes:
 
 
 def _space(raw: bytes) -> Space:
-    key, revision, head, state = _text(raw).split("\t", 3)
-    return Space.of(int(key), int(revision), head or None, state)
+    def decode() -> Space:
+        key, revision, head, state = _text(raw).split("\t", 3)
+        return Space.of(int(key), int(revision), head or None, state)
+
+    space: Space = decoded("space of a thread", decode)
+    return space
 
 
 def _row(id: bytes, stored: bytes) -> Row:

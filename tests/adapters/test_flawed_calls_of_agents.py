@@ -52,10 +52,9 @@ def told(output: tuple[Any, ...], text: str) -> None:
 @pytest.mark.parametrize("text", FLAWED)
 @pytest.mark.parametrize("approval", [False, True])
 async def test_the_agents_sdk_gets_no_call_with_a_flaw(kind: Any, text: str, approval: bool) -> None:
-    steps = [[("delete_files", text)], [("delete_files", '{"path": "/b"}')], "Done."]
-    with LocalProvider(reply=tool_script(steps[:1] + steps[2:])) as provider:
+    with LocalProvider(reply=tool_script([[("delete_files", text)], "Done."])) as provider:
         async with sdk.provided(kind, provider) as model:
-            tools = [function_tool(delete_files, needs_approval=approval)]
+            tools: list[Any] = [function_tool(delete_files, needs_approval=approval)]
             stage = sdk.Stage(Agent(name="a", model=model, model_settings=sdk.KEPT, tools=tools))
             outcome = await stage.run()
     assert outcome.run.state == "completed", outcome.run.why
@@ -67,8 +66,7 @@ async def test_the_agents_sdk_gets_no_call_with_a_flaw(kind: Any, text: str, app
 
 
 async def test_a_handoff_with_a_flaw_hands_off_to_nobody() -> None:
-    steps = [[("transfer_to_other", '{"why": ')], "Done."]
-    with LocalProvider(reply=tool_script(steps)) as provider:
+    with LocalProvider(reply=tool_script([[("transfer_to_other", '{"why": ')], "Done."])) as provider:
         async with sdk.provided(OpenAIResponsesModel, provider) as model:
             other = Agent(name="other", model=model, instructions="I am the other.")
             stage = sdk.Stage(Agent(name="a", model=model, instructions="I am the first.", handoffs=[other]))
@@ -131,6 +129,6 @@ async def test_halves_of_a_character_are_joined_in_each_framework() -> None:
 
     async with pydantic_ai.Stage(
         PydanticAIEngine(PydanticAgent(FunctionModel(stream_function=stream), name="a"))
-    ) as stage:
-        outcome = await stage.run("go")
-        assert outcome.turn.output == (Text(text=f"Sun: {SUN}."),)
+    ) as session:
+        whole = await session.run("go")
+        assert whole.turn.output == (Text(text=f"Sun: {SUN}."),)

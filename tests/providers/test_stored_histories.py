@@ -150,9 +150,8 @@ def test_a_conversation_stays_the_same_as_it_goes_on(
 ) -> None:
     """So that a provider's cache of the shorter one is of use."""
     end = data.draw(st.integers(0, len(runs)))
-    shorter, longer = (
-        [*history_of(some), HELLO, HI] for some in (runs[:end], [*runs[:end], ([HELLO], [HI], False), *runs[end:]])
-    )
+    shorter = [*history_of(runs[:end]), HELLO, HI]
+    longer = [*shorter, HELLO, HI, *history_of(runs[end:]), HELLO]
     for rules in (CHAT, RESPONSES, ANTHROPIC):
         sent = [message for message in arranged(shorter, rules) if message.blocks != (User(text=CONTINUE),)]
         for before, after in itertools.islice(zip(sent, arranged(longer, rules), strict=False), len(sent) - 1):

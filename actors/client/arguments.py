@@ -12,12 +12,14 @@ from threading import Lock
 from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
+from pydantic_core import PydanticCustomError
 
 from turnwise.actors.inference.tools.tool import record_of_tools
-from turnwise.errors import InvalidIdError, InvalidInputError, shown
+from turnwise.errors import InvalidIdError, InvalidInputError, TooManyError, shown
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.conversation.limits import MAX_NAMES, MAX_VALUES
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.message_formats import MessageFormat
 from turnwise.memory.conversation.model_params import ModelParams, check_params
@@ -114,7 +116,7 @@ def _unexpected(of: str, name: str, names: list[str]) -> str:
 
 def _refusal(request: Callable[..., object], error: ValidationError) -> InvalidInputError | TypeError:
     names = list(inspect.signature(request).parameters)
-    errors = error.errors(include_url=False, include_context=False)
+    errors = error.errors(include_url=False)
     first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
     name, *inner = first["loc"]
     if first["type"] == "unexpected_keyword_argument":
@@ -122,6 +124,8 @@ def _refusal(request: Callable[..., object], error: ValidationError) -> InvalidI
         return TypeError(_unexpected(of, str(name), names))
     field = names[name] if isinstance(name, int) else name
     field += "".join(f"[{shown(part)}]" for part in inner if part != "[key]")
+    if first["type"] == _TOO_MANY:
+        return TooManyError(field, *(first["ctx"][name] for name in ("count", "limit", "most")))
     why = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return InvalidInputError(field, shown(first["input"]), why)
 
@@ -145,13 +149,29 @@ def _item_id(value: str) -> str:
     return _text(value)
 
 
+def few(value: Any, limit: str = "MAX_NAMES", most: int = MAX_NAMES) -> Any:
+    """Return an argument, unless it has more members than a bound allows. It stands before what checks each member.
+
+    Raises:
+        PydanticCustomError: `checked` makes a TooManyError of it.
+    """
+    if isinstance(value, Collection) and not isinstance(value, str | bytes) and len(value) > most:
+        told = {"count": len(value), "limit": limit, "most": most}
+        raise PydanticCustomError(_TOO_MANY, "has too many members", told)
+    return value
+
+
+_TOO_MANY = "turnwise_too_many"
+
+
 def _mapping(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
+    return dict(few(value)) if isinstance(value, Mapping) else value
 
 
 def _types(value: Any) -> tuple[MemoryType, ...]:
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         raise ValueError("must be a list of memory types, such as [MemoryType.FACTS]")
+    few(value)
     return tuple(_type(each) for each in value)
 
 
@@ -172,6 +192,7 @@ def _category(value: Any) -> MemoryCategory:
 def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         raise ValueError("must be a list of names")
+    few(value)
     return tuple(map(_name, value))
 
 
@@ -249,6 +270,9 @@ Text = Annotated[str, AfterValidator(_text)]
 Title = Annotated[str, Field(max_length=MAX_TITLE_CHARS), AfterValidator(_text)]
 ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]
 """The id of a memory item: may be longer than other ids, since it can contain the source that the text is from."""
+ItemIds = Annotated[tuple[ItemId, ...], BeforeValidator(few)]
+Blocks = Annotated[tuple[Count, ...], BeforeValidator(partial(few, limit="MAX_VALUES", most=MAX_VALUES))]
+"""The numbers of blocks of a turn or a message."""
 Names = Annotated[Collection[str], PlainValidator(_names)]
 ItemStatus = Annotated[Status, PlainValidator(_item_status)]
 """The status of a memory item."""

@@ -33,6 +33,7 @@ from turnwise.memory.conversation.codec import encode_json
 from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id, public_id
+from turnwise.memory.conversation.limits import MAX_VALUES, check_count, count_values
 from turnwise.memory.conversation.notebook_display import Rows, facts_html
 from turnwise.memory.conversation.partial_output import Partials
 from turnwise.memory.conversation.phases import Phases, phase_of
@@ -602,6 +603,7 @@ class AsyncExecutionHandle(_Handle):
 
 def _provided(given: Any, is_error: bool) -> ApprovalDecision:
     """Return the decision that provides a result; see `ExecutionHandle.provide`."""
+    check_count("result", count_values([given], MAX_VALUES), "MAX_VALUES", MAX_VALUES)
     try:
         result = result_of("", given)
     except ValueError as error:

@@ -164,8 +164,8 @@ class SessionManager(ManagerRequests):
     ) -> Session:
         """Store a conversation from elsewhere in a session, which is created if it does not exist; return the session.
 
-        The messages are checked first, so a conversation that cannot be stored creates no session. They are stored in
-        one commit, behind the session's newest turn, and a repeated call stores nothing: see `Session.import_messages`.
+        The messages are checked first, so a conversation that cannot be stored creates no session. They are stored
+        behind the session's newest turn, and a repeated call stores nothing: see `Session.import_messages`.
 
         Args:
             messages, format, system, idempotency_key, memory: see `Session.import_messages`.
@@ -550,8 +550,8 @@ class AsyncSessionManager(ManagerRequests):
     ) -> AsyncSession:
         """Store a conversation from elsewhere in a session, which is created if it does not exist; return the session.
 
-        The messages are checked first, so a conversation that cannot be stored creates no session. They are stored in
-        one commit, behind the session's newest turn, and a repeated call stores nothing: see `Session.import_messages`.
+        The messages are checked first, so a conversation that cannot be stored creates no session. They are stored
+        behind the session's newest turn, and a repeated call stores nothing: see `Session.import_messages`.
 
         Args:
             messages, format, system, idempotency_key, memory: see `Session.import_messages`.

@@ -41,6 +41,7 @@ from turnwise.actors.client.cluster_client import ClusterClient, HistoryArgument
 from turnwise.actors.client.event_sinks import EventSink, Sink
 from turnwise.actors.client.expiry import sweep
 from turnwise.actors.client.hosts import find_hosts
+from turnwise.actors.client.importing import read_conversation, send_conversation
 from turnwise.actors.client.requests import AwaitStep, Request
 from turnwise.actors.client.subscriptions import EventFeed, Kinds
 from turnwise.actors.cluster.nodes import check_files, check_folders
@@ -83,7 +84,6 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.base import LongTermMemory, Scope, is_read_only
 from turnwise.memory.longterm.deletion import Erasure
 from turnwise.memory.longterm.deletion_report import Forgotten
-from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.base import Page, SessionOrder, SessionStore
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -379,15 +379,16 @@ class ManagerRequests:
     ) -> Request[SessionRecord]:
         self._check_user(user_id)
         self._check_writes(session_id, "import_messages")
-        given = read_messages(messages, format, system=system)
         # As its session will, so that none is created for a conversation that cannot be stored.
         builder = self._check_engine(engine, session_id)
-        given.encoded(self._config.max_prompt_bytes, builder.refuses if isinstance(builder, Selective) else takes_all)
+        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
+        checks: dict[str, Any] = {"max_bytes": self._config.max_prompt_bytes, "refuses": refuses}
+        conversation = yield from read_conversation(messages, format, system=system, key=idempotency_key, **checks)
         own: dict[str, Any] = {"ttl_s": None, "model": None, "params": None, "if_exists": "refuse"}
         found: SessionRecord = yield from self._open(
             session_id, user_id, agent, metadata, True, engine=engine, title=title, **own
         )
-        yield from self._client.ask(SessionRef.of(found), "import_turns", given, idempotency_key, None, memory)
+        yield from send_conversation(partial(self._client.ask, SessionRef.of(found)), conversation, None, memory)
         return found
 
     @checked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack, cast
@@ -9,6 +10,7 @@ from typing import Any, Self, TypedDict, Unpack, cast
 from pydantic import InstanceOf
 
 from turnwise.actors.client.arguments import (
+    Blocks,
     Count,
     EngineName,
     Format,
@@ -41,7 +43,8 @@ from turnwise.actors.client.arguments import (
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import EventSink, Sink
 from turnwise.actors.client.execution import AsyncExecutionHandle, EventPage, ExecutionHandle
-from turnwise.actors.client.requests import Request, carry_out, carry_out_async
+from turnwise.actors.client.importing import read_conversation, send_conversation
+from turnwise.actors.client.requests import AwaitStep, Request, carry_out, carry_out_async
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.client.trace_context import callers_trace
 from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, StartedRun
@@ -53,6 +56,7 @@ from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.ids import is_own_id, new_id, own_id, public_id
+from turnwise.memory.conversation.limits import count_values
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.message_formats import MessageFormat, Messages, functions_of, to_messages
 from turnwise.memory.conversation.model_params import ModelParams
@@ -64,9 +68,11 @@ from turnwise.memory.conversation.spans import join, places, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
-from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.compaction import Compaction
+
+_LARGE = 50
+"""The most values of the schema of an answer that is checked on the caller's event loop."""
 
 _EXPORTED_AT_ONCE = 100
 """How many turns are read at once for an export."""
@@ -139,8 +145,8 @@ class _Session:
         after: Number | None,
         memory: MemoryUseArg,
     ) -> Request[Turn]:
-        given = read_messages(messages, format, system=system)
-        index: int = yield from self._ask("import_turns", given, idempotency_key, after, memory)
+        conversation = yield from read_conversation(messages, format, system=system, key=idempotency_key)
+        index = yield from send_conversation(self._ask, conversation, after, memory)
         try:
             return (yield from self._turn(index))
         except TurnNotFoundError:  # a repeated import, whose last prompts moved on
@@ -169,12 +175,22 @@ class _Session:
         return to_messages(blocks, format)
 
     def _start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[StartedRun]:
-        settings = self._settings(**options)
+        settings = yield from self._with_output(**options)
         return (yield from self._client.start(self._stored_id, plain_prompts(self.id, prompts), settings))
 
     def _check_start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[str | None]:
-        settings = self._settings(**options)
+        settings = yield from self._with_output(**options)
         return (yield from self._client.check_start(self._stored_id, plain_prompts(self.id, prompts), settings))
+
+    def _with_output(self, **options: Any) -> Request[dict[str, Any]]:
+        """Return the checked options of a run. A large schema is checked by a thread, since that takes long."""
+        settings = self._settings(**options)
+        if (output := settings["output"]) is None:
+            return settings
+        check = partial(output_record, output, options.get("output_retries", 2))
+        is_large = isinstance(output, Mapping) and count_values([output], _LARGE) > _LARGE
+        settings["output"] = (yield AwaitStep(partial(asyncio.to_thread, check))) if is_large else check()
+        return settings
 
     @checked
     def _settings(
@@ -208,7 +224,7 @@ class _Session:
             "memory": memory,
             "model": model,
             "params": params or {},
-            "output": None if output is None else output_record(output, output_retries),
+            "output": output,
             "instructions": instructions,
             "tools": tools or {},
             **callers_trace(),
@@ -297,7 +313,7 @@ class _Session:
         return changed
 
     @checked
-    def _remove(self, what: Removable, blocks: tuple[Count, ...]) -> Request[int]:
+    def _remove(self, what: Removable, blocks: Blocks) -> Request[int]:
         spans = join(what.record.prompt, what.record.output) if isinstance(what, Turn) else what.places
         own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
         if high := [number for number in blocks if number >= len(own)]:
@@ -354,13 +370,14 @@ class Session(_Session):
         after: int | None = None,
         memory: MemoryUse | bool = False,
     ) -> Turn:
-        """Store a conversation from elsewhere behind the newest turn, in one commit; return its last turn.
+        """Store a conversation from elsewhere behind the newest turn; return its last turn.
 
         Each of its turns is prompts with their answer, tool calls and results included; it has ended, without a run.
-        Prompts at the end wait for the next run, like appended ones. Long-term memories get them with `memory`. The
-        conversation is checked as a provider would check it. Durable on return. May be repeated: the same conversation
-        is stored once, and again only after its turns were cleared. Of one that begins with all that the session has,
-        only what follows is stored.
+        One of up to 1,000 blocks is one commit. A longer one is several, in order, so that nobody waits long for them;
+        if that is cut off, a repeated call stores the rest. Prompts at the end wait for the next run, like appended
+        ones. Long-term memories get them with `memory`. The conversation is checked as a provider would check it.
+        Durable on return. May be repeated: the same conversation is stored once, and again only after its turns were
+        cleared. Of one that begins with all that the session has, only what follows is stored.
 
         Args:
             messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.
@@ -762,13 +779,14 @@ class AsyncSession(_Session):
         after: int | None = None,
         memory: MemoryUse | bool = False,
     ) -> Turn:
-        """Store a conversation from elsewhere behind the newest turn, in one commit; return its last turn.
+        """Store a conversation from elsewhere behind the newest turn; return its last turn.
 
         Each of its turns is prompts with their answer, tool calls and results included; it has ended, without a run.
-        Prompts at the end wait for the next run, like appended ones. Long-term memories get them with `memory`. The
-        conversation is checked as a provider would check it. Durable on return. May be repeated: the same conversation
-        is stored once, and again only after its turns were cleared. Of one that begins with all that the session has,
-        only what follows is stored.
+        One of up to 1,000 blocks is one commit. A longer one is several, in order, so that nobody waits long for them;
+        if that is cut off, a repeated call stores the rest. Prompts at the end wait for the next run, like appended
+        ones. Long-term memories get them with `memory`. The conversation is checked as a provider would check it.
+        Durable on return. May be repeated: the same conversation is stored once, and again only after its turns were
+        cleared. Of one that begins with all that the session has, only what follows is stored.
 
         Args:
             messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.

@@ -9,6 +9,7 @@ from turnwise.actors.client.arguments import (
     MAX_JSON_BYTES,
     Category,
     ItemId,
+    ItemIds,
     ItemStatus,
     Limit,
     MemoryUseArg,
@@ -93,7 +94,7 @@ class _SessionMemory:
         return self._ask("pin", id, pinned)
 
     @checked
-    def _delete(self, ids: tuple[ItemId, ...]) -> Request[Any]:
+    def _delete(self, ids: ItemIds) -> Request[Any]:
         return self._ask("delete", ids)
 
     @checked

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import PlainValidator
 
+from turnwise.actors.client.arguments import few
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import Delivery, EventSink
 from turnwise.actors.client.requests import AwaitStep, Request, carry_out, carry_out_async
@@ -53,6 +54,7 @@ _log = logging.getLogger(__name__)
 def _kinds(value: Any) -> frozenset[str]:
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         raise ValueError("must be a list of kinds of events, such as ['run_completed']")
+    few(value)
     for kind in value:
         if not isinstance(kind, str) or kind not in KINDS:
             raise ValueError(f"must be kinds of events, as event.kind has them; {shown(kind)} is none")

@@ -41,7 +41,10 @@ SaveOwnOverride = Callable[[EngineOverride, Mapping[str, bytes]], Awaitable[None
 
 
 _AS_CORE = frozenset(
-    ("add_event", "decide", "fork", "import_turns", "refresh", "remove", "update", "use_engine", "use_memory")
+    (
+        *("add_event", "check_import", "decide", "fork", "import_turns", "refresh", "remove"),
+        *("stored_prefix", "update", "use_engine", "use_memory"),
+    )
 )
 """The verbs that have the arguments and answers of the method of `SessionCore`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
@@ -37,6 +37,7 @@ from turnwise.errors import (
     RunNotFoundError,
     SessionBusyError,
     SessionEndedError,
+    TooManyError,
     TurnIdTakenError,
     shown,
 )
@@ -44,13 +45,15 @@ from turnwise.memory.conversation.blocks import Block, Document, Image, ToolResu
 from turnwise.memory.conversation.events import PromptAppended, RunQueued, SessionEnded
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.growing_text import whole
+from turnwise.memory.conversation.limits import MAX_WAITING_BLOCKS, check_count
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.prompts import Prompt, accept, check_calls
 from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.runs import REPLACED, IfBusy, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Spans, join
+from turnwise.memory.conversation.spans import Spans, join, size
+from turnwise.memory.conversation.turns import TurnRecord
 
 _CLEARS_QUEUE = ("interrupt", "rollback", "latest")
 """Those that end all queued runs."""
@@ -159,7 +162,7 @@ class RunAdmission:
             key: identifies this append; repeating the key appends nothing and returns the same index.
 
         Raises:
-            EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
+            EmptyTurnError, InvalidPromptError, TooManyError, SessionEndedError: nothing was stored.
         """
         blocks, encoded = await self._accept(prompts)
         if not blocks:
@@ -169,15 +172,16 @@ class RunAdmission:
             self._check_not_ended()
             span, session = self._journal.extend(len(blocks))
             turn = self._state.run_queue.next_turn(session.next_index, self._journal.clock())
-            if any(isinstance(block, ToolUse | ToolResult) for block in blocks):
-                try:
+            try:
+                self._check_waiting(self._state.run_queue.turns, len(blocks))
+                if any(isinstance(block, ToolUse | ToolResult) for block in blocks):
                     self._check_calls(turn.prompt, blocks, is_whole=False)
-                except InvalidPromptError:
-                    # Before refusing, look in the store: this may be the second delivery of an append.
-                    event = await self._journal.store.event_of_key(self._state.session_id, key)
-                    if event is None or event.turn_index is None:
-                        raise
-                    return event.turn_index
+            except (InvalidPromptError, TooManyError):
+                # Before refusing, look in the store: this may be the second delivery of an append.
+                event = await self._journal.store.event_of_key(self._state.session_id, key)
+                if event is None or event.turn_index is None:
+                    raise
+                return event.turn_index
             turn = replace(turn, prompt=join(turn.prompt, (span,)), appended=join(turn.appended, (span,)))
             added = {"span": (span.start, span.stop), "blocks": tuple(blocks)}
             events: list[NewEvent] = [(PromptAppended, {"turn_index": turn.index, "key": key, **added})]
@@ -231,6 +235,7 @@ class RunAdmission:
             SessionBusyError, QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
             EmptyTurnError, InvalidPromptError: there are no prompts, or one cannot be stored; nothing was stored.
             IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
+            TooManyError: there are more prompts than one call may bring, or than may wait for runs; nothing was stored.
             InvalidInputError: labels or instructions are larger than `SessionConfig` allows, or the engine does not
                 support a parameter, a choice of model, typed output, instructions or tools; nothing was stored.
         """
@@ -317,8 +322,9 @@ class RunAdmission:
         kept = kept_prompts(gone, discard=if_busy in _DISCARDS)
         turn = with_earlier_prompts(run_queue.next_turn(session.next_index, now), kept)
         try:
+            self._check_waiting([*(run.turn for run in run_queue.queue if run not in gone), turn], len(blocks))
             self._check_calls(turn.prompt, blocks, is_whole=True)
-        except InvalidPromptError:
+        except (InvalidPromptError, TooManyError):
             if found := await self._find_run(request, stored=True):
                 return found
             raise
@@ -377,8 +383,9 @@ class RunAdmission:
         turn = run_queue.next_turn(session.next_index, now)
         prompt = join(kept_prompts(merging, discard=False), turn.prompt)
         try:
+            self._check_waiting(run_queue.turns, len(blocks))
             self._check_calls(prompt, blocks, is_whole=True)
-        except InvalidPromptError:
+        except (InvalidPromptError, TooManyError):
             if found := await self._find_run(request, stored=True):
                 return found
             raise
@@ -519,6 +526,19 @@ class RunAdmission:
     def _check_calls(self, before: Spans, blocks: Sequence[Block], *, is_whole: bool) -> None:
         """Check the tool calls and results among a turn's prompts: those stored before, and these blocks."""
         check_calls(self._state.session_id, (*self._journal.blocks.cache.read(before), *blocks), is_whole=is_whole)
+
+    def _check_waiting(self, turns: Iterable[TurnRecord], count: int) -> None:
+        """Refuse `count` more prompts if, with those of the turns that wait, they are more than a run is to take.
+
+        Prompts that were stored by `append` come back to the queue if the active run is discarded.
+
+        Raises:
+            TooManyError: they are too many.
+        """
+        if count:
+            back = self._state.active.turn.appended if self._state.active else ()
+            waiting = size(back) + sum(size(turn.prompt) for turn in turns)
+            check_count("prompts that wait for runs", waiting + count, "MAX_WAITING_BLOCKS", MAX_WAITING_BLOCKS)
 
     def _check_not_ended(self) -> None:
         if self._journal.session.status == "ended":

@@ -218,6 +218,14 @@ class SessionCore:
         """See `Importing.import_turns`."""
         return self._importing.import_turns(given, idempotency_key, after, memory)
 
+    def check_import(self, given: Given, idempotency_key: str) -> Coroutine[Any, Any, int | None]:
+        """See `Importing.check_import`."""
+        return self._importing.check_import(given, idempotency_key)
+
+    def stored_prefix(self, most: int) -> Coroutine[Any, Any, tuple[int, str, int]]:
+        """See `Importing.stored_prefix`."""
+        return self._importing.stored_prefix(most)
+
     # The session as a whole
 
     async def end(self, reason: str = "session ended", timeout_s: float | None = None) -> bool:

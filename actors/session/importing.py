@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,14 +16,18 @@ from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import InvalidInputError, SessionEndedError, SessionInUseError, TurnsChangedError, shown
-from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, ToolResult, Unknown
+from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, ToolResult, Unknown, encode
 from turnwise.memory.conversation.events import PromptAppended, TurnImported
 from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import takes_all
-from turnwise.memory.conversation.spans import Span, cut, join, overlap, to_places
+from turnwise.memory.conversation.spans import Span, cut, join, overlap, size, to_places
 from turnwise.memory.conversation.turns import TurnRecord, turn_id
 from turnwise.memory.providers.message_reading import Given
+
+AT_ONCE = 500
+"""How many blocks are encoded before other work of the event loop gets its turn."""
 
 
 class Importing:
@@ -69,20 +74,16 @@ class Importing:
             memory: with `on`, the session's memories get the turns, in the background. A repetition changes nothing.
 
         Raises:
+            TooManyError: there are more blocks than one commit may have; nothing was stored.
             TurnsChangedError: another turn than `after` is the newest; nothing was stored.
             SessionInUseError: a run is active or queued; nothing was stored.
             SessionEndedError: the session has ended; nothing was stored.
             InvalidInputError: a block cannot be stored, prompts wait for a run, or the key was used for another
                 conversation; nothing was stored.
         """
-        if isinstance(self._engines.whole.builder, NamedEngines):
-            await self._transactor.loaded()  # the session's row says which engine goes on with the conversation
-        builder = self._engines.current.builder
-        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
-        encoded = given.encoded(self._engines.config.max_prompt_bytes, refuses)
+        encoded = await self._encoded(given)
         fingerprint = hashlib.sha256("\n".join(encoded).encode()).hexdigest()
-        name = hashlib.sha256((idempotency_key or fingerprint).encode()).hexdigest()[:32]
-        key = f"turnwise.import:{name}"
+        key = _event_key(idempotency_key or fingerprint)
 
         async def change() -> int:
             own, found = await self._found(key)
@@ -102,15 +103,52 @@ class Importing:
 
         return await self._transactor.run(change)
 
+    async def stored_prefix(self, most: int) -> tuple[int, str, int]:
+        """Return how many blocks the next turn continues, a digest of their texts, and the index of the newest turn.
+
+        A caller that sends a conversation in parts finds out by these what the session has of it.
+
+        Args:
+            most: with more blocks than this, no digest is made; then it is blank.
+        """
+        await self._transactor.loaded()
+        if (head := self._state.head) is None or size(head.base) > most:
+            return 0, "", -1
+        stored = await self._journal.blocks.read(head.base)
+        digest = hashlib.sha256()
+        for at, block in enumerate(stored):
+            digest.update(f"{encode(block)}\n".encode())
+            if at % AT_ONCE == 0:
+                await asyncio.sleep(0)  # others need not wait for a long conversation
+        return len(stored), digest.hexdigest(), head.index
+
     async def _had(self, blocks: Sequence[AnyBlock]) -> int:
         """Return how many blocks the session has already: all that it has, if these go on from there; else 0."""
-        if self._state.head is None:
+        if self._state.head is None or size(self._state.head.base) > len(blocks):
             return 0
         stored = await self._journal.blocks.read(self._state.head.base)
-        rest = (block for block in blocks[len(stored) :] if not isinstance(block, CacheCheckpoint | Unknown))
-        goes_on = next(rest, None)
-        is_answer = goes_on is not None and (goes_on.role == "assistant" or isinstance(goes_on, ToolResult))
-        return 0 if is_answer or tuple(blocks[: len(stored)]) != tuple(stored) else len(stored)
+        return len(stored) if tuple(blocks[: len(stored)]) == tuple(stored) and goes_on(blocks, len(stored)) else 0
+
+    async def check_import(self, given: Given, idempotency_key: str) -> int | None:
+        """Check a part of a conversation as `import_turns` would; store nothing.
+
+        Returns the index of its last turn if it is stored already, and was not cleared; else None.
+
+        Raises:
+            InvalidInputError: a block cannot be stored.
+        """
+        await self._encoded(given)
+        await self._transactor.loaded()
+        _, found = await self._found(_event_key(idempotency_key))
+        return found.turn_index if found else None
+
+    async def _encoded(self, given: Given) -> list[str]:
+        check_count("messages", len(given.blocks), "MAX_BLOCKS", MAX_BLOCKS)
+        if isinstance(self._engines.whole.builder, NamedEngines):
+            await self._transactor.loaded()  # the session's row says which engine goes on with the conversation
+        builder = self._engines.current.builder
+        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
+        return given.encoded(self._engines.config.max_prompt_bytes, refuses)
 
     async def _found(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:
         """Return the event of the import with this key, and its own key; without an event if there is no such import.
@@ -182,6 +220,17 @@ class Importing:
                 self._progress.add_ended(turn, use_of(turn))
         self._ingestion.save_soon()
         return turns[-1].index
+
+
+def _event_key(idempotency_key: str) -> str:
+    return f"turnwise.import:{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}"
+
+
+def goes_on(blocks: Sequence[AnyBlock], had: int) -> bool:
+    """Return whether what follows the first `had` blocks is turns of their own: it does not begin with an answer."""
+    rest = (block for block in blocks[had:] if not isinstance(block, CacheCheckpoint | Unknown))
+    following = next(rest, None)
+    return following is None or not (following.role == "assistant" or isinstance(following, ToolResult))
 
 
 def exchanges(blocks: Sequence[AnyBlock]) -> Iterator[tuple[int, int, int]]:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, NoReturn
 import pydantic_core
 from pydantic import AfterValidator
 
-from turnwise.errors import InvalidInputError, shown
+from turnwise.errors import InvalidInputError, TooManyError, shown
+from turnwise.memory.conversation.limits import MAX_VALUES, count_values
 
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
 """Bounds of integers from callers: databases and other JSON parsers hold no more than 64 bits."""
@@ -56,23 +57,26 @@ def freeze(value: Any) -> Any:
 def plain_json(field: str, given: object, max_bytes: int) -> Any:
     """Return a copy of a JSON value from a caller, made of plain dicts, lists, text and numbers.
 
-    Time is bounded by `max_bytes`, also for a value that contains itself.
+    Time is bounded by `MAX_VALUES` and `max_bytes`, also for a value that contains itself.
 
     Args:
         field: the value's name in error messages.
         max_bytes: the most bytes it may take as JSON in UTF-8.
 
     Raises:
+        TooManyError: it has more values than `MAX_VALUES`.
         InvalidInputError: JSON cannot hold the value, or it is too large or too deep; names the place inside the value.
     """
-    too_large = InvalidInputError(field, shown(given), f"must take at most {max_bytes} bytes as JSON")
-    left = max_bytes
+    left_bytes, left_values = max_bytes, MAX_VALUES
 
-    def copy(value: object, place: str, depth: int) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise too_large
+    def too_large() -> InvalidInputError:
+        return InvalidInputError(field, shown(given), f"must take at most {max_bytes} bytes as JSON")
+
+    def copy(value: object, place: _Place, depth: int) -> Any:
+        nonlocal left_values
+        left_values -= 1
+        if left_values < 0:
+            raise TooManyError(field, count_values([given], 2 * MAX_VALUES), "MAX_VALUES", MAX_VALUES)
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
@@ -80,38 +84,50 @@ def plain_json(field: str, given: object, max_bytes: int) -> Any:
         if isinstance(value, int):
             if MIN_INTEGER <= value <= MAX_INTEGER:
                 return int.__int__(value)
-            raise InvalidInputError(place, shown(value), "must be an integer of 64 bits; pass a larger one as text")
+            raise InvalidInputError(
+                _named(place), shown(value), "must be an integer of 64 bits; pass a larger one as text"
+            )
         if isinstance(value, float):
             if math.isfinite(value):
                 return float.__float__(value)
-            raise InvalidInputError(place, shown(value), "must be a finite number")
+            raise InvalidInputError(_named(place), shown(value), "must be a finite number")
         if depth > MAX_DEPTH:
             raise InvalidInputError(field, shown(given), f"must be nested at most {MAX_DEPTH} levels deep")
-        if isinstance(value, Mapping):
-            return {
-                text(key, f"a key of {place}"): copy(item, f"{place}[{shown(key)}]", depth + 1)
-                for key, item in value.items()
-            }
-        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-            return [copy(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)]
-        raise InvalidInputError(place, shown(value), f"{type(value).__name__} is not a JSON value")
+        if isinstance(value, _MAPPINGS):
+            return {text(key, (place,)): copy(item, (place, key), depth + 1) for key, item in value.items()}
+        if isinstance(value, _SEQUENCES) and not isinstance(value, bytes | bytearray | memoryview):
+            return [copy(item, (place, index), depth + 1) for index, item in enumerate(value)]
+        raise InvalidInputError(_named(place), shown(value), f"{type(value).__name__} is not a JSON value")
 
-    def text(value: object, place: str) -> str:
-        nonlocal left
+    def text(value: object, place: _Place) -> str:
+        nonlocal left_bytes
         if not isinstance(value, str):
-            raise InvalidInputError(place, shown(value), "must be text")
-        left -= len(value)
-        if left < 0:
-            raise too_large
+            raise InvalidInputError(_named(place), shown(value), "must be text")
+        left_bytes -= len(value)
+        if left_bytes < 0:
+            raise too_large()
         try:
             return plain_text(value)
         except ValueError as error:
-            raise InvalidInputError(place, shown(value), str(error)) from None
+            raise InvalidInputError(_named(place), shown(value), str(error)) from None
 
     copied = copy(given, field, 1)
     if len(pydantic_core.to_json(copied)) > max_bytes:
-        raise too_large
+        raise too_large()
     return copied
+
+
+_Place = Any
+"""Where a value is: the name of the argument, or the place of what holds it and the key or the index there. The place
+of a key has the place of its mapping alone. A name is made of it for errors only, since that takes long."""
+
+
+def _named(place: _Place) -> str:
+    if isinstance(place, str):
+        return place
+    if len(place) == 1:
+        return f"a key of {_named(place[0])}"
+    return f"{_named(place[0])}[{place[1] if isinstance(place[1], int) else shown(place[1])}]"
 
 
 def is_deeper(value: object, levels: int) -> bool:

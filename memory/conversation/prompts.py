@@ -21,6 +21,13 @@ from turnwise.memory.conversation.blocks import (
     is_too_deep,
 )
 from turnwise.memory.conversation.frozen_json import MAX_DEPTH
+from turnwise.memory.conversation.limits import (
+    MAX_BLOCKS,
+    MAX_PROMPTS_BYTES,
+    MAX_VALUES,
+    check_count,
+    count_values,
+)
 
 Prompt = str | Block
 """A string is a `User` block."""
@@ -37,8 +44,13 @@ def plain_prompts(session_id: str, prompts: Sequence[Prompt]) -> tuple[Prompt, .
     """Return the prompts as plain strings and turnwise's own block classes, so that another process can unpickle them.
 
     Raises:
+        TooManyError: there are too many, or there is too much in them; none of them was looked at.
         InvalidPromptError: a prompt is neither a string nor a block, or is nested too deeply for pickle.
     """
+    check_count("prompts", len(prompts), "MAX_BLOCKS", MAX_BLOCKS)
+    parts = (part for prompt in prompts if isinstance(prompt, Block) for part in vars(prompt).values())
+    nested = [part for part in parts if isinstance(part, dict | tuple) and part]
+    check_count("prompts", count_values(nested, MAX_VALUES), "MAX_VALUES", MAX_VALUES)
     for prompt in prompts:
         if not isinstance(prompt, str) and type(prompt) not in _BLOCKS:
             raise InvalidPromptError(session_id, f"{type(prompt).__name__} is not a string or a block{_REMEDY}")
@@ -66,6 +78,7 @@ def accept(
         refuses: the check of the session's engine for pictures and files.
 
     Raises:
+        TooManyError: see `plain_prompts`; or they take more than `MAX_PROMPTS_BYTES` together.
         EmptyTurnError: a prompt is blank.
         InvalidPromptError: a prompt is not valid text, takes more than `max_bytes` when encoded, is a picture or a file
             that no provider accepts or that the engine refuses, or is of a kind that only a run may add: a summary or
@@ -73,6 +86,7 @@ def accept(
     """
     blocks: list[Block] = []
     encoded: list[str] = []
+    total = 0
     for at, prompt in enumerate(plain_prompts(session_id, prompts)):
         if isinstance(prompt, Summary | Recalled):
             raise InvalidPromptError(session_id, f"a {prompt.kind} block comes from a run, not from a caller")
@@ -86,6 +100,8 @@ def accept(
         if (size := len(body.encode())) > max_bytes:
             why = f"{size} bytes are over max_prompt_bytes={max_bytes}; shorten it or raise the limit in SessionConfig"
             raise InvalidPromptError(session_id, why)
+        total += size
+        check_count("the bytes of prompts", total, "MAX_PROMPTS_BYTES", MAX_PROMPTS_BYTES)
         if isinstance(block, Image | Document) and (flaw := block.flaw or refuses(block)):
             raise InvalidPromptError(session_id, f"prompts[{at}], the {described(block)}: {flaw}")
         blocks.append(block)

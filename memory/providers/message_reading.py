@@ -10,14 +10,12 @@ from pydantic import BaseModel, ValidationError
 
 from turnwise.errors import EmptyTurnError, InvalidInputError, InvalidPromptError, InvalidRequestError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, System, ToolResult, ToolUse, Unknown
+from turnwise.memory.conversation.limits import MAX_MESSAGES, check_count
 from turnwise.memory.conversation.message_formats import FORMATS, MessageFormat, functions_of
 from turnwise.memory.conversation.prompts import Refuses, accept, takes_all
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.providers.parts import UnreadableError
 from turnwise.memory.providers.validation import CHAT, check
-
-MAX_MESSAGES = 100_000
-"""The most messages of one conversation that are read."""
 
 _RULES = replace(
     CHAT, name="a session", kinds=CHAT.kinds | {"thinking"}, image_types=frozenset(), document_types=frozenset()
@@ -66,6 +64,10 @@ class Given:
                 raise self.refused(at, f"{error.why}: change the message, or leave it out") from None
         return texts
 
+    def part(self, start: int, stop: int) -> Given:
+        """Return a part of the conversation: the blocks from `start` up to `stop`."""
+        return Given(self.blocks[start:stop], self.places[start:stop])
+
     def refused(self, at: int, why: str) -> InvalidInputError:
         """Return the error that names the message of a block."""
         field = f"messages[{self.places[at]}]" if self.places[at] >= 0 else "system"
@@ -83,6 +85,7 @@ def from_messages(
         system: the system prompt, where it is not among the messages.
 
     Raises:
+        TooManyError: there are more messages than `MAX_MESSAGES`.
         InvalidInputError: names the first message that cannot be read, or that cannot be continued, by its index.
         ConfigError: the format needs a package that is not installed.
     """
@@ -93,8 +96,7 @@ def read_messages(messages: Any, format: str | None = None, *, system: str | Non
     """Return what `from_messages` returns, and where each block is from."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise InvalidInputError("messages", shown(messages), "pass a list of messages")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidInputError("messages", len(messages), f"pass at most {MAX_MESSAGES} at once, in order")
+    check_count("messages", len(messages), "MAX_MESSAGES", MAX_MESSAGES)
     given = list(messages) if _is_own(messages) else [_plain(message) for message in messages]
     blocks: list[AnyBlock] = [System(text=system)] if system else []
     places = [-1] * len(blocks)
@@ -125,7 +127,7 @@ def _with_one_system(blocks: list[AnyBlock], places: list[int]) -> Given:
     if where in ([], [0]):
         return Given(blocks, places)
     whole = System(text="\n\n".join(block.text for block in blocks if isinstance(block, System)))
-    others = [at for at in range(len(blocks)) if at not in set(where)]
+    others = [at for at, block in enumerate(blocks) if not isinstance(block, System)]
     return Given([whole, *(blocks[at] for at in others)], [places[where[0]], *(places[at] for at in others)])
 
 
@@ -142,9 +144,10 @@ def _read(messages: Sequence[Any], format: str) -> Iterator[list[AnyBlock]]:
         except InvalidInputError as error:
             raise InvalidInputError(f"messages[{at}]", shown(message), getattr(error, "why", str(error))) from error
     blocks: list[AnyBlock] = list(read(messages))
+    at = 0
     for size in sizes:
-        yield blocks[:size]
-        del blocks[:size]
+        yield blocks[at : at + size]
+        at += size
 
 
 def _check(found: Given) -> None:

@@ -6,6 +6,7 @@ TurnwiseError
 │   ├── InvalidIdError
 │   ├── InvalidPromptError
 │   ├── EmptyTurnError
+│   ├── TooManyError           an argument has more parts than one call may bring
 │   ├── StoreURLError
 │   ├── ConfigError
 │   ├── InvalidMemoryError
@@ -183,6 +184,19 @@ class EmptyTurnError(InvalidInputError):
 
     message = "session {session_id!r} has nothing to run: pass a prompt that is not blank"
     session_id: str
+
+
+class TooManyError(InvalidInputError):
+    """An argument has more parts than one call may bring; none of them was looked at, and nothing was changed.
+
+    `limit` names the bound; the page about reliability lists all bounds.
+    """
+
+    message = "{field}: {count} are more than {limit}={most} allows: send fewer at once"
+    field: str
+    count: int
+    limit: str
+    most: int
 
 
 class StoreURLError(InvalidInputError):

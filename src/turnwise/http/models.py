@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -23,6 +24,7 @@ from turnwise.errors import (
     TurnwiseError,
     shown,
 )
+from turnwise.http.bounded import Bounded, Bounds
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
     CacheCheckpoint,
@@ -41,8 +43,10 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.frozen_json import plain_json
+from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_MESSAGES, MAX_NAMES
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.output_type import MAX_RETRIES
+from turnwise.memory.conversation.run_tools import MAX_TOOLS
 from turnwise.memory.conversation.runs import FinishClass, IfBusy, RunRecord, RunState
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionRecord, SessionStatus
 from turnwise.memory.conversation.steps import Step
@@ -67,7 +71,7 @@ def example(**fields: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-class Body(BaseModel):
+class Body(Bounded):
     """Base of what requests have: unknown fields and other types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
@@ -109,6 +113,9 @@ def prompts_of(given: Prompts | None) -> list[Any]:
     if given is None:
         return []
     return [given] if isinstance(given, str) else list(given)
+
+
+PROMPT_BOUNDS: Bounds = {"prompt": ("MAX_BLOCKS", MAX_BLOCKS)}
 
 
 class OpenSession(Body):
@@ -205,6 +212,7 @@ class Append(Body):
     """What to add for the next run."""
 
     model_config = example(prompt="And please keep it short.")
+    bounds: ClassVar[Bounds] = PROMPT_BOUNDS
 
     prompt: TextOrBlocks
 
@@ -215,6 +223,8 @@ class ImportMessages(Body):
     model_config = example(
         messages=[{"role": "user", "content": "Where is the key?"}, {"role": "assistant", "content": "Under the mat."}]
     )
+
+    bounds: ClassVar[Bounds] = {"messages": ("MAX_MESSAGES", MAX_MESSAGES)}
 
     messages: list[JsonObject]
     format: Literal["openai_chat", "openai_responses", "anthropic"] | None = None
@@ -281,6 +291,7 @@ class RunOptions(Body):
     """What to run, and how."""
 
     model_config = example(prompt="Which museums are open on Monday?", labels={"source": "web"}, timeout_s=120)
+    bounds: ClassVar[Bounds] = {**PROMPT_BOUNDS, "tools": ("MAX_TOOLS", MAX_TOOLS), "labels": ("MAX_NAMES", MAX_NAMES)}
 
     prompt: TextOrBlocks | None = None
     """If omitted, the prompts that were appended are run."""
@@ -314,10 +325,13 @@ class RunOptions(Body):
     tools: list[RunTool] | None = None
     """Tools for this run alone; results of their calls come by `/v1/runs/{run_id}/provide`."""
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `Session.run`."""
-        tools = None if self.tools is None else [each.made() for each in self.tools]
+    async def options(self) -> dict[str, Any]:
+        """Return the options of `Session.run`. Tools are checked by a thread, since that may take long.
+
+        Raises:
+            InvalidInputError: the schema of a tool cannot be used.
+        """
+        tools = self.tools and await asyncio.to_thread(lambda: [each.made() for each in self.tools or ()])
         return {name: getattr(self, name) for name in _RUN_OPTIONS} | {"tools": tools}
 
 
@@ -369,6 +383,7 @@ class Provide(Body):
     """The result of a call that was made elsewhere."""
 
     model_config = example(call_id="call_1", result={"celsius": -3})
+    bounds: ClassVar[Bounds] = {"blocks": ("MAX_BLOCKS", MAX_BLOCKS)}
 
     call_id: str
     result: Any = None

@@ -96,7 +96,7 @@ async def start_run(
     idempotency_key: Key = None,
 ) -> Response:
     """The run is stored when this answers, and goes on if the client leaves, unless `X-On-Disconnect` is `cancel`."""
-    options = {**body.options, "idempotency_key": idempotency_key}
+    options = {**await body.options(), "idempotency_key": idempotency_key}
     prompts = prompts_of(body.prompt)
     with caller.room(wanted=streams or wait_s is not None) as room:
         try:
@@ -117,7 +117,7 @@ async def run_once(
     body: RunOnce, caller: Asks, request: Request, streams: Streams, wait_s: RUN_WAIT = None
 ) -> Response:
     """The run can be waited for, followed and cancelled until a minute after its end."""
-    options = {**body.options, "agent": body.agent, "metadata": body.metadata, "engine": body.engine}
+    options = {**await body.options(), "agent": body.agent, "metadata": body.metadata, "engine": body.engine}
     with caller.room(wanted=streams or wait_s is not None) as room:
         execution = await caller.manager.run_once(*prompts_of(body.prompt), user_id=caller.user_id, **options)
         return await _started(caller, request, execution, streams, wait_s, room=room)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -24,6 +25,7 @@ from turnwise.errors import (
     SessionBusyError,
     shown,
 )
+from turnwise.http.bounded import Bounded, Bounds
 from turnwise.http.front_ends.answering import Decision, active, ask, behind, decide, fitting, streamed, turn_of
 from turnwise.http.front_ends.reading import file_of, in_order, message_id
 from turnwise.http.models import example
@@ -33,6 +35,8 @@ from turnwise.http.service import Asks, Caller
 from turnwise.http.sessions import CONFLICT, NOT_FOUND
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import Block, User
+from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES, MAX_WAITING_BLOCKS, check_count
+from turnwise.memory.conversation.run_tools import MAX_TOOLS
 
 with framework("ag-ui-protocol", extra="ag-ui", tested="1.0"):
     from ag_ui.core import AssistantMessage, RunAgentInput, Tool as AgUiTool, ToolMessage, UserMessage
@@ -47,9 +51,15 @@ router = APIRouter(
 _EVENT = 'data: {"type":"TEXT_MESSAGE_CONTENT","messageId":"m","delta":"Hi"}\n\n'
 
 
-class AgentInput(RunAgentInput):
+class AgentInput(Bounded, RunAgentInput):
     """A run of AG-UI, as clients ask for it."""
 
+    bounds: ClassVar[Bounds] = {
+        "messages": ("MAX_WAITING_BLOCKS", MAX_WAITING_BLOCKS),
+        "tools": ("MAX_TOOLS", MAX_TOOLS),
+        "context": ("MAX_NAMES", MAX_NAMES),
+        "resume": ("MAX_NAMES", MAX_NAMES),
+    }
     model_config = example(threadId="trip", runId="r1", messages=[{"id": "m1", "role": "user", "content": "Hello!"}])
 
 
@@ -129,7 +139,7 @@ async def _execution(
     if not isinstance(last, UserMessage):
         why = "the last message must be the user's or a tool's; or answer interrupts by 'resume'"
         raise InvalidInputError(f"{at}.role" if last else "messages", shown(getattr(last, "role", [])), why)
-    its_id, prompts, options = message_id(last.id, f"{at}.id"), _prompts(last, at), _options(body)
+    its_id, prompts, options = message_id(last.id, f"{at}.id"), _prompts(last, at), await _options(body)
     session = await open_for_run(
         caller.manager, body.thread_id, prompts, options, user_id=caller.user_id, engine=engine
     )
@@ -178,8 +188,9 @@ async def deciding(
         raise InvalidInputError(decisions[0].at, shown(decisions[0].call_id), why) from None
     calls = (await execution.info()).calls
     asked = [each for each in decisions if each.run_id in (run_id, None) and calls.get(each.call_id, {}).get("wants")]
+    at = {each.at for each in asked}
     for each in decisions:
-        if each not in asked and (each.approved is not None or not asked):
+        if each.at not in at and (each.approved is not None or not asked):
             raise InvalidInputError(each.at, shown(each.call_id), why)
     chosen = await fitting(execution, asked)
     joined = None if message is None else await _joined(session, *message)
@@ -214,6 +225,7 @@ def decisions_of(body: RunAgentInput) -> list[Decision]:
         arguments = edited if approved else None
         run_id, _, call_id = entry.interrupt_id.partition(".")
         found.append(Decision(call_id, at, run_id, approved=approved, value=arguments, reason=told))
+    runs = _runs_of(body.messages)
     is_asked = bool(body.messages) and isinstance(body.messages[-1], UserMessage)
     for number in range(len(body.messages) - 1 - is_asked, -1, -1):
         message = body.messages[number]
@@ -222,16 +234,15 @@ def decisions_of(body: RunAgentInput) -> list[Decision]:
         text = message.content if isinstance(message.content, str) else _texts(message.content, f"messages.{number}")
         value, is_error = (text, False) if message.error is None else (message.error, True)
         call_id, at = message.tool_call_id, f"messages.{number}.toolCallId"
-        found.append(Decision(call_id, at, _run_of(body.messages[:number], call_id), value=value, is_error=is_error))
+        found.append(Decision(call_id, at, runs.get(call_id), value=value, is_error=is_error))
+    check_count("answers to calls", len(found), "MAX_NAMES", MAX_NAMES)
     return found
 
 
-def _run_of(messages: Sequence[Any], call_id: str) -> str | None:
-    """Return the run of a call, by the id of the message that has it: ids of calls are unique only within a run."""
-    for message in reversed(messages):
-        if isinstance(message, AssistantMessage) and any(call.id == call_id for call in message.tool_calls or ()):
-            return message.id.partition("-")[0]
-    return None
+def _runs_of(messages: Sequence[Any]) -> dict[str, str]:
+    """Return the runs of calls, by the ids of the messages that have them last: a call's id is unique within a run."""
+    asking = (message for message in messages if isinstance(message, AssistantMessage))
+    return {call.id: message.id.partition("-")[0] for message in asking for call in message.tool_calls or ()}
 
 
 def _texts(parts: Sequence[Any], at: str) -> str:
@@ -244,6 +255,7 @@ def _texts(parts: Sequence[Any], at: str) -> str:
 def _prompts(message: UserMessage, at: str) -> list[Block]:
     if isinstance(message.content, str):
         return in_order([User(text=message.content)], f"{at}.content")
+    check_count(f"{at}.content", len(message.content), "MAX_BLOCKS", MAX_BLOCKS)
     blocks: list[Block] = []
     for number, part in enumerate(message.content):
         place = f"{at}.content.{number}"
@@ -261,14 +273,18 @@ def _prompts(message: UserMessage, at: str) -> list[Block]:
     return in_order(blocks, f"{at}.content")
 
 
-def _options(body: RunAgentInput) -> RunOptions:
-    """Return the options of the run: the client's tools, and its context as instructions."""
+async def _options(body: RunAgentInput) -> RunOptions:
+    """Return the options of the run: the client's tools, which a thread checks, and its context as instructions."""
     options = RunOptions()
     if body.tools:
-        options["tools"] = [_tool(tool, f"tools.{number}") for number, tool in enumerate(body.tools)]
+        options["tools"] = await asyncio.to_thread(_tools, body.tools)
     if body.context:
         options["instructions"] = "\n\n".join(f"{each.description}:\n{each.value}" for each in body.context)
     return options
+
+
+def _tools(tools: Sequence[AgUiTool]) -> list[Tool]:
+    return [_tool(tool, f"tools.{number}") for number, tool in enumerate(tools)]
 
 
 def _tool(tool: AgUiTool, at: str) -> Tool:

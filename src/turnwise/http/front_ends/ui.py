@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
@@ -14,6 +14,7 @@ from turnwise.actors.client.opening import open_for_run
 from turnwise.actors.client.session import AsyncSession, RunOptions
 from turnwise.adapters.front_ends.vercel import VercelEncoder, file_part, output_of
 from turnwise.errors import InvalidInputError, QueueFullError, SessionBusyError, shown
+from turnwise.http.bounded import Bounds
 from turnwise.http.front_ends.answering import (
     Decision,
     active,
@@ -43,6 +44,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
+from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_MESSAGES, MAX_NAMES, check_count
 from turnwise.memory.conversation.output_type import ANSWER_TOOL
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.turns import Turn
@@ -75,6 +77,8 @@ class Chat(Body):
         messages=[{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Is it open today?"}]}],
         trigger="submit-message",
     )
+
+    bounds: ClassVar[Bounds] = {"messages": ("MAX_MESSAGES", MAX_MESSAGES), "labels": ("MAX_NAMES", MAX_NAMES)}
 
     id: Annotated[str, Field(min_length=1, max_length=256)]
     """The chat's, which is the session's. A new session is made for a new one."""
@@ -213,6 +217,8 @@ def helpful(error: SessionBusyError, *, is_again: bool) -> list[str]:
 
 
 def _prompts(message: Mapping[str, Any], at: str) -> list[Block]:
+    if isinstance(parts := message.get("parts"), list):
+        check_count(f"{at}.parts", len(parts), "MAX_BLOCKS", MAX_BLOCKS)
     blocks: list[Block] = []
     for place, part in _parts(message, at):
         match part.get("type"):
@@ -268,7 +274,9 @@ def _decisions(message: Mapping[str, Any], at: str) -> list[Decision]:
     ]
     steps = [number for number, (_, part) in enumerate(calls) if part["type"] == "step-start"]
     calls = calls[steps[-1] + 1 :] if steps else calls
-    return [each for place, part in calls if (each := _decision(part, place))]
+    decisions = [decision for place, part in calls if (decision := _decision(part, place))]
+    check_count("answers to calls", len(decisions), "MAX_NAMES", MAX_NAMES)
+    return decisions
 
 
 def _decision(part: Mapping[str, Any], at: str) -> Decision | None:

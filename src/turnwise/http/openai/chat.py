@@ -116,7 +116,7 @@ async def create(
     """
     body.check()
     chat, model = read_messages(body.messages), chosen(caller, body.model)
-    asked = _Asked(caller, body, chat, model, _options(body, chat, model))
+    asked = _Asked(caller, body, chat, model, await _options(body, chat, model))
     with caller.room() as room:
         try:
             if x_session_id is None:
@@ -159,15 +159,11 @@ def _failed(error: OpenAIError, answering: _Answering, headers: dict[str, str]) 
     return response
 
 
-def _options(body: CreateCompletion, chat: Chat, model: Chosen) -> RunOptions:
+async def _options(body: CreateCompletion, chat: Chat, model: Chosen) -> RunOptions:
     options = RunOptions(params=body.params(), model=model.model)
     if instructions := "\n\n".join(text for text in chat.instructions if text.strip()):
         options["instructions"] = instructions
-    if tools := body.functions_given():
-        try:
-            record_of_tools(tools)
-        except InvalidInputError as error:
-            raise body.refusal(error) from None
+    if tools := await body.functions_given():
         options["tools"] = tools
     return options
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import asyncio
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from turnwise.actors.inference.tools.signature import check_safe
-from turnwise.actors.inference.tools.tool import Tool, external_tool
+from turnwise.actors.inference.tools.tool import Tool, external_tool, record_of_tools
 from turnwise.errors import ConfigError, EmptyTurnError, InvalidIdError, InvalidInputError, InvalidPromptError
+from turnwise.http.bounded import Bounded, Bounds
 from turnwise.http.openai.errors import OpenAIError, invalid, unsupported
-from turnwise.memory.conversation.model_params import ModelParams, check_params
+from turnwise.memory.conversation.limits import MAX_BLOCKS
+from turnwise.memory.conversation.model_params import MAX_STOPS, ModelParams, check_params
+from turnwise.memory.conversation.run_tools import MAX_TOOLS
 
 _REMEDIES = {
     "functions": "it is deprecated: send tools",
@@ -20,7 +24,7 @@ _REMEDIES = {
 }
 
 
-class _Strict(BaseModel):
+class _Strict(Bounded):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
@@ -50,7 +54,13 @@ class FunctionTool(_Strict):
 class CreateCompletion(_Strict):
     """A request for a chat completion. Each field is supported, or refused by name."""
 
-    messages: Annotated[list[JsonValue], Field(min_length=1, max_length=10_000)]
+    bounds: ClassVar[Bounds] = {
+        "messages": ("MAX_BLOCKS", MAX_BLOCKS),
+        "tools": ("MAX_TOOLS", MAX_TOOLS),
+        "stop": ("MAX_STOPS", MAX_STOPS),
+    }
+
+    messages: Annotated[list[JsonValue], Field(min_length=1)]
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -124,12 +134,15 @@ class CreateCompletion(_Strict):
             raise self.refusal(error) from None
         return checked
 
-    def functions_given(self) -> list[Tool]:
-        """Return the client's tools.
+    async def functions_given(self) -> list[Tool]:
+        """Return the client's tools. They are checked by a thread, since that may take long.
 
         Raises:
             OpenAIError: names the tool.
         """
+        return await asyncio.to_thread(self._functions) if self.tools else []
+
+    def _functions(self) -> list[Tool]:
         found: list[Tool] = []
         for at, each in enumerate(self.tools or ()):
             function = each.function
@@ -142,6 +155,10 @@ class CreateCompletion(_Strict):
                 raise invalid(param, f"{param}: {error}", "invalid_function_parameters") from None
             except ConfigError as error:
                 raise invalid(f"tools[{at}].function", str(error)) from None
+        try:
+            record_of_tools(found)
+        except InvalidInputError as error:
+            raise self.refusal(error) from None
         return found
 
     def refusal(self, error: InvalidInputError) -> OpenAIError:

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import ConfigDict, JsonValue
 
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, SessionBusyError, TurnNotFoundError
+from turnwise.http.bounded import Bounded
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, invalid, not_found
 from turnwise.http.openai.fields import Metadata
 from turnwise.http.openai.ids import conversation_id
@@ -36,7 +37,7 @@ TURNS = 20
 Include = Annotated[Including, Query()]
 
 
-class _Strict(BaseModel):
+class _Strict(Bounded):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 

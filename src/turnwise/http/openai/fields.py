@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
+from turnwise.http.bounded import Bounded, Bounds
 from turnwise.http.openai.errors import OpenAIError, invalid, unsupported
 from turnwise.http.openai.items import ENCRYPTED
+from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES
 from turnwise.memory.conversation.model_params import ModelParams, check_params
+from turnwise.memory.conversation.run_tools import MAX_TOOLS
 from turnwise.memory.conversation.runs import RunRecord
 
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
@@ -60,7 +63,7 @@ def check_include(include: list[str] | None) -> None:
             raise unsupported(f"include[{at}]", f"{name!r:.99} is not supported")
 
 
-class _Strict(BaseModel):
+class _Strict(Bounded):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
@@ -105,7 +108,14 @@ class FunctionTool(_Strict):
 class CreateResponse(_Strict):
     """A request for a response."""
 
-    input: str | list[JsonValue] = []
+    bounds: ClassVar[Bounds] = {
+        "input": ("MAX_BLOCKS", MAX_BLOCKS),
+        "tools": ("MAX_TOOLS", MAX_TOOLS),
+        "include": ("MAX_NAMES", MAX_NAMES),
+        "metadata": ("MAX_METADATA", MAX_METADATA),
+    }
+
+    input: str | list[JsonValue] = Field(default_factory=list)
     model: str | None = None
     instructions: str | None = None
     conversation: str | ConversationRef | None = None

@@ -27,9 +27,7 @@ from turnwise.memory.conversation.blocks import (
     User,
 )
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-
-MAX_ITEMS = 10_000
-"""The most items of one request."""
+from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 
@@ -80,10 +78,10 @@ def read_items(items: Sequence[Any], param: str, *, answers: bool = True) -> Giv
         answers: whether an output whose call is not among the items is apart; otherwise it is a block too.
 
     Raises:
+        TooManyError: there are too many items, or parts of them.
         OpenAIError: an item is not valid or is not supported; the error names the item.
     """
-    if len(items) > MAX_ITEMS:
-        raise invalid(param, f"there may be {MAX_ITEMS} items, not {len(items)}")
+    check_count(param, sum(map(_parts_of, items)), "MAX_BLOCKS", MAX_BLOCKS)
     reader = _Reader(answers)
     for at, item in enumerate(items):
         try:
@@ -91,7 +89,13 @@ def read_items(items: Sequence[Any], param: str, *, answers: bool = True) -> Giv
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             raise invalid(f"{param}[{at}]", str(first["msg"]).removeprefix("Value error, ")) from None
-    return reader.given
+    return reader.whole()
+
+
+def _parts_of(item: Any) -> int:
+    """Return how many parts an item has, itself included if it has no list of them."""
+    lists = (item.get(name) for name in ("content", "output", "summary")) if isinstance(item, Mapping) else ()
+    return max([1, *(len(each) for each in lists if isinstance(each, list))])
 
 
 class _Reader:
@@ -100,6 +104,12 @@ class _Reader:
         self._answers = answers
         self._calls: set[str] = set()
         """The ids of calls that are among the items."""
+
+    def whole(self) -> Given:
+        """Return what was read. Instructions are one block, since the last block replaces those before it."""
+        if texts := self.given.instructions:
+            self.given.blocks.insert(0, System(text="\n\n".join(texts)))
+        return self.given
 
     def read(self, item: Any, at: str) -> None:
         if not isinstance(item, Mapping):
@@ -134,19 +144,13 @@ class _Reader:
         if not blocks:
             raise invalid(f"{at}.content", "must not be empty")
         if role in ("system", "developer"):
-            self._instruct([block.text for block in blocks if isinstance(block, User)])
+            self.given.instructions += [block.text for block in blocks if isinstance(block, User)]
             return
         if role == "assistant" and item.get("status") == "incomplete":
             blocks[-1] = Text(text=getattr(blocks[-1], "text", ""), interrupted=True)
         if role == "user":  # a picture belongs to the text before it
             blocks.sort(key=lambda block: not isinstance(block, User))
         self.given.blocks += blocks
-
-    def _instruct(self, texts: list[str]) -> None:
-        """Add instructions: those of one request are one block, since the last block replaces those before it."""
-        self.given.instructions += texts
-        others = [block for block in self.given.blocks if not isinstance(block, System)]
-        self.given.blocks = [System(text="\n\n".join(self.given.instructions)), *others]
 
     def _part(self, part: Any, at: str, role: str) -> Block:
         if not isinstance(part, Mapping):

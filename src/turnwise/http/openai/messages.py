@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from turnwise.http.openai.errors import invalid, unsupported
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 
@@ -51,8 +52,10 @@ def read_messages(messages: Sequence[Any]) -> Chat:
     """Return what a request says.
 
     Raises:
+        TooManyError: there are too many messages, or parts and calls of them.
         OpenAIError: a message is not valid or is not supported; the error names it.
     """
+    check_count("messages", sum(map(_parts_of, messages)), "MAX_BLOCKS", MAX_BLOCKS)
     chat = Chat()
     for number, message in enumerate(messages):
         at = f"messages[{number}]"
@@ -68,6 +71,12 @@ def read_messages(messages: Sequence[Any]) -> Chat:
     if not isinstance(chat.last, ToolResult) and chat.last.role != "user":
         raise invalid("messages", "the last message must be of the user or of a tool: answers are not continued")
     return chat
+
+
+def _parts_of(message: Any) -> int:
+    """Return how many parts and calls a message has; 1 if it has no list of them."""
+    lists = (message.get(name) for name in ("content", "tool_calls")) if isinstance(message, Mapping) else ()
+    return max(1, sum(len(each) for each in lists if isinstance(each, list)))
 
 
 def _message(message: Any, at: str, chat: Chat) -> list[AnyBlock]:

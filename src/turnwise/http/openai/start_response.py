@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -128,7 +129,7 @@ async def start(caller: Caller, body: CreateResponse, given: Given, key: str | N
     """
     choice = None if body.model is None else chosen(caller, body.model)
     engine = choice.engine if choice else None
-    options = _options(caller, body, given, choice or Chosen(None, None), key)
+    options = await _options(caller, body, given, choice or Chosen(None, None), key)
     if body.conversation_id is not None:
         return await _in_conversation(caller, body, given, options, choice)
     if body.previous_response_id is not None:
@@ -144,16 +145,20 @@ async def start(caller: Caller, body: CreateResponse, given: Given, key: str | N
     return await _first(caller, session, given, options)
 
 
-def _options(caller: Caller, body: CreateResponse, given: Given, choice: Chosen, key: str | None) -> RunOptions:
+async def _options(caller: Caller, body: CreateResponse, given: Given, choice: Chosen, key: str | None) -> RunOptions:
     named = {REQUESTED: body.model} if body.model is not None else {}
     options = RunOptions(labels={**body.labels(), **named}, params=body.params(), model=choice.model)
     if key is not None:
         options["idempotency_key"] = key
     if instructions := "\n\n".join([*_instructions(caller, given, choice), body.instructions or ""]).strip():
         options["instructions"] = instructions
-    if functions := body.functions():
-        options["tools"] = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(functions)]
+    if body.tools:
+        options["tools"] = await asyncio.to_thread(_tools, body)  # to check them may take long
     return options
+
+
+def _tools(body: CreateResponse) -> list[Tool]:
+    return [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body.functions())]
 
 
 def _instructions(caller: Caller, given: Given, choice: Chosen) -> list[str]:

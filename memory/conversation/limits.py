@@ -1,0 +1,64 @@
+"""The bounds of what one call may bring, and `check_count`, which refuses more before anything of it is looked at.
+
+A session's process has one event loop for many users, and a store has one writer. So what a caller sends at once is
+bounded by number, not only by bytes: a million empty prompts take four megabytes and a minute. What is legitimately
+longer, such as a conversation to import, is sent in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pydantic import BaseModel
+
+from turnwise.errors import TooManyError
+
+MAX_BLOCKS = 2_048
+"""The most prompts of one `append` or `run`, and the most blocks of one imported turn."""
+
+MAX_WAITING_BLOCKS = 10_000
+"""The most prompts of a session that wait for runs, in its queue and appended, together."""
+
+MAX_PROMPTS_BYTES = 16 << 20
+"""The most bytes that the prompts of one call may take together, as UTF-8 JSON."""
+
+MAX_VALUES = 20_000
+"""The most values within one JSON value, and within all blocks of one call: members of objects, elements of lists."""
+
+MAX_MESSAGES = 100_000
+"""The most messages of one conversation that are read."""
+
+MAX_NAMES = 1_000
+"""The most ids, names, labels or kinds of one argument."""
+
+MAX_PAGE = 1_000
+"""The most records that are read from a store at once. A longer page is put together of several."""
+
+
+def check_count(field: str, count: int, limit: str, most: int) -> None:
+    """Refuse an argument that has more parts than a bound allows.
+
+    Args:
+        limit: the bound's name.
+
+    Raises:
+        TooManyError: names the argument and the bound.
+    """
+    if count > most:
+        raise TooManyError(field, count, limit, most)
+
+
+def count_values(given: Iterable[object], most: int) -> int:
+    """Return how many values there are in lists, mappings and models, these included. Stops soon after `most`."""
+    left, count = list(given), 0
+    while left and count <= most:
+        value = left.pop()
+        count += 1
+        if isinstance(value, str):
+            continue
+        held = vars(value) if isinstance(value, BaseModel) else value
+        if isinstance(held, Mapping | list | tuple):
+            if len(held) > most:
+                return count + len(held)
+            left += held.values() if isinstance(held, Mapping) else held
+    return count

@@ -1,0 +1,97 @@
+"""`BodyLimits`: refuses bodies that would take long to read as JSON, before they are read as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from itertools import accumulate
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from turnwise.errors import TooManyError
+from turnwise.http.openai import errors
+from turnwise.http.problems import answer, problem_of
+from turnwise.memory.conversation.frozen_json import MAX_DEPTH
+from turnwise.memory.conversation.limits import check_count
+
+MAX_BODY_DEPTH = MAX_DEPTH + 20
+"""The most levels of lists and objects in a body: those of a value in it, and what stands around that."""
+
+MAX_DIGITS = 400
+"""The most digits of a number in a body: to read one takes the square of its length."""
+
+_SMALL = 16 << 10
+"""Bodies of up to so many bytes are looked at by the event loop, larger ones by a thread."""
+
+_WITH_BODIES = ("POST", "PUT", "PATCH", "DELETE")
+
+_LONG_NUMBER = re.compile(rb"[0-9]{%d,}" % (MAX_DIGITS + 1))
+_OTHERS = bytes(each for each in range(256) if each not in b"[]{}")
+_STEPS = {each: 1 if each in b"[{" else -1 for each in b"[]{}"}
+
+
+class BodyLimits:
+    """An ASGI middleware that refuses bodies with too many values, levels or digits.
+
+    To read JSON holds the event loop, even by a thread, since Python's lock is held to the end: a million small values
+    take a second. So they are counted first, by what stands between texts. What is no JSON is refused by the routes.
+    """
+
+    def __init__(self, app: ASGIApp, max_values: int) -> None:
+        self._app = app
+        self._max_values = max_values
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in _WITH_BODIES:
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        try:
+            if len(body) <= _SMALL:
+                check_body(body, self._max_values)
+            else:
+                await asyncio.to_thread(check_body, body, self._max_values)
+        except TooManyError as error:
+            is_openai = "/openai/v1/" in scope["path"]
+            refusal = errors.answer_of(error) if is_openai else answer(problem_of(error))
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, _again(body, receive), send)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return what gives the body once more, and then what comes after it."""
+    is_given = False
+
+    async def received() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return received
+
+
+def check_body(body: bytes, max_values: int) -> None:
+    """Refuse a body that is too large to be read as JSON at once. O(bytes), by few operations on all of them.
+
+    Raises:
+        TooManyError: names what is too many.
+    """
+    limit = "max_body_values"
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    pairs = body.count(b'"') // 4  # a member of an object has two texts, all else at most one
+    check_count("values of the body", pairs, limit, max_values)
+    others = b"".join(body.split(b'"')[::2])
+    values = sum(others.count(each) for each in (b",", b"[", b"{"))
+    check_count("values of the body", values, limit, max_values)
+    depth = max(accumulate(map(_STEPS.__getitem__, others.translate(None, _OTHERS))), default=0)
+    check_count("levels of the body", depth, "MAX_BODY_DEPTH", MAX_BODY_DEPTH)
+    if found := _LONG_NUMBER.search(others):
+        check_count("digits of a number in the body", len(found[0]), "MAX_DIGITS", MAX_DIGITS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from turnwise.actors.inference.attempt import reason
@@ -21,9 +22,13 @@ from turnwise.memory.conversation.blocks import Block, Content, Text, ToolResult
 from turnwise.memory.conversation.events import CallDecided, RunResumed
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.growing_text import whole
+from turnwise.memory.conversation.limits import count_values
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.tool_calls import ApprovalDecision, CallState, decode_calls, encode_calls
 from turnwise.memory.conversation.transcript import Ledger
+
+_LARGE = 200
+"""The most values of arguments that are checked on the event loop, as a schema takes some 10 microseconds for each."""
 
 
 class Approvals:
@@ -94,8 +99,11 @@ class Approvals:
         except Exception as error:
             why = f"the engine cannot be built, so the arguments of {state.name!r} cannot be checked: {reason(error)}"
             raise EngineError(why) from error
-        refused = runner.check_call(state.name, arguments) if isinstance(runner, CallChecker) else None
-        if refused:
+        if not isinstance(runner, CallChecker):
+            return
+        check = partial(runner.check_call, state.name, arguments)
+        is_large = count_values([arguments], _LARGE) > _LARGE
+        if refused := (await self._engines.off_loop(check) if is_large else check()):
             raise InvalidInputError("input", shown(arguments), refused)
 
     async def _decide(

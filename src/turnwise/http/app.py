@@ -20,8 +20,8 @@ from turnwise.adapters.front_ends.vercel import VercelEncoder
 from turnwise.errors import ConfigError
 from turnwise.http import health, memories, problems, runs, sessions
 from turnwise.http.auth import Auth
-from turnwise.http.bodies import BodyLimits
 from turnwise.http.config import ServiceConfig, Source
+from turnwise.http.counts import CountLimits
 from turnwise.http.credentials import Credentials, asked_once
 from turnwise.http.front_ends import ui
 from turnwise.http.limits import SizeLimits
@@ -105,7 +105,7 @@ def create_app(
     app.include_router(conversations.router)
     app.include_router(errors.router)  # the last of OpenAI's: it has all of their addresses
     limits = service.settings
-    app.add_middleware(BodyLimits, max_values=limits.max_body_values)
+    app.add_middleware(CountLimits, max_values=limits.max_body_values)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=limits.max_body_bytes)
     app.add_middleware(SegmentPaths)
     app.add_middleware(TraceContext)

@@ -1,4 +1,4 @@
-"""`BodyLimits`: refuses bodies that would take long to read as JSON, before they are read as JSON."""
+"""`CountLimits`: refuses requests that would take long to read, before they are read."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from turnwise.memory.conversation.limits import check_count
 MAX_BODY_DEPTH = MAX_DEPTH + 20
 """The most levels of lists and objects in a body: those of a value in it, and what stands around that."""
 
+MAX_PARAMETERS = 200
+"""The most parameters of a query."""
+
 MAX_DIGITS = 400
 """The most digits of a number in a body: to read one takes the square of its length."""
 
@@ -31,8 +34,8 @@ _OTHERS = bytes(each for each in range(256) if each not in b"[]{}")
 _STEPS = {each: 1 if each in b"[{" else -1 for each in b"[]{}"}
 
 
-class BodyLimits:
-    """An ASGI middleware that refuses bodies with too many values, levels or digits.
+class CountLimits:
+    """An ASGI middleware that refuses queries with too many parameters, and bodies with too many values or levels.
 
     To read JSON holds the event loop, even by a thread, since Python's lock is held to the end: a million small values
     take a second. So they are counted first, by what stands between texts. What is no JSON is refused by the routes.
@@ -43,24 +46,31 @@ class BodyLimits:
         self._max_values = max_values
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in _WITH_BODIES:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
-            body = await Request(scope, receive).body()
-        except ClientDisconnect:
-            return
-        try:
-            if len(body) <= _SMALL:
-                check_body(body, self._max_values)
-            else:
-                await asyncio.to_thread(check_body, body, self._max_values)
+            parameters = scope.get("query_string", b"").count(b"&") + 1
+            check_count("parameters of the query", parameters, "MAX_PARAMETERS", MAX_PARAMETERS)
+            if scope["method"] in _WITH_BODIES:
+                receive = await self._checked(scope, receive)
         except TooManyError as error:
             is_openai = "/openai/v1/" in scope["path"]
             refusal = errors.answer_of(error) if is_openai else answer(problem_of(error))
             await refusal(scope, receive, send)
-            return
-        await self._app(scope, _again(body, receive), send)
+        except ClientDisconnect:
+            pass
+        else:
+            await self._app(scope, receive, send)
+
+    async def _checked(self, scope: Scope, receive: Receive) -> Receive:
+        """Return what gives the body that was read, and then what comes after it."""
+        body = await Request(scope, receive).body()
+        if len(body) <= _SMALL:
+            check_body(body, self._max_values)
+        else:
+            await asyncio.to_thread(check_body, body, self._max_values)
+        return _again(body, receive)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

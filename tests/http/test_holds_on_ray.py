@@ -1,0 +1,167 @@
+"""No request, whatever it brings, holds an event loop or a store up for long: each route gets its worst bodies."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+
+from holds import HOLDS, LOOP_S, STORE_S, HoldsEngine, measure_this_loop, slowness
+from threaded_service import served
+from turnwise.actors.cluster.placement import Packed
+from turnwise.http import BearerTokens, HttpSettings, create_app
+from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES
+
+pytestmark = pytest.mark.ray
+
+ANN, BOB = "a-long-secret-of-ann", "a-long-secret-of-bob"
+
+MOST_BYTES = HttpSettings().max_body_bytes - 1000
+MOST_VALUES = HttpSettings().max_body_values - 100
+HUGE = "x" * MOST_BYTES
+
+AT_BOUND: dict[str, Any] = {
+    "prompts": ["hello"] * MAX_BLOCKS,
+    "blocks": [{"kind": "user", "text": "hello"}] * MAX_BLOCKS,
+    "parts": [{"role": "user", "content": [{"type": "input_text", "text": "hello"}] * MAX_BLOCKS}],
+    "chat parts": [{"role": "user", "content": [{"type": "text", "text": "hello"}] * MAX_BLOCKS}],
+    "dialogue": [{"role": each, "content": "hello"} for each in ("user", "assistant")] * (MOST_VALUES // 6),
+    "messages": [{"id": "m1", "role": "user", "content": "hello"}] * MAX_BLOCKS,
+    "tools": [
+        {
+            "type": "function",
+            "name": f"tool_{number}",
+            "description": "",
+            "parameters": {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(50)}},
+        }
+        for number in range(128)
+    ],
+    "names": [f"name {number}" for number in range(MAX_NAMES)],
+}
+"""Values as large as they may be; some are right for each kind of field, and wrong for the others."""
+
+TOO_MANY: dict[str, Any] = {
+    "texts": ["x"] * MOST_VALUES,
+    "numbers": [1] * MOST_VALUES,
+    "objects": [{"kind": "user", "text": "x"}] * (MOST_VALUES // 3),
+    "wrong objects": [{"a": 1, "b": 2, "c": 3}] * (MOST_VALUES // 4),
+    "members": {f"name {number}": number for number in range(MOST_VALUES)},
+    "schema": {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(MOST_VALUES // 3)}},
+    "text": HUGE,
+    "a text with commas": "a, " * (MOST_BYTES // 3),
+    "a text of quotes": '"' * (MOST_BYTES // 2),
+    "deep": json.loads("[" * 100 + "]" * 100),
+}
+
+BYTES: dict[str, bytes] = {
+    "a million texts": b'{"prompt": [' + b'"x",' * (MOST_BYTES // 4) + b'"x"]}',
+    "a million lists": b'{"input": [' + b"[]," * (MOST_BYTES // 3) + b"[]]}",
+    "a million levels": b"[" * MOST_BYTES,
+    "a thousand numbers of thousands of digits": b"[" + (b"1" * 4000 + b",") * (MOST_BYTES // 4001) + b"1]",
+    "no JSON": b"\xff" * MOST_BYTES,
+}
+"""Bodies that are no request of any route."""
+
+QUERIES = ["", "?metadata=" + "x" * 30_000, "?" + "a=1&" * 5000, "?" + "&" * 20_000]
+
+JSON = {"Content-Type": "application/json"}
+
+RIGHT: dict[str, dict[str, Any]] = {
+    "/v1/ui/chat": {"id": "chat"},
+    "/v1/ag-ui": {"threadId": "chat", "runId": "r", "messages": [{"id": "m1", "role": "user", "content": "Hello!"}]},
+    "/openai/v1/chat/completions": {"model": "any", "messages": [{"role": "user", "content": "hello"}]},
+    "/openai/v1/responses": {"input": "hello"},
+}
+"""What a request needs beside the field that is too large, where the description has no example."""
+
+
+def routes(router: Any) -> Iterator[tuple[str, APIRoute]]:
+    """Yield all routes of an app or a router, with their methods."""
+    for route in router.routes:
+        if isinstance(route, APIRoute):
+            for method in sorted(route.methods):
+                yield method, route
+        elif included := getattr(route, "original_router", None):
+            yield from routes(included)
+
+
+def bodies(route: APIRoute) -> Iterator[tuple[str, bytes]]:
+    """Yield the worst bodies of a route: each of its fields with each value, and those that are right for none."""
+    if route.body_field is None:
+        return
+    yield from BYTES.items()
+    model: Any = route.body_field.field_info.annotation
+    models = [each for each in (model, *getattr(model, "__args__", ())) if hasattr(each, "model_fields")]
+    assert models, f"{route.path} takes {model}, of which this test knows nothing: teach it"
+    (model,) = models
+    examples = (model.model_config.get("json_schema_extra") or {}).get("examples") or [{}]
+    needed = next((each for path, each in RIGHT.items() if route.path.startswith(path)), examples[0])
+    for name, field in model.model_fields.items():
+        has_members = any(word in str(field.annotation) for word in ("list", "dict", "Any", "Json", "Summary"))
+        for kind, value in (AT_BOUND | TOO_MANY if has_members else {"text": HUGE}).items():
+            body = json.dumps({**needed, (field.alias or name): value}).encode()
+            if len(body) < MOST_BYTES + 900:
+                yield f"{name} = {kind}", body
+
+
+async def test_no_request_of_any_route_holds_others_up(ray_session: None, tmp_path: Path) -> None:
+    auth = BearerTokens({ANN: "ann", BOB: "bob"})
+    settings = HttpSettings(models=("any",))
+    options: dict[str, Any] = {"placement": Packed(hosts=1), "namespace": f"holds-{tmp_path.name}"}
+    with served(
+        f"sqlite:///{tmp_path}/chats.db", auth=auth, settings=settings, engine=HoldsEngine(), **options
+    ) as service:
+        service.call(_measured())
+        app = create_app(service.manager, auth=auth)
+        every = list(routes(app))
+        described = {(method.upper(), path) for path, each in app.openapi()["paths"].items() for method in each}
+        assert described <= {(method, route.path_format) for method, route in every}
+        ann, bob = (httpx.Client(base_url=service.url, headers=_of(token), timeout=60) for token in (ANN, BOB))
+        with ann, bob:
+            bob.post("/v1/sessions", json={"id": "bob's"}).raise_for_status()
+            broken = [each for method, route in every for each in _broken(ann, bob, method, route)]
+    assert not broken, "\n".join(broken)
+
+
+def _broken(ann: httpx.Client, bob: httpx.Client, method: str, route: APIRoute) -> Iterator[str]:
+    """Send a route its worst requests while another user works; yield those that held him up."""
+    path = _path(ann, route)
+    requests = [(f"query {each[:20]}", each, b"") for each in QUERIES] + [(what, "", b) for what, b in bodies(route)]
+    _take(bob)
+    scale = slowness()
+    for what, query, body in requests:
+        with ann.stream(method, path + query, content=body, headers=JSON) as sent:
+            status = sent.status_code
+        assert status < 500, (method, route.path, what, status)
+        for holds in _take(bob):
+            if holds["loop_s"] > LOOP_S * scale or holds["store_s"] > STORE_S * scale:
+                yield f"{method} {route.path} {what} ({status}, {scale:.1f} times slower): {holds}"
+
+
+def _of(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _path(ann: httpx.Client, route: APIRoute) -> str:
+    """Return a path of a route, with a session and a run that are there."""
+    session = ann.post("/v1/sessions", json={}).json()["id"]
+    run = ann.post(f"/v1/sessions/{session}/runs?wait_s=60", json={"prompt": "hello"}).json()["id"]
+    names = {"session_id": session, "chat_id": session, "thread_id": session, "run_id": run}
+    return re.sub(r"{(\w+)(:\w+)?}", lambda found: names.get(found[1], "other"), route.path)
+
+
+def _take(bob: httpx.Client) -> list[dict[str, Any]]:
+    """Let another user work; return the longest holds since his last run, of his sessions' process and of this one."""
+    answer = bob.post("/v1/sessions/bob's/runs?wait_s=60", json={"prompt": "hello"})
+    assert answer.status_code == 200, answer.text
+    return [HOLDS.take(), json.loads(answer.json()["text"])]
+
+
+async def _measured() -> None:
+    measure_this_loop()

@@ -1,0 +1,180 @@
+"""What one call may bring to a session: counts come before contents, and long imports are stored in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import pytest
+
+from engines import ScriptedEngine
+from schedules import SESSION
+from turnwise.actors.client.importing import PART, Part, read_parts, send_parts
+from turnwise.actors.client.requests import AwaitStep
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import InvalidInputError, StoreError, TooManyError
+from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.frozen_json import plain_json
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.limits import (
+    MAX_BLOCKS,
+    MAX_MESSAGES,
+    MAX_PROMPTS_BYTES,
+    MAX_VALUES,
+    MAX_WAITING_BLOCKS,
+)
+from turnwise.memory.conversation.prompts import plain_prompts
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.base import Commit
+from turnwise.memory.stores.in_memory import InMemoryStore
+
+
+class Counting(InMemoryStore):
+    """Notes how many rows each commit has; fails when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+        self.fails_after: int | None = None
+
+    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        if self.fails_after is not None and len(self.rows) >= self.fails_after:
+            raise StoreError("store: no answer")
+        await super().commit(session_id, epoch, commit)
+        self.rows.append(max(len(commit.blocks), len(commit.turns) + len(commit.events)))
+
+
+async def opened() -> tuple[SessionCore, Counting]:
+    store = Counting()
+    await store.create(SessionRecord(session_id=SESSION))
+    return SessionCore(SESSION, store, ScriptedEngine()), store
+
+
+class Untouched(Sequence[Any]):
+    """A million prompts, none of which may be looked at."""
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, at: Any) -> Any:
+        raise AssertionError("it was counted by looking at it")
+
+
+async def test_too_many_prompts_are_refused_before_any_is_looked_at() -> None:
+    core, store = await opened()
+    for work in (core.append(Untouched(), new_id()), core.start(Untouched(), run_id=new_id())):
+        with pytest.raises(TooManyError, match="1000000 are more than MAX_BLOCKS=2048") as refused:
+            await work
+        assert (refused.value.limit, refused.value.count, refused.value.most) == ("MAX_BLOCKS", 1_000_000, MAX_BLOCKS)
+    assert not store.rows
+    await core.append(["x"] * MAX_BLOCKS, new_id())
+    assert len((await core.reads.turn(0)).asked) == MAX_BLOCKS
+
+
+async def test_prompts_that_wait_are_bounded_together_and_a_repeated_append_is_not_refused() -> None:
+    core, _ = await opened()
+    many = ["x"] * MAX_BLOCKS
+    keys = [new_id() for _ in range(MAX_WAITING_BLOCKS // MAX_BLOCKS)]
+    for key in keys:
+        await core.append(many, key)
+    with pytest.raises(TooManyError, match="MAX_WAITING_BLOCKS"):
+        await core.append(many, new_id())
+    with pytest.raises(TooManyError, match="MAX_WAITING_BLOCKS"):
+        await core.start(many, run_id=new_id())
+    assert await core.append(many, keys[-1]) == 0
+    started = await core.start((), run_id=new_id())  # takes those that wait
+    await core.reads.wait(started.run_id)
+    await core.append(many, new_id())
+
+
+@pytest.mark.parametrize(
+    ("prompts", "limit"),
+    [
+        ([ToolUse(call_id="c", name="n", input={"a": [0] * (MAX_VALUES + 1)})], "MAX_VALUES"),
+        ([ToolResult(call_id="c", text="", blocks=(Text(text="x"),) * MAX_VALUES)], "MAX_VALUES"),
+        ([User(text="x" * 3_900_000)] * (MAX_PROMPTS_BYTES // 3_900_000 + 1), "MAX_PROMPTS_BYTES"),
+    ],
+)
+async def test_what_prompts_hold_is_bounded_too(prompts: list[Block], limit: str) -> None:
+    core, store = await opened()
+    with pytest.raises(TooManyError, match=limit):
+        await core.append(prompts, new_id())
+    assert not store.rows
+
+
+def test_a_json_value_has_bounded_members() -> None:
+    assert plain_json("data", {"a": [0] * (MAX_VALUES - 2)}, 1 << 20)
+    with pytest.raises(TooManyError, match="MAX_VALUES"):
+        plain_json("data", {"a": [0] * MAX_VALUES}, 1 << 20)
+    with pytest.raises(InvalidInputError, match=r"data\['a'\]\[1\]\['b'\]=<object"):
+        plain_json("data", {"a": [0, {"b": object()}]}, 1 << 20)
+    with pytest.raises(InvalidInputError, match=r"a key of data\['a'\]=1"):
+        plain_json("data", {"a": {1: 2}}, 1 << 20)
+
+
+def dialogue(turns: int) -> list[dict[str, Any]]:
+    return [{"role": role, "content": f"{role} {number}"} for number in range(turns) for role in ("user", "assistant")]
+
+
+async def carried_out(request: Generator[Any, Any, Any], core: SessionCore | None = None) -> Any:
+    """Return the result of a request, whose verbs a core carries out."""
+    answer: Any = None
+    try:
+        while True:
+            step = request.send(answer)
+            answer = await (step.ask() if isinstance(step, AwaitStep) else getattr(core, step[0])(*step[1:]))
+    except StopIteration as stop:
+        return stop.value
+
+
+def ask(*call: Any) -> Generator[Any, Any, Any]:
+    return (yield call)
+
+
+async def parts_of(messages: Any, key: str | None = None) -> list[Part]:
+    found: list[Part] = await carried_out(read_parts(messages, None, system=None, key=key))
+    return found
+
+
+async def test_a_long_import_is_stored_in_commits_of_bounded_size() -> None:
+    core, store = await opened()
+    parts = await parts_of(dialogue(2 * PART))
+    assert len(parts) == 4 and max(len(part.given.blocks) for part in parts) <= PART
+    assert await carried_out(send_parts(ask, parts, -1, "off"), core) == 2 * PART - 1
+    assert len(store.rows) == 4 and max(store.rows) <= PART
+    assert await carried_out(send_parts(ask, parts, -1, "off"), core) == 2 * PART - 1  # repeated, it stores nothing
+    turns = await core.reads.turns(limit=10_000)
+    assert [turn.text for turn in turns] == [f"assistant {number}" for number in range(2 * PART)]
+    assert len(turns[-1].blocks) == 4 * PART and len(store.rows) == 4
+
+
+async def test_an_import_that_was_cut_off_is_continued_when_it_is_repeated() -> None:
+    core, store = await opened()
+    parts, store.fails_after = await parts_of(dialogue(2 * PART)), 2
+    with pytest.raises(StoreError):
+        await carried_out(send_parts(ask, parts, -1, "off"), core)
+    store.fails_after = None
+    again = SessionCore(SESSION, store, ScriptedEngine())  # after a kill
+    assert await carried_out(send_parts(ask, parts, -1, "off"), again) == 2 * PART - 1
+    assert [turn.index for turn in await again.reads.turns(limit=10_000)] == list(range(2 * PART))
+
+
+async def test_a_message_that_cannot_be_stored_leaves_nothing_of_a_long_import() -> None:
+    core, store = await opened()
+    messages = dialogue(2 * PART)
+    messages[-1]["content"] = "x" * 4_000_001
+    with pytest.raises(InvalidInputError, match=rf"messages\[{len(messages) - 1}\]"):
+        await carried_out(send_parts(ask, await parts_of(messages), -1, "off"), core)
+    assert not store.rows
+
+
+async def test_too_many_messages_and_too_long_turns_are_refused_by_name() -> None:
+    with pytest.raises(TooManyError, match="MAX_MESSAGES"):
+        await parts_of([{}] * (MAX_MESSAGES + 1))
+    with pytest.raises(TooManyError, match="messages of one turn: 2049 are more than MAX_BLOCKS"):
+        await parts_of([{"role": "user", "content": "x"}] * (MAX_BLOCKS + 1))
+
+
+def test_an_argument_of_many_members_is_refused_before_they_are_looked_at() -> None:
+    with pytest.raises(TooManyError, match="MAX_BLOCKS"):
+        plain_prompts(SESSION, Untouched())

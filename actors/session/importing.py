@@ -31,7 +31,7 @@ AT_ONCE = 500
 
 
 class Importing:
-    """Adds turns that have their answers already, in one commit. They have no runs.
+    """Adds turns that have their answers already and no runs, in one commit. A caller divides a long conversation.
 
     A turn that memories are to get says so in its metadata, so that a later process saves what this one has not.
 

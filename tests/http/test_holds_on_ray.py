@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from holds import HOLDS, LOOP_S, STORE_S, HoldsEngine, measure_this_loop, slowness
 from threaded_service import served
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.http import BearerTokens, HttpSettings, create_app
 from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES
@@ -110,22 +112,44 @@ def bodies(route: APIRoute) -> Iterator[tuple[str, bytes]]:
                 yield f"{name} = {kind}", body
 
 
-async def test_no_request_of_any_route_holds_others_up(ray_session: None, tmp_path: Path) -> None:
-    auth = BearerTokens({ANN: "ann", BOB: "bob"})
-    settings = HttpSettings(models=("any",))
-    options: dict[str, Any] = {"placement": Packed(hosts=1), "namespace": f"holds-{tmp_path.name}"}
+def _app(manager: AsyncSessionManager | None = None) -> FastAPI:
+    return create_app(manager or AsyncSessionManager("memory://described", engine=HoldsEngine()))
+
+
+ROUTES = list(routes(_app()))
+
+
+@dataclass
+class Users:
+    """Two users of one service, whose sessions share a process."""
+
+    ann: httpx.Client
+    bob: httpx.Client
+
+
+@pytest.fixture(scope="module")
+def users(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
+    """A service on a real server, with a real store; it and the sessions' process are measured."""
+    store = f"sqlite:///{tmp_path_factory.mktemp('holds')}/chats.db"
+    options: dict[str, Any] = {"settings": HttpSettings(models=("any",)), "placement": Packed(hosts=1)}
     with served(
-        f"sqlite:///{tmp_path}/chats.db", auth=auth, settings=settings, engine=HoldsEngine(), **options
+        store, auth=BearerTokens({ANN: "ann", BOB: "bob"}), engine=HoldsEngine(), namespace="holds", **options
     ) as service:
         service.call(_measured())
-        app = create_app(service.manager, auth=auth)
-        every = list(routes(app))
-        described = {(method.upper(), path) for path, each in app.openapi()["paths"].items() for method in each}
-        assert described <= {(method, route.path_format) for method, route in every}
         ann, bob = (httpx.Client(base_url=service.url, headers=_of(token), timeout=60) for token in (ANN, BOB))
         with ann, bob:
             bob.post("/v1/sessions", json={"id": "bob's"}).raise_for_status()
-            broken = [each for method, route in every for each in _broken(ann, bob, method, route)]
+            yield Users(ann, bob)
+
+
+def test_all_routes_of_the_description_are_tried() -> None:
+    described = {(method.upper(), path) for path, each in _app().openapi()["paths"].items() for method in each}
+    assert described <= {(method, route.path_format) for method, route in ROUTES} and len(described) > 60
+
+
+@pytest.mark.parametrize(("method", "route"), [pytest.param(*each, id=f"{each[0]} {each[1].path}") for each in ROUTES])
+def test_no_request_holds_another_user_up(users: Users, method: str, route: APIRoute) -> None:
+    broken = list(_broken(users.ann, users.bob, method, route))
     assert not broken, "\n".join(broken)
 
 

@@ -10,7 +10,7 @@ import pydantic_core
 from pydantic import AfterValidator
 
 from turnwise.errors import InvalidInputError, TooManyError, shown
-from turnwise.memory.conversation.limits import MAX_VALUES, count_values
+from turnwise.memory.conversation.limits import MAX_VALUES, check_count, count_values
 
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
 """Bounds of integers from callers: databases and other JSON parsers hold no more than 64 bits."""
@@ -67,6 +67,7 @@ def plain_json(field: str, given: object, max_bytes: int) -> Any:
         TooManyError: it has more values than `MAX_VALUES`.
         InvalidInputError: JSON cannot hold the value, or it is too large or too deep; names the place inside the value.
     """
+    check_count(field, count_values([given], MAX_VALUES), "MAX_VALUES", MAX_VALUES)
     left_bytes, left_values = max_bytes, MAX_VALUES
 
     def too_large() -> InvalidInputError:
@@ -76,7 +77,7 @@ def plain_json(field: str, given: object, max_bytes: int) -> Any:
         nonlocal left_values
         left_values -= 1
         if left_values < 0:
-            raise TooManyError(field, count_values([given], 2 * MAX_VALUES), "MAX_VALUES", MAX_VALUES)
+            raise TooManyError(field, MAX_VALUES + 1, "MAX_VALUES", MAX_VALUES)  # it is a sequence of its own kind
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):

@@ -22,7 +22,7 @@ MAX_WAITING_BLOCKS = 10_000
 MAX_PROMPTS_BYTES = 16 << 20
 """The most bytes that the prompts of one call may take together, as UTF-8 JSON."""
 
-MAX_VALUES = 20_000
+MAX_VALUES = 10_000
 """The most values within one JSON value, and within all blocks of one call: members of objects, elements of lists."""
 
 MAX_MESSAGES = 100_000

@@ -40,7 +40,7 @@ AT_BOUND: dict[str, Any] = {
             "type": "function",
             "name": f"tool_{number}",
             "description": "",
-            "parameters": {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(50)}},
+            "parameters": {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(20)}},
         }
         for number in range(128)
     ],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
+from turnwise.http.bounded import Bounds
 from turnwise.http.models import Body, ForgottenShown, Shown, example
 from turnwise.http.paths import InPath
 from turnwise.http.problems import documented
@@ -14,6 +15,7 @@ from turnwise.http.service import Asks
 from turnwise.http.sessions import CONFLICT, NOT_FOUND, Cursor, Limit
 from turnwise.http.sse import wait_for
 from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.conversation.limits import MAX_NAMES
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import MemoryItem, Status
 from turnwise.memory.longterm.deletion import Verify
@@ -34,6 +36,7 @@ class Save(Body):
     """A text to keep."""
 
     model_config = example(text="Prefers trains to planes.", type="preferences", topic="travel")
+    bounds: ClassVar[Bounds] = {"aliases": ("MAX_NAMES", MAX_NAMES)}
 
     text: str
     type: Type = MemoryType.GENERAL
@@ -63,6 +66,8 @@ class Recall(Body):
 
     model_config = example(query="How does Ann like to travel?", limit=5, category="semantic")
 
+    bounds: ClassVar[Bounds] = {"types": ("MAX_NAMES", MAX_NAMES)}
+
     query: str
     limit: Annotated[int, Field(ge=1, le=1000)] = 10
     types: list[Type] | None = None
@@ -84,6 +89,7 @@ class Change(Body):
     """What to change of an item; what is omitted stays."""
 
     model_config = example(status="resolved")
+    bounds: ClassVar[Bounds] = {"aliases": ("MAX_NAMES", MAX_NAMES)}
 
     text: str | None = None
     type: Type | None = None
@@ -107,7 +113,9 @@ class Items(Body):
 
     model_config = example(ids=["0193f2a4c0de5f1a2b3c4d5e"])
 
-    ids: Annotated[list[str], Field(min_length=1, max_length=1000)]
+    bounds: ClassVar[Bounds] = {"ids": ("MAX_NAMES", MAX_NAMES)}
+
+    ids: Annotated[list[str], Field(min_length=1)]
 
 
 class ForgetTurn(Body):

@@ -20,7 +20,7 @@ class HttpSettings(BaseSettings):
     """What happens to a run whose client disconnects; a request's header `X-On-Disconnect` overrides it."""
     max_body_bytes: int = Field(default=4 << 20, ge=1)
     """A request with a larger body is answered with 413, before it is read to its end."""
-    max_body_values: int = Field(default=40_000, ge=1)
+    max_body_values: int = Field(default=20_000, ge=1)
     """A request whose JSON has more values (list elements, members of objects, lists and objects) is answered with 422
     before it is read as JSON, since that would hold up all other requests."""
     max_header_bytes: int = Field(default=32 << 10, ge=256)

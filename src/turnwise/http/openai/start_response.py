@@ -158,7 +158,9 @@ async def _options(caller: Caller, body: CreateResponse, given: Given, choice: C
 
 
 def _tools(body: CreateResponse) -> list[Tool]:
-    return [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body.functions())]
+    tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body.functions())]
+    record_of_tools(tools)  # here it holds nobody up
+    return tools
 
 
 def _instructions(caller: Caller, given: Given, choice: Chosen) -> list[str]:

@@ -173,7 +173,7 @@ class LexicalMemory:
             items: what `items` returned for the scope and `which`.
         """
         indexed = await self.indexed(scope, items, which)
-        ranked, trouble = await on_thread(self._rank, indexed.index, query, limit, per_category)
+        ranked, trouble = await on_thread(self._rank, indexed.user_index, query, limit, per_category)
         return recalled(ranked, indexed.trouble or trouble)
 
     async def indexed(self, scope: Scope, items: Sequence[MemoryItem], which: FactFilter = ALL) -> Indexed:

@@ -159,7 +159,7 @@ class StaticMemory:
             items = [item for item in await self._own() if matches(item, which)]
         kinds = None if types is None else frozenset(types)
         indexed = await self._indexes.of(self._owner.user_id, (kinds, as_of is None), items)
-        found = await on_thread(self._rank, indexed.index, query, max(limit, 0), per_category)
+        found = await on_thread(self._rank, indexed.user_index, query, max(limit, 0), per_category)
         if len(items) <= self._all_up_to:
             bears = {item.id for item in found}
             found += [replace(item, score=0.0) for item in items if item.id not in bears]

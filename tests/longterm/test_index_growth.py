@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from rapidfuzz import process
 
 from turnwise.errors import StoreError
-from turnwise.memory.background import on_thread, putting_off_after
+from turnwise.memory.background import check_awaited, on_thread, putting_off_after
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source, trouble_of
 from turnwise.memory.longterm.items.base import FactFilter
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
@@ -159,7 +160,7 @@ def test_an_item_has_a_bounded_part_in_an_index() -> None:
         made = index_of([MemoryItem(id="huge", text=distinct(count))])
         sizes.append((len(made._words._known), len(made._words._having)))
         assert len(made.rows) <= 2_048
-    assert sizes[0][0] == sizes[1][0] == item_words.MOST_WORDS and sizes[0] == sizes[1]
+    assert sizes[0] == sizes[1] and sizes[0][0] == item_words.MOST_WORDS
     assert len(index_of([MemoryItem(id="huge", text="A word. " * 500_000)]).rows) <= 2_048
 
 
@@ -188,17 +189,25 @@ def test_odd_texts_of_any_size_are_indexed(text: str) -> None:
 def test_of_a_long_query_only_the_words_that_are_used_are_stemmed(monkeypatch: pytest.MonkeyPatch) -> None:
     stemmed: list[str] = []
     real = analyzer.stems_of
-    monkeypatch.setattr(queries, "stems_of", lambda word, language: stemmed.append(word) or real(word, language))
+
+    def watched(word: str, language: str) -> tuple[str, ...]:
+        stemmed.append(word)
+        return real(word, language)
+
+    monkeypatch.setattr(queries, "stems_of", watched)
     asked = parse(distinct(30_000, seed=7))
     assert len(asked.terms) == MAX_TERMS == len(stemmed)
 
 
 def test_a_query_is_compared_with_a_bounded_number_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
-    real = user_index.process.extract
-    monkeypatch.setattr(
-        user_index.process, "extract", lambda word, known, **o: compared.append(len(known)) or real(word, known, **o)
-    )
+    real = process.extract
+
+    def watched(word: str, known: Sequence[str], **options: Any) -> Any:
+        compared.append(len(known))
+        return real(word, known, **options)
+
+    monkeypatch.setattr(process, "extract", watched)
     monkeypatch.setattr(user_index, "COMPARED", 20_000)
     alike = [
         f"zq{''.join(letters)}x" for letters in zip(*[iter(distinct(4_000, seed=3).replace(" ", ""))] * 5, strict=False)
@@ -221,7 +230,7 @@ async def test_work_on_a_thread_ends_with_its_caller() -> None:
             while True:
                 began.set()
                 steps += 1
-                user_index.check_awaited()
+                check_awaited()
         finally:
             ended.set()
 
@@ -231,7 +240,7 @@ async def test_work_on_a_thread_ends_with_its_caller() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await asyncio.to_thread(ended.wait, 60)
-    user_index.check_awaited()  # what is called elsewhere goes on
+    check_awaited()  # what is called elsewhere goes on
 
 
 async def test_a_recall_that_was_given_up_stops_and_the_next_one_goes_on(
@@ -283,8 +292,7 @@ async def test_a_process_that_meets_a_large_user_finds_more_at_each_recall(make:
     assert found == ["0", "2999"] and 1 < recalls < 30
     assert len(analysed) <= 3_000 and max(b - a for a, b in zip([0, *sizes], sizes, strict=False)) < 1_500
     with putting_off_after(0):
-        for _ in range(9):
-            last = await memory.recall(ANN, "What does note k7x tell of?")
+        last = [await memory.recall(ANN, "What does note k7x tell of?") for _ in range(9)][-1]
     assert trouble_of(last) is None and len(analysed) == 3_000
     await memory.close()
 

@@ -412,7 +412,9 @@ class ExtractiveMemory:
         known = await self._found.items(scope, _KNOWN)
         recent = _FILLED * self._nearest
         indexed = await self._found.indexed(scope, known, _KNOWN)
-        shown = await on_thread(nearest, messages, known, count=self._nearest, recent=recent, user_index=indexed.index)
+        shown = await on_thread(
+            nearest, messages, known, count=self._nearest, recent=recent, user_index=indexed.user_index
+        )
         names = {f"f{number}": item for number, item in enumerate(shown, 1)}
         self._counts["calls"] += 1
         try:

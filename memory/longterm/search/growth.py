@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
+UNFINISHED = Revision(-1, -1, 0)
+"""The revision of an index that has some of the rows of a revision."""
+
 STEP_CHARS = 32_000
 """About how many characters of text one step analyses: some milliseconds, or a tenth of a second of words that are all
 different."""
@@ -102,9 +105,6 @@ def growth_between(index: UserIndex, rows: Sequence[Row], revision: Revision) ->
     vectors = {key: vector.copy() for key, vector in index.by_key().items() if item_key(key) in keys} if gone else {}
     return Growth(index, more, gone, revision, vectors=vectors)
 
-
-UNFINISHED = Revision(-1, -1, 0)
-"""The revision of an index that has some of the rows of a revision."""
 
 _MOST_GONE = 1_000
 """An index is made anew where so many more passages are gone than it has, since those take a place still."""

@@ -6,8 +6,9 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from turnwise.memory.background import has_time, on_thread
 from turnwise.memory.longterm.base import MemoryItem
@@ -22,13 +23,14 @@ HELD_BYTES, HELD_LISTS = 256 << 20, 1_000
 """How much the indexes may take in memory, and how many may be held."""
 
 
-class Indexed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Indexed:
     """The index of a list, and how much of it that is."""
 
-    index: UserIndex
+    user_index: UserIndex
     left: int
     """How many items the index still lacks, since there was no time for them."""
-    count: int
+    size: int
     """How many items the list has."""
 
     @property
@@ -36,7 +38,7 @@ class Indexed(NamedTuple):
         """Why items may be missing in a recall; None if all are indexed."""
         if not self.left:
             return None
-        return f"{self.left} of {self.count} items are not indexed yet, and so not found: later recalls go on with them"
+        return f"{self.left} of {self.size} items are not indexed yet, and so not found: later recalls go on with them"
 
 
 class ItemIndexes:
@@ -49,7 +51,7 @@ class ItemIndexes:
 
     def __init__(self, held_bytes: int = HELD_BYTES) -> None:
         self._held_bytes = held_bytes
-        self._lists: OrderedDict[Hashable, _IndexedList] = OrderedDict()
+        self._lists: OrderedDict[tuple[str, Hashable], _IndexedList] = OrderedDict()
         """The least recently used first."""
         self._bytes = 0
 
@@ -80,7 +82,7 @@ class ItemIndexes:
         self._lists.clear()
         self._bytes = 0
 
-    def _count(self, key: Hashable, listed: _IndexedList, size: int) -> None:
+    def _count(self, key: tuple[str, Hashable], listed: _IndexedList, size: int) -> None:
         if self._lists.get(key) is not listed:
             return  # it was dropped meanwhile
         self._bytes += size - listed.bytes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import NamedTuple
 
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.search.analyzer import stems, words
+from turnwise.memory.longterm.search.analyzer import speaker_words, stem, stems, words
+from turnwise.memory.longterm.search.word_frequency import log_frequency
 
 MOST_WORDS = 10_000
 """The most different words of an item's text that are indexed. A text of 50 KB has fewer. Of a text with more, passages
@@ -16,6 +17,10 @@ are found by those of their words that are among the first."""
 
 MOST_NAMED = 256
 """The most words of an item's topic and names together that are indexed."""
+
+
+LONGEST_NAME = 32
+"""How many words a name may have by which its item is found."""
 
 
 class Part(NamedTuple):
@@ -33,9 +38,13 @@ class ItemWords:
     def __init__(self, item: MemoryItem) -> None:
         self._known: set[str] = set()
         """The different words of the text so far."""
-        named = [name for name in (item.topic, item.name, *item.aliases) if name]
-        self._named = list(islice((word for name in named for word in words(name)), MOST_NAMED))
+        called = [name[:_NAMED_CHARS] for name in (item.topic, item.name, *item.aliases) if name]
+        self._named = list(islice((word for name in called for word in words(name)), MOST_NAMED))
         self._day = day_of(item.created_at).split()
+        self.speakers = tuple(dict.fromkeys(map(stem, speaker_words(item.text))))
+        """The stems of the name that the text begins with."""
+        self.names = tuple(_names(item))
+        """The stems of its names, each with the log frequency of its rarest word."""
 
     def part(self, said: Sequence[str]) -> Part:
         """Return what the next passage is found by.
@@ -59,6 +68,17 @@ class ItemWords:
                 known.add(word)
                 kept.append(word)
         return kept
+
+
+def _names(item: MemoryItem) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name in islice((item.name, *item.aliases), MOST_NAMED):
+        parts = words(name) if name and len(name) <= _NAMED_CHARS else []
+        if 0 < len(parts) <= LONGEST_NAME:
+            yield tuple(map(stem, parts)), min(map(log_frequency, parts))
+
+
+_NAMED_CHARS = MOST_NAMED * 16
+"""How many characters of a topic or a name are read."""
 
 
 def day_of(created_at: float) -> str:

@@ -11,6 +11,9 @@ LONG = 1_200
 SIZE = 800
 """The most characters of a passage of a longer text."""
 
+LONGEST_WORD = 64
+"""A sentence that is longer than a passage is cut between two words, unless a word is longer than this."""
+
 MOST_VECTORS = 256
 """The first passages of a text that get vectors, about 200 KB. Later passages are found by their words only."""
 
@@ -94,7 +97,9 @@ def _pieces(text: str, start: int, stop: int) -> list[tuple[int, int]]:
     ends = [start]
     for found in _SENTENCE.finditer(text, start, stop):
         while found.end() - ends[-1] > SIZE:
-            ends.append(ends[-1] + SIZE)
+            stop_at = ends[-1] + SIZE
+            space = text.rfind(" ", stop_at - LONGEST_WORD, stop_at)
+            ends.append(stop_at if space < 0 else space + 1)
         ends.append(found.end())
     pieces: list[tuple[int, int]] = []
     first = 0

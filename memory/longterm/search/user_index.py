@@ -18,7 +18,7 @@ from turnwise.memory.background import check_awaited
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.base import MemoryItem, Scope, first_of_each
 from turnwise.memory.longterm.items.base import FactFilter, matches
-from turnwise.memory.longterm.search.analyzer import is_dense, speaker_words, stem, stems, words
+from turnwise.memory.longterm.search.analyzer import is_dense, stem, stems, words
 from turnwise.memory.longterm.search.item_words import ItemWords, Part
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.search.query import Query, Term, parse
@@ -44,9 +44,6 @@ Place = tuple[str, int, Spans, int, int]
 
 COMPARED = 300_000
 """How many words of the user's those of a query are compared with at most, to correct misspelt ones."""
-
-LONGEST_NAME = 32
-"""How many words a name may have by which its item is found."""
 
 ADDED = 64
 """How many passages are added at once while others wait who look for vectors."""
@@ -420,9 +417,10 @@ class _Words:
                     _drop(self._having, stemmed, serial)
                 for word in part.words:
                     self._lose(word)
-                for stemmed in dict.fromkeys(map(stem, speaker_words(one.row.item.text))):
+                item_words = one.item_words or ItemWords(one.row.item)
+                for stemmed in item_words.speakers:
                     _drop(self._speakers, stemmed, serial)
-                for phrase, _ in _names(one.row.item):
+                for phrase, _ in item_words.names:
                     entries = self._names.get(phrase[0], [])
                     self._names[phrase[0]] = [entry for entry in entries if entry[2] != serial]
                 if self.dimensions:
@@ -589,9 +587,10 @@ class _Words:
                 if word not in self._known:
                     self._alike.setdefault((word[0], len(word)), []).append(word)
                 self._known[word] = self._known.get(word, 0) + 1
-        for stemmed in dict.fromkeys(map(stem, speaker_words(arrival.row.item.text))):
+        item_words = arrival.item_words or ItemWords(arrival.row.item)
+        for stemmed in item_words.speakers:
             self._speakers.setdefault(stemmed, []).append(at)
-        for phrase, rarest in _names(arrival.row.item):
+        for phrase, rarest in item_words.names:
             self._names.setdefault(phrase[0], []).append((phrase, rarest, at))
 
 
@@ -610,12 +609,6 @@ def _again(passages: Sequence[Arrival | None]) -> list[Arrival | None]:
     """Return passages as they came, to be analysed again."""
     item_words = {one.row.row: ItemWords(one.row.item) for one in passages if one}
     return [one and Arrival(one.row, one.passage, one.key, item_words[one.row.row]) for one in passages]
-
-
-def _names(item: MemoryItem) -> list[tuple[tuple[str, ...], float]]:
-    """Return the stems of an item's names, each with the log frequency of its rarest word."""
-    names = [parts for name in (item.name, *item.aliases) if name and (parts := words(name))]
-    return [(tuple(map(stem, parts)), min(map(log_frequency, parts))) for parts in names if len(parts) <= LONGEST_NAME]
 
 
 def _drop(serials: dict[str, Any], key: str, serial: int) -> None:

@@ -363,8 +363,9 @@ class VectorMemory:
             self._hold(user, held, is_behind=not is_all)
             if not is_all and not has_time():
                 return
-        missing = held.missing() if held is not None and self._index.is_ready else []
-        for start in range(0, len(missing) if len(missing) > FETCHED else 0, FETCHED):
+        if held is None or not self._index.is_ready or len(missing := held.missing()) <= FETCHED:
+            return
+        for start in range(0, len(missing), FETCHED):
             await on_thread(self._give_vectors, {user: held}, missing[start : start + FETCHED])
             if not has_time():
                 return

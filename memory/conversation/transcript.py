@@ -76,19 +76,22 @@ def messages_of(blocks: Iterable[Block]) -> list[Message]:
 
 
 def prompts_apart(blocks: Iterable[Block]) -> list[list[Block]]:
-    """Return blocks of the user as the messages that they were: each has one text, and what belongs to it.
+    """Return blocks of the user as the messages that they were: each has one text of the user, and what belongs to it.
 
-    Pictures and files belong to the text before them; those before the first text, to that one.
+    Pictures and files belong to the text before them; those before the first text, to that one. Summaries and recalled
+    texts belong to the text behind them.
     """
     prompts: list[list[Block]] = []
-    has_text = False
     for block in blocks:
-        is_text = isinstance(block, User | Summary | Recalled)
-        if not prompts or (is_text and has_text):
+        if not prompts or begins_prompt(block, prompts[-1]):
             prompts.append([])
-        has_text = has_text or is_text
         prompts[-1].append(block)
     return prompts
+
+
+def begins_prompt(block: Block, before: Iterable[Block]) -> bool:
+    """Return whether a block begins a message of the user, behind these blocks of the message before: see above."""
+    return isinstance(block, User | Summary | Recalled) and any(isinstance(each, User) for each in before)
 
 
 def _by_side(blocks: Iterable[Block]) -> Iterator[tuple[bool, Block]]:

@@ -93,7 +93,7 @@ async def test_equal_requests_at_once_get_the_answer_of_the_first(
     ray_session: None, tmp_path: Path, provider_url: str
 ) -> None:
     async with services(tmp_path, provider_url, 2) as clients:
-        await clients[0].post("/v1/sessions", json={"session_id": "native", "engine": "slow"})
+        await clients[0].post("/v1/sessions", json={"id": "native", "engine": "slow"})
         for route in ROUTES:
             path, body, headers = route(LONG)
             sending = [clients[at % 2].post(path, json=body, headers=headers) for at in range(TIMES)]
@@ -107,10 +107,11 @@ async def test_equal_requests_at_once_get_the_answer_of_the_first(
             if route is not regenerated:  # which takes the text of the message that it answers again
                 assert other.status_code in (409, 422), (route, other.text)
                 assert "conflict" in other.text, (route, other.text)
-        for session in ("ui", "agui", "chat-True", "native"):
-            turns = (await clients[0].get(f"/v1/sessions/{session}/turns")).json()["turns"]
-            left = [turn for turn in turns if not turn.get("removed")]
-            assert len(left) == 1, (session, turns)
+        for session in ("agui", "chat-False", "chat-True", "native"):
+            turns = (await clients[0].get(f"/v1/sessions/{session}/turns")).json()["items"]
+            assert len(turns) == 1, (session, turns)
+        shown = (await clients[0].get("/v1/ui/chat/ui/messages")).json()["messages"]
+        assert [each["role"] for each in shown] == ["user", "assistant"], "it was answered again once"
 
 
 async def ran(client: httpx.AsyncClient, body: Mapping[str, Any], *, status: int = 200) -> str:
@@ -143,7 +144,7 @@ def of_tool(interrupt: Mapping[str, Any], text: str, number: int = 1) -> dict[st
 
 
 async def blocks_of(client: httpx.AsyncClient, session: str) -> list[dict[str, Any]]:
-    turns = (await client.get(f"/v1/sessions/{session}/turns")).json()["turns"]
+    turns = (await client.get(f"/v1/sessions/{session}/turns")).json()["items"]
     last = (await client.get(f"/v1/sessions/{session}/turn")).json()
     return last["blocks"] if turns else []
 
@@ -200,12 +201,12 @@ async def test_nothing_beside_a_decision_of_use_chat_is_refused_or_lost(
         more = user("m2", "And thanks.")
         busy = await client.post("/v1/ui/chat", json={"id": "ui", "messages": [halfway, more]})
         assert busy.status_code == 409, "the run would wait on, and the message with it"
-        assert len((await client.get("/v1/sessions/ui/turns")).json()["turns"]) == 1
+        assert len((await client.get("/v1/sessions/ui/turns")).json()["items"]) == 1
         for _ in range(2):
             both = await client.post("/v1/ui/chat", json={"id": "ui", "messages": [whole, more]})
             assert both.status_code == 200 and "And thanks." in both.text, both.text
         assert "Paid." in (await client.get("/v1/ui/chat/ui/messages")).text
-        assert len((await client.get("/v1/sessions/ui/turns")).json()["turns"]) == 2
+        assert len((await client.get("/v1/sessions/ui/turns")).json()["items"]) == 2
         again = await client.post("/v1/ui/chat", json={"id": "ui", "messages": [whole]})
         assert again.status_code == 200, again.text
         other = {**shown, "parts": [{"type": "step-start"}, {**driver, "output": "midnight"}, approved]}

@@ -32,7 +32,7 @@ from turnwise.memory.conversation.call_arguments import UNPARSED, read_call
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.growing_text import whole_json
 from turnwise.memory.conversation.output_type import as_said
-from turnwise.memory.conversation.transcript import system_of
+from turnwise.memory.conversation.transcript import begins_prompt, system_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.endpoints import pack_attached, unpack_attached
 from turnwise.memory.providers.openai_chat import INTERRUPTED, SUMMARY
@@ -258,13 +258,17 @@ def _messages(blocks: Sequence[Block], *, apart: bool = True) -> Iterator[ModelM
     system = system_of(blocks)
     asked: list[ModelRequestPart] = [SystemPromptPart(content=system)] if system else []
     said: list[ModelResponsePart] = []
+    prompt: list[Block] = []
     for block in blocks:
+        begins = apart and begins_prompt(block, prompt)
+        is_theirs = block.role in ("assistant", "tool")
+        prompt = [] if is_theirs else [*([] if begins else prompt), block]
         for part in _parts(block, names):
             if (isinstance(block, Unknown) and block.payload["side"] == "request") or isinstance(part, _REQUEST_PARTS):
                 if said:
                     yield ModelResponse(parts=said)
                     said = []
-                _add(asked, part, apart=apart)
+                _add(asked, part, begins=begins)
             else:
                 if asked:
                     yield ModelRequest(parts=asked)
@@ -279,20 +283,14 @@ def _messages(blocks: Sequence[Block], *, apart: bool = True) -> Iterator[ModelM
 _REQUEST_PARTS = (SystemPromptPart, UserPromptPart, ToolReturnPart, RetryFeedbackPart)
 
 
-def _add(asked: list[ModelRequestPart], part: ModelRequestPart, *, apart: bool) -> None:
+def _add(asked: list[ModelRequestPart], part: ModelRequestPart, *, begins: bool) -> None:
     """Add a part to a request; one prompt of several contents is one part."""
     last = asked[-1] if asked else None
-    is_prompt = isinstance(last, UserPromptPart) and isinstance(part, UserPromptPart)
-    if not is_prompt or (apart and isinstance(part.content, str) and _has_text(last)):
+    if begins or not (isinstance(last, UserPromptPart) and isinstance(part, UserPromptPart)):
         asked.append(part)
         return
     contents = [each.content if not isinstance(each.content, str) else [each.content] for each in (last, part)]
     asked[-1] = UserPromptPart(content=[content for each in contents for content in each], timestamp=last.timestamp)
-
-
-def _has_text(part: ModelRequestPart | None) -> bool:
-    content = part.content if isinstance(part, UserPromptPart) else ()
-    return isinstance(content, str) or any(isinstance(each, str) for each in content)
 
 
 def _parts(block: Block, names: Mapping[str, str]) -> list[Any]:

@@ -218,8 +218,8 @@ class ManagerRequests:
 
     def _core_of(self, fresh: SessionRecord, store: SessionStore) -> SessionCore:
         """Return the core of a session that is in this store only, with what the manager's sessions are made of."""
-        builder = self._check_engine(fresh.engine, fresh.session_id)
-        return SessionCore(fresh.session_id, store, builder, self._config)
+        self._check_engine(fresh.engine, fresh.session_id)
+        return SessionCore(fresh.session_id, store, as_engine(self._engine), self._config)
 
     def _start(self) -> None:
         """Connect to Ray or start it, and start the processes of hosts and memories. Blocks; may be repeated."""

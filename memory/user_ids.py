@@ -122,8 +122,9 @@ class PublicIdStore(Shared):
         found: SessionRecord = self._names.shown_record(await self._inner.get(self._names.stored(session_id)))
         return found
 
-    async def activate(self, session_id: str) -> Activation:
-        return self._shown(await self._inner.activate(self._names.stored(session_id)))
+    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
+        stored_id = self._names.stored(session_id)
+        return self._shown(await self._inner.activate(stored_id, revision=revision, jump=jump))
 
     async def state(self, session_id: str) -> Activation:
         return self._shown(await self._inner.state(self._names.stored(session_id)))

@@ -109,7 +109,7 @@ def read_conversation(
 
 
 def send_conversation(
-    ask: Callable[..., Request[Any]], conversation: Conversation, after: int | None, memory: MemoryUse
+    ask: Callable[..., Request[Any]], conversation: Conversation, after: int | None, memory: MemoryUse | bool
 ) -> Request[int]:
     """Store a conversation; return the index of its last turn.
 

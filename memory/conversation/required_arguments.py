@@ -28,7 +28,7 @@ def needs(**hints: str) -> Callable[[type[Made]], type[Made]]:
             check_given(type(self).__name__, signature, (self, *args), kwargs, hints)
             init(self, *args, **kwargs)
 
-        cls.__init__ = made  # type: ignore[method-assign]
+        cls.__init__ = made  # type: ignore[method-assign, assignment]
         return cls
 
     return decorate

@@ -13,8 +13,8 @@ from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
+import langgraph_stage
 import test_agents_sdk as sdk
-import test_langgraph_engine as langgraph
 import test_pydantic_ai_engine as pydantic_ai
 from langgraph_models import OpenAIChat, agent
 from turnwise.adapters import LangGraphEngine, PydanticAIEngine
@@ -105,10 +105,12 @@ async def test_pydantic_ai_calls_no_tool_with_a_flaw(text: str, approval: bool) 
 @pytest.mark.parametrize("text", FLAWED)
 async def test_langgraph_calls_no_tool_with_a_flaw(text: str) -> None:
     with LocalProvider(reply=tool_script([[("delete_files", text)], "Done."])) as provider:
-        stage = langgraph.Stage(LangGraphEngine(agent(OpenAIChat(base_url=provider.base_url), [tool(delete_files)])))
+        stage = langgraph_stage.Stage(
+            LangGraphEngine(agent(OpenAIChat(base_url=provider.base_url), [tool(delete_files)]))
+        )
         outcome = await stage.run()
     assert deleted == []
-    told(langgraph.output(outcome), text)
+    told(langgraph_stage.output(outcome), text)
 
 
 async def test_halves_of_a_character_are_joined_in_each_framework() -> None:
@@ -120,8 +122,10 @@ async def test_halves_of_a_character_are_joined_in_each_framework() -> None:
                 for prompt in ("go", "again"):
                     outcome = await stage.run(prompt)
                     assert outcome.turn and outcome.turn.output == (Text(text=f"Sun: {SUN}."),)
-        graph = langgraph.Stage(LangGraphEngine(agent(OpenAIChat(base_url=provider.base_url), [tool(delete_files)])))
-        assert langgraph.output(await graph.run()) == (Text(text=f"Sun: {SUN}."),)
+        graph = langgraph_stage.Stage(
+            LangGraphEngine(agent(OpenAIChat(base_url=provider.base_url), [tool(delete_files)]))
+        )
+        assert langgraph_stage.output(await graph.run()) == (Text(text=f"Sun: {SUN}."),)
 
     async def stream(messages: list[ModelMessage], _: AgentInfo) -> AsyncIterator[Any]:
         for piece in pieces:

@@ -61,10 +61,12 @@ def changes(change: Callable[[Sequence[Any]], list[Any]]) -> Node:
 @pytest.mark.parametrize("keep", [0, 1, 2])
 async def test_a_summary_of_the_conversation_is_no_answer(keep: int, kind: type[Any]) -> None:
     stage = Stage(LangGraphEngine(graph_of(summarises(keep=keep, kind=kind, internal=True), says("the answer"))))
+    outcome = None
     for number in range(3):
         outcome = await stage.run(run_id="run" if not number else f"run-{number}")
         assert output(outcome) and outcome.turn
         assert outcome.turn.text == "the answer"
+    assert outcome and outcome.turn
     asked = [block.text for block in outcome.turn.blocks if hasattr(block, "text")]
     assert asked == ["go", "the answer"] * 3
     shown = [event.text for event in await stage.events() if isinstance(event, TextDelta)]

@@ -352,7 +352,7 @@ async def test_an_edit_stays_with_its_call_while_another_asks() -> None:
         if run.state != "awaiting_approval":
             break
         for call in await stage.core.reads.pending("run"):
-            edited = {"input": {"name": "x"}} if call.input.get("name") == "a" else {}
+            edited: dict[str, Any] = {"input": {"name": "x"}} if call.input.get("name") == "a" else {}
             await stage.decide(call.call_id, "approved", **edited)
     output(await stage.outcome())
     assert sorted(scene.deeds) == ["b", "x"], used

@@ -117,9 +117,9 @@ class Rival(InMemoryStore):
         await self.rival("activate")
         return await super().activate(*args, **kwargs)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
         await self.rival("delete")
-        await super().delete(session_id, epoch=epoch, log=log)
+        return await super().delete(session_id, epoch=epoch, log=log)
 
 
 @pytest.mark.parametrize("before", ["activate", "delete"])

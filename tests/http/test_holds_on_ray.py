@@ -87,7 +87,7 @@ def routes(router: Any) -> Iterator[tuple[str, APIRoute]]:
     """Yield all routes of an app or a router, with their methods."""
     for route in router.routes:
         if isinstance(route, APIRoute):
-            for method in sorted(route.methods):
+            for method in sorted(route.methods or ()):
                 yield method, route
         elif included := getattr(route, "original_router", None):
             yield from routes(included)

@@ -50,7 +50,7 @@ async def test_a_refused_run_leaves_no_new_session(ray_session: None, tmp_path: 
             assert 400 <= answer.status_code < 500, (name, answer.status_code, answer.text)
             assert (await client.get("/v1/count")).json() == {"sessions": 0}, name
         for path, body in (chat("hi"), response("hi")):
-            answer = await client.post(path, json=body, headers={"X-Session-Id": "文字".encode()})
+            answer = await client.post(path, json=body, headers={b"X-Session-Id": "文字".encode()})
             assert answer.status_code == 200, answer.text
         assert (await client.get("/v1/sessions/文字")).json()["id"] == "文字"
         assert (await client.get("/v1/count")).json() == {"sessions": 2}

@@ -10,6 +10,7 @@ import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -98,7 +99,7 @@ def test_no_secret_is_in_what_it_prints_or_logs(ray_address: str, tmp_path: Path
 
 def test_half_open_connections_lock_no_user_out(ray_address: str, tmp_path: Path) -> None:
     log, tokens = tmp_path / "log.txt", json.dumps({"ann-has-a-secret-token": "ann"})
-    settings = {"RAY_ADDRESS": ray_address, "TURNWISE_HTTP_TOKENS": tokens}
+    settings: dict[str, Any] = {"RAY_ADDRESS": ray_address, "TURNWISE_HTTP_TOKENS": tokens}
     headers = {"Authorization": "Bearer ann-has-a-secret-token"}
     with (
         LocalProvider(reply=lambda _: "fine") as provider,

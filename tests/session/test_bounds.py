@@ -9,7 +9,7 @@ import pytest
 
 from engines import ScriptedEngine
 from schedules import SESSION
-from turnwise.actors.client.importing import PART, Part, read_parts, send_parts
+from turnwise.actors.client.importing import PART, Conversation, read_conversation, send_conversation
 from turnwise.actors.client.requests import AwaitStep
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, StoreError, TooManyError
@@ -131,32 +131,47 @@ def ask(*call: Any) -> Generator[Any, Any, Any]:
     return (yield call)
 
 
-async def parts_of(messages: Any, key: str | None = None) -> list[Part]:
-    found: list[Part] = await carried_out(read_parts(messages, None, system=None, key=key))
-    return found
+async def conversation_of(messages: Any, key: str | None = None) -> Conversation:
+    conversation: Conversation = await carried_out(read_conversation(messages, None, system=None, key=key))
+    return conversation
 
 
-async def test_a_long_import_is_stored_in_commits_of_bounded_size() -> None:
+async def send(conversation: Conversation, core: SessionCore, after: int | None = -1) -> Any:
+    return await carried_out(send_conversation(ask, conversation, after, "off"), core)
+
+
+@pytest.mark.parametrize("key", [None, "mine"])
+async def test_a_long_import_is_stored_in_commits_of_bounded_size(key: str | None) -> None:
     core, store = await opened()
-    parts = await parts_of(dialogue(2 * PART))
+    conversation = await conversation_of(dialogue(2 * PART), key)
+    parts = conversation.parts()
     assert len(parts) == 4 and max(len(part.given.blocks) for part in parts) <= PART
-    assert await carried_out(send_parts(ask, parts, -1, "off"), core) == 2 * PART - 1
+    assert await send(conversation, core) == 2 * PART - 1
     assert len(store.rows) == 4 and max(store.rows) <= PART
-    assert await carried_out(send_parts(ask, parts, -1, "off"), core) == 2 * PART - 1  # repeated, it stores nothing
+    assert await send(conversation, core) == 2 * PART - 1  # repeated, it stores nothing
     turns = await core.reads.turns(limit=10_000)
     assert [turn.text for turn in turns] == [f"assistant {number}" for number in range(2 * PART)]
     assert len(turns[-1].blocks) == 4 * PART and len(store.rows) == 4
 
 
-async def test_an_import_that_was_cut_off_is_continued_when_it_is_repeated() -> None:
+@pytest.mark.parametrize("key", [None, "mine"])
+async def test_an_import_that_was_cut_off_is_continued_when_it_is_repeated(key: str | None) -> None:
     core, store = await opened()
-    parts, store.fails_after = await parts_of(dialogue(2 * PART)), 2
+    conversation, store.fails_after = await conversation_of(dialogue(2 * PART), key), 2
     with pytest.raises(StoreError):
-        await carried_out(send_parts(ask, parts, -1, "off"), core)
+        await send(conversation, core)
     store.fails_after = None
     again = SessionCore(SESSION, store, ScriptedEngine())  # after a kill
-    assert await carried_out(send_parts(ask, parts, -1, "off"), again) == 2 * PART - 1
+    assert await send(conversation, again, None) == 2 * PART - 1
     assert [turn.index for turn in await again.reads.turns(limit=10_000)] == list(range(2 * PART))
+
+
+async def test_of_a_long_conversation_that_goes_on_only_the_new_turns_are_stored() -> None:
+    core, _ = await opened()
+    for turns in (2 * PART, 2 * PART, 2 * PART + 3, 4 * PART):
+        assert await send(await conversation_of(dialogue(turns)), core, None) == turns - 1
+        stored = await core.reads.turns(limit=10_000)
+        assert [turn.text for turn in stored] == [f"assistant {number}" for number in range(turns)]
 
 
 async def test_a_message_that_cannot_be_stored_leaves_nothing_of_a_long_import() -> None:
@@ -164,15 +179,15 @@ async def test_a_message_that_cannot_be_stored_leaves_nothing_of_a_long_import()
     messages = dialogue(2 * PART)
     messages[-1]["content"] = "x" * 4_000_001
     with pytest.raises(InvalidInputError, match=rf"messages\[{len(messages) - 1}\]"):
-        await carried_out(send_parts(ask, await parts_of(messages), -1, "off"), core)
+        await send(await conversation_of(messages), core)
     assert not store.rows
 
 
 async def test_too_many_messages_and_too_long_turns_are_refused_by_name() -> None:
     with pytest.raises(TooManyError, match="MAX_MESSAGES"):
-        await parts_of([{}] * (MAX_MESSAGES + 1))
+        await conversation_of([{}] * (MAX_MESSAGES + 1))
     with pytest.raises(TooManyError, match="messages of one turn: 2049 are more than MAX_BLOCKS"):
-        await parts_of([{"role": "user", "content": "x"}] * (MAX_BLOCKS + 1))
+        await conversation_of([{"role": "user", "content": "x"}] * (MAX_BLOCKS + 1))
 
 
 def test_an_argument_of_many_members_is_refused_before_they_are_looked_at() -> None:

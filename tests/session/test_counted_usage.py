@@ -182,7 +182,7 @@ async def test_a_summary_without_usage_is_counted_and_one_that_came_too_late() -
             max_context_tokens=1200,
             reserve_output_tokens=100,
             token_counter=ByteCounter(),
-            **settings,  # type: ignore[arg-type]
+            **settings,
         )
         for run_id in ("one", "two"):
             await core.start(["prompt"], run_id=run_id)

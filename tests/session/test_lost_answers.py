@@ -118,7 +118,7 @@ async def names(world: World) -> list[str]:
 
 
 def check(story: Story, at_least: int = 2, **settings: Any) -> None:
-    assert exhaust(life_of(story, **settings), ("unanswered",))["unanswered"] >= at_least
+    assert exhaust(life_of(story, **settings), ["unanswered"])["unanswered"] >= at_least
 
 
 POLICIES: dict[IfBusy, dict[str, Any]] = {

@@ -132,7 +132,7 @@ class Bench:
         tasks = SessionTasks("s")
         self.transactor = Transactor(self.state, tasks, core.engines, progress, self._recover)
 
-    async def _recover(self, found: Activation) -> None:
+    async def _recover(self, found: Activation, _: set[str]) -> None:
         self.recovered.append(found)
         self.state.journal.log.publish()
 

@@ -44,7 +44,7 @@ async def test_an_owner_that_activates_after_the_check_keeps_the_session(inner: 
     other, get = other_core(inner), store.get
 
     async def overtaken(session_id: str) -> SessionRecord:
-        row = await get(session_id)
+        row: SessionRecord = await get(session_id)
         store.get = get
         await other.append(["third"], key="third")
         return row
@@ -94,7 +94,7 @@ async def test_a_commit_that_arrives_after_the_check_is_the_process_s_own(inner:
         raise StoreError("no answer came")
 
     async def meanwhile(session_id: str) -> SessionRecord:
-        row = await get(session_id)
+        row: SessionRecord = await get(session_id)
         store.commit, store.get = commit, get
         await inner.commit(*late[0])
         return row

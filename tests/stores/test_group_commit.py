@@ -81,13 +81,13 @@ async def together(store: SQLStore, calls: Sequence[Awaitable[Any]]) -> list[Any
 
 def count_tries(store: SQLStore, tried: list[int]) -> None:
     """Note the sessions of commits that are tried one by one, as the group could not be written together."""
-    attempt = store._commits._try
+    attempt = store._commits._write_one
 
     def noted(cursor: Any, asked: Any) -> Any:
         tried.append(asked.key)
         return attempt(cursor, asked)
 
-    store._commits._try = noted  # type: ignore[method-assign]
+    store._commits._write_one = noted  # type: ignore[method-assign]
 
 
 def commit(store: SQLStore, asked: Commit, epoch: int = 1) -> Awaitable[None]:

@@ -78,8 +78,8 @@ class Holds:
             finally:
                 self.store_s = max(self.store_s, time.thread_time() - began)
 
-        asyncio.Handle._run = measured_run  # type: ignore[method-assign]
-        CommitWriter.write = measured_write  # type: ignore[method-assign]
+        asyncio.Handle._run = measured_run  # type: ignore[assignment, method-assign]
+        CommitWriter.write = measured_write  # type: ignore[assignment, method-assign]
 
 
 HOLDS = Holds()

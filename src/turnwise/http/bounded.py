@@ -36,4 +36,4 @@ class Bounded(BaseModel):
             if (count := error.error_count()) <= MAX_ERRORS:
                 raise
         why = "it has {count} errors, and {most} are the most that are listed"
-        raise PydanticCustomError("too_many_errors", why, {"count": count, "most": MAX_ERRORS})  # type: ignore[arg-type]
+        raise PydanticCustomError("too_many_errors", why, {"count": count, "most": MAX_ERRORS})

@@ -331,7 +331,9 @@ class RunOptions(Body):
         Raises:
             InvalidInputError: the schema of a tool cannot be used.
         """
-        tools = self.tools and await asyncio.to_thread(lambda: [each.made() for each in self.tools or ()])
+        tools = None
+        if self.tools is not None:
+            tools = await asyncio.to_thread(lambda given: [tool.made() for tool in given], self.tools)
         return {name: getattr(self, name) for name in _RUN_OPTIONS} | {"tools": tools}
 
 

@@ -2,7 +2,9 @@
 
 Ray keeps an actor's constructor arguments in the actor's own record while they are small. Larger ones become an object
 of the program that created the actor, and are lost with it. So large settings are put into Ray's internal key-value
-store, which lives as long as the actors' records do, and the constructor gets their key.
+store, which lives as long as the actors' records do, and the constructor gets their key. No other place does: detached
+actors end with their nodes, and the session store may be away, may need these settings to be opened, or is no place for
+the keys of providers.
 
 This module imports nothing heavy, since every new session process waits for its imports.
 """

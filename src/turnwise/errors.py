@@ -654,8 +654,8 @@ class TurnOverflowError(WindowOverflowError):
 
     message = (
         "turn {turn_id!r} does not fit: a request with it takes at least {needed} of {max_tokens} tokens: {overhead} "
-        "for the system prompt and tools, {summary} for the summary of earlier turns, {newest} for the turn; delete "
-        "the turn, or blocks of it by remove(), or raise max_context_tokens"
+        "for the system prompt and tools, {summary} for the summary of earlier turns, {newest} for the turn; "
+        "delete the turn, or blocks of it by remove(), or raise max_context_tokens"
     )
     turn_id: str
     max_tokens: int

@@ -8,7 +8,7 @@ import threading
 import time
 import unicodedata
 
-from turnwise.errors import InvalidIdError, InvalidInputError, shown
+from turnwise.errors import InvalidIdError, NameRefusedError, shown
 
 MAX_LENGTH = 256
 
@@ -71,7 +71,7 @@ def check_id(kind: str, value: str) -> str:
     return value
 
 
-def check_names(field: str, *names: str | None) -> None:
+def check_names(field: str, *names: str | None, quotes: bool = True) -> None:
     """Raise unless each store can keep these names, and can find a row by all of them together.
 
     Ids of callers are checked by `check_id`, which is stricter. Stores check this much, so that what one of them takes
@@ -80,12 +80,15 @@ def check_names(field: str, *names: str | None) -> None:
     Args:
         field: what they are, for the error.
         names: None is passed over.
+        quotes: whether the error shows names with characters that cannot be kept.
 
     Raises:
-        InvalidInputError: they have a null character or a lone surrogate, or take more than `MAX_INDEXED_BYTES`.
+        NameRefusedError: they have a null character or a lone surrogate, or take more than `MAX_INDEXED_BYTES`.
     """
     if why := _why_not_kept([name for name in names if name is not None]):
-        raise InvalidInputError(field, shown(names[0] if len(names) == 1 else names), why)
+        is_shown = quotes or str(MAX_INDEXED_BYTES) in why
+        value = shown(names[0] if len(names) == 1 else names) if is_shown else "..."
+        raise NameRefusedError(field, value, why)
 
 
 def _why_not_kept(names: list[str]) -> str | None:

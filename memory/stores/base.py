@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
@@ -133,27 +133,27 @@ def check_session_names(session: SessionRecord) -> None:
     """Raise unless each store can keep the ids of a new session.
 
     Raises:
-        InvalidInputError: see `check_names`.
+        NameRefusedError: see `check_names`.
     """
-    check_names("session_id", session.session_id)
-    check_names("user_id", session.user_id)
-    check_names("agent", session.agent)
-    check_names("parent", session.parent)
+    for field in ("session_id", "user_id", "agent", "parent"):
+        check_names(field, getattr(session, field), quotes=False)
 
 
-def check_commit_names(commit: Commit) -> None:
-    """Raise unless each store can keep the ids and keys of a commit.
+def checked_commit(commit: Commit) -> Commit:
+    """Return a commit whose ids and keys each store can keep. Its turns and events can be read more than once.
 
     Raises:
-        InvalidInputError: see `check_names`.
+        NameRefusedError: see `check_names`.
     """
+    commit = replace(commit, turns=tuple(commit.turns), events=tuple(commit.events))
     if run := commit.new_run:
-        check_names("run_id", run.run_id)
-        check_names("idempotency_key", run.idempotency_key)
+        check_names("run_id", run.run_id, quotes=False)
+        check_names("idempotency_key", run.idempotency_key, quotes=False)
     for turn in commit.turns:
-        check_names("turn_id", turn.turn_id)
+        check_names("turn_id", turn.turn_id, quotes=False)
     for event in commit.events:
-        check_names("event key", event.key)
+        check_names("event key", event.key, quotes=False)
+    return commit
 
 
 def check_limit(limit: int) -> int:

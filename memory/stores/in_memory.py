@@ -29,9 +29,9 @@ from turnwise.memory.stores.base import (
     Commit,
     Page,
     SessionOrder,
-    check_commit_names,
     check_limit,
     check_session_names,
+    checked_commit,
     cursor_of,
     new_jump,
     parse_cursor,
@@ -113,7 +113,7 @@ class InMemoryStore:
         )
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
-        check_commit_names(commit)
+        commit = checked_commit(commit)
         self._check_open()
         row, session = self._rows.get(session_id), commit.session
         follows = (session.log, epoch, session.revision - 1, commit.log_size_before)

@@ -43,7 +43,7 @@ def check_scope(scope: Scope) -> None:
     """Raise unless each store can keep a note of this scope.
 
     Raises:
-        InvalidInputError: see `check_names`.
+        NameRefusedError: see `check_names`.
     """
     check_names("user_id, session_id", scope.user_id, scope.session_id)
 

@@ -11,6 +11,7 @@ TurnwiseError
 │   ├── ConfigError
 │   ├── InvalidMemoryError
 │   ├── WorkingMemoryError
+│   ├── NameRefusedError       (also a StoreError) no store keeps such an id or key
 │   ├── ArchiveError           a line of an archive cannot be imported
 │   └── TranscriptError
 ├── NotFoundError              no such thing, or no longer
@@ -753,6 +754,13 @@ class SessionLostError(TurnwiseError):
 
 class StoreError(TurnwiseError):
     """The store could not be read or written."""
+
+
+class NameRefusedError(InvalidInputError, StoreError):
+    """An id or a key has characters that not every store can keep, or is too long to be found by; nothing was stored.
+
+    Each store refuses the same names.
+    """
 
 
 class StoreClosedError(StoreError):

@@ -12,7 +12,7 @@ from langgraph.store.base import InvalidNamespaceError
 from open_stores import closing
 from test_failed_verbs import an_item
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
-from turnwise.errors import InvalidInputError, StoreError
+from turnwise.errors import InvalidInputError, InvalidMemoryError, NameRefusedError, StoreError
 from turnwise.memory.conversation.ids import MAX_INDEXED_BYTES
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
@@ -61,6 +61,7 @@ async def refused(verb: Awaitable[object], name: str) -> None:
     """Check that a verb is refused with an error that shows the beginning of the name."""
     with pytest.raises(InvalidInputError) as raised:
         await verb
+    assert isinstance(raised.value, NameRefusedError | InvalidMemoryError)
     assert name[:1] in str(raised.value)
     assert name != LONG or str(MAX_INDEXED_BYTES) in str(raised.value) or str(MAX_ID_BYTES) in str(raised.value)
 

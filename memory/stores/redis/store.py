@@ -32,9 +32,9 @@ from turnwise.memory.stores.base import (
     Commit,
     Page,
     SessionOrder,
-    check_commit_names,
     check_limit,
     check_session_names,
+    checked_commit,
     cursor_of,
     new_jump,
     parse_cursor,
@@ -145,9 +145,9 @@ class RedisStore(RedisDatabase):
         )
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
-        check_commit_names(commit)
         session, new = commit.session, commit.new_run
         with self._translated():
+            commit = checked_commit(commit)
             first = commit.log_size_before
             args = [
                 *(_number(session.log), epoch, encode(session_id), encode_record(session, _CHANGES), session.status),

@@ -17,7 +17,7 @@ _OF_SQLITE = {
     sqlite3.SQLITE_READONLY: _FILE,
     sqlite3.SQLITE_PERM: _FILE,
     sqlite3.SQLITE_AUTH: _FILE,
-    sqlite3.SQLITE_NOTADB: "the path names another file: correct it, or restore the file from a backup",
+    sqlite3.SQLITE_NOTADB: _FILE,
     sqlite3.SQLITE_TOOBIG: "it is too large for a row of the database: make it shorter",
 }
 _READ_ONLY = "it is read-only (a standby, or default_transaction_read_only is set): write to the primary"

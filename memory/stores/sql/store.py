@@ -37,9 +37,9 @@ from turnwise.memory.stores.base import (
     Commit,
     Page,
     SessionOrder,
-    check_commit_names,
     check_limit,
     check_session_names,
+    checked_commit,
     cursor_of,
     new_jump,
     parse_cursor,
@@ -230,9 +230,9 @@ class SQLStore(SecureDeleteDatabase):
             return error
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
-        check_commit_names(commit)
         try:
             with self._translated():
+                commit = checked_commit(commit)
                 asked = self._commits.asked(session_id, epoch, commit)
                 if self._closed:
                     raise StoreClosedError(self._name)

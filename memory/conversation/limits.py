@@ -31,9 +31,6 @@ MAX_MESSAGES = 100_000
 MAX_NAMES = 1_000
 """The most ids, names, labels or kinds of one argument."""
 
-MAX_PAGE = 1_000
-"""The most records that are read from a store at once. A longer page is put together of several."""
-
 
 def check_count(field: str, count: int, limit: str, most: int) -> None:
     """Refuse an argument that has more parts than a bound allows.

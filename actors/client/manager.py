@@ -15,12 +15,11 @@ from turnwise.actors.client.event_sinks import EventSink
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.manager_requests import IfExists, ManagerRequests
 from turnwise.actors.client.requests import Request, Result, carry_out, carry_out_async
-from turnwise.actors.client.session import AsyncSession, RunOptions, Session, check_first
+from turnwise.actors.client.session import AsyncSession, RunOptions, Session
 from turnwise.actors.client.subscriptions import AsyncSubscription, Subscription
 from turnwise.actors.cluster.ray_runtime import interruptible
 from turnwise.actors.cluster.wire import HostInfo, SessionRef
 from turnwise.memory.archive.expiry import Swept
-from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.message_formats import MessageFormat
 from turnwise.memory.conversation.model_params import ModelParams
@@ -31,7 +30,6 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page, SessionOrder
-from turnwise.memory.stores.in_memory import InMemoryStore
 
 
 class SessionManager(ManagerRequests):
@@ -405,22 +403,6 @@ class SessionManager(ManagerRequests):
             subscription.close()
         carry_out(self._close(), self._client.portal)
         self._client.portal.close()
-
-
-async def check_first_run(
-    manager: AsyncSessionManager,
-    session_id: str,
-    prompts: Sequence[Prompt],
-    options: RunOptions,
-    *,
-    user_id: str,
-    engine: str | None,
-) -> None:
-    """Raise what the first run of a new session would raise. Stores nothing, and asks no other process."""
-    store = InMemoryStore()
-    fresh = SessionRecord(session_id=check_id("session id", session_id), user_id=user_id, engine=engine)
-    await store.create(fresh)
-    await check_first(manager._core_of(fresh, store), session_id, prompts, options)  # noqa: SLF001 - of the same file
 
 
 class AsyncSessionManager(ManagerRequests):

@@ -54,7 +54,6 @@ from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines,
 from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.attached import Eraser
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,
@@ -215,11 +214,6 @@ class ManagerRequests:
         if isinstance(builder, MissingEngine):
             raise builder.error(session_id)
         return builder
-
-    def _core_of(self, fresh: SessionRecord, store: SessionStore) -> SessionCore:
-        """Return the core of a session that is in this store only, with what the manager's sessions are made of."""
-        self._check_engine(fresh.engine, fresh.session_id)
-        return SessionCore(fresh.session_id, store, as_engine(self._engine), self._config)
 
     def _start(self) -> None:
         """Connect to Ray or start it, and start the processes of hosts and memories. Blocks; may be repeated."""
@@ -668,3 +662,13 @@ def _once_client(
     made.portal = client.portal
     made.warm_up()
     return made
+
+
+def engine_of(manager: ManagerRequests, name: str | None, session_id: str) -> EngineBuilder:
+    """Return the engine, or the engines, of a manager's sessions.
+
+    Raises:
+        ConfigError: there is none of this name; the error names the session.
+    """
+    manager._check_engine(name, session_id)  # noqa: SLF001 - of the same file
+    return as_engine(manager._engine)  # noqa: SLF001

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turnwise.actors.client.manager import AsyncSessionManager, check_first_run
-from turnwise.actors.client.manager_requests import DEFAULT_USER
-from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.manager_requests import DEFAULT_USER, engine_of
+from turnwise.actors.client.session import AsyncSession, RunOptions, settings_of
+from turnwise.actors.session.core import SessionCore
 from turnwise.errors import SessionNotFoundError
-from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.prompts import Prompt
+from turnwise.memory.conversation.ids import check_id, new_id
+from turnwise.memory.conversation.prompts import Prompt, plain_prompts
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.in_memory import InMemoryStore
 
 
 async def open_for_run(
@@ -41,6 +44,19 @@ async def open_for_run(
             return await manager.get(session_id, user_id=DEFAULT_USER if user_id is None else user_id)
         except SessionNotFoundError:
             pass
-    whose = user_id or DEFAULT_USER
-    await check_first_run(manager, session_id, prompts, options or RunOptions(), user_id=whose, engine=engine)
+    fresh = SessionRecord(
+        session_id=check_id("session id", session_id), user_id=user_id or DEFAULT_USER, agent=agent, engine=engine
+    )
+    await check_first_run(manager, fresh, prompts, options or RunOptions())
     return await manager.open(session_id, user_id=user_id, agent=agent, engine=engine, if_exists="keep")
+
+
+async def check_first_run(
+    manager: AsyncSessionManager, fresh: SessionRecord, prompts: Sequence[Prompt], options: RunOptions
+) -> None:
+    """Raise what the first run of a new session would raise. Stores nothing, and asks no other process."""
+    builder = engine_of(manager, fresh.engine, fresh.session_id)
+    store = InMemoryStore()
+    await store.create(fresh)
+    core = SessionCore(fresh.session_id, store, builder, manager.config)
+    await core.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings_of(options))  # type: ignore[arg-type]

@@ -51,7 +51,6 @@ from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, St
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool
-from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.chat_messages import ChatMessage
@@ -1151,10 +1150,13 @@ class AsyncSession(_Session):
         return info
 
 
-async def check_first(core: SessionCore, session_id: str, prompts: Sequence[Prompt], options: RunOptions) -> None:
-    """Raise what `run` would raise with these prompts and options in a new session, such as the core's."""
-    settings = _Session._settings(cast("Any", None), **options)  # noqa: SLF001 - of the same file; it reads no session
-    await core.check_start(plain_prompts(session_id, tuple(prompts)), **settings)
+def settings_of(options: RunOptions) -> dict[str, Any]:
+    """Return the options of a run as a session's process gets them.
+
+    Raises:
+        InvalidInputError: one is wrong.
+    """
+    return _Session._settings(cast("Any", None), **options)  # noqa: SLF001 - of the same file; it reads no session
 
 
 async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options: RunOptions) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -79,17 +78,13 @@ class TooManyStreams(Exception):  # noqa: N818 - an answer
         super().__init__(f"{which} are open, and no more may be: close one, or wait until one ends")
 
 
-_WORDS = {400: "bad_request", 405: "method_not_allowed", 503: "unavailable"}
+_WORDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+_WORDS |= {415: "unsupported_media_type", 422: "invalid_request", 429: "too_many_requests", 503: "unavailable"}
 
 
 def word_of(status: int) -> str:
     """Return the word for programs of an answer that only a status describes."""
-    if status in _WORDS:
-        return _WORDS[status]
-    try:
-        return HTTPStatus(status).phrase.lower().replace(" ", "_").replace("-", "_")
-    except ValueError:
-        return "error"
+    return _WORDS.get(status, "bad_request" if status < 500 else "internal")  # noqa: PLR2004 - the server's fault
 
 
 def status_of(error: TurnwiseError) -> int:

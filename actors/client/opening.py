@@ -59,4 +59,4 @@ async def check_first_run(
     store = InMemoryStore()
     await store.create(fresh)
     core = SessionCore(fresh.session_id, store, builder, manager.config)
-    await core.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings_of(options))  # type: ignore[arg-type]
+    await core.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings_of(options))

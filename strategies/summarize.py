@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError
+from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.memory.conversation.required_arguments import needs
-from turnwise.memory.ranges import check_count
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import OverflowStrategy
@@ -51,7 +51,8 @@ class Summarize:
         if not 0 < self.trigger_ratio <= 1:
             raise ConfigError("Summarize.trigger_ratio", self.trigger_ratio, "must be above 0 and at most 1")
         for name in ("keep_turns", "keep_tokens", "max_summary_tokens", "model_window"):
-            check_count(f"Summarize.{name}", getattr(self, name), 1)
+            may_be_none = name in ("keep_tokens", "model_window")
+            check_whole_number(f"Summarize.{name}", getattr(self, name), 1, may_be_none=may_be_none)
         if not self.prompt.strip():
             raise ConfigError("Summarize.prompt", self.prompt, "must not be blank")
 

@@ -24,13 +24,13 @@ from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.message_formats import MessageFormat
 from turnwise.memory.conversation.model_params import ModelParams, check_params
 from turnwise.memory.conversation.output_type import MAX_RETRIES
+from turnwise.memory.conversation.ranges import MAX_COUNT, MAX_SECONDS
 from turnwise.memory.conversation.required_arguments import check_given
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory, MemoryType
-from turnwise.memory.ranges import MAX_COUNT, MAX_SECONDS
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from turnwise.actors.client.requests import AwaitStep, Request
-from turnwise.actors.session.importing import exchanges, goes_on
+from turnwise.memory.conversation.exchanges import exchanges, goes_on
 from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_MESSAGES, check_count
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Refuses, takes_all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.memory.ranges import check_count
+from turnwise.memory.conversation.ranges import check_whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Dedicated:
     answered. A live process keeps the limit that it was created with."""
 
     def __post_init__(self) -> None:
-        check_count("max_live", self.max_live, 1)
-        check_count("max_waits", self.max_waits, 1)
+        check_whole_number("max_live", self.max_live, 1, may_be_none=True)
+        check_whole_number("max_waits", self.max_waits, 1)
 
 
 MAX_HOSTS = 10_000
@@ -67,9 +67,9 @@ class Packed:
     """The same limit for one session, so that none uses up the host's."""
 
     def __post_init__(self) -> None:
-        check_count("hosts", self.hosts, 1, MAX_HOSTS)
+        check_whole_number("hosts", self.hosts, 1, MAX_HOSTS)
         for name in ("max_resident", "max_calls", "max_session_calls", "max_waits", "max_session_waits"):
-            check_count(name, getattr(self, name), 1)
+            check_whole_number(name, getattr(self, name), 1)
 
 
 Placement = Dedicated | Packed

@@ -9,10 +9,10 @@ from functools import cache
 from typing import Literal, TypeVar, get_args
 
 from turnwise.errors import ConfigError
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
-from turnwise.memory.ranges import check_count, check_seconds
 
 Setting = TypeVar("Setting")
 
@@ -116,7 +116,7 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         for name, least in {"max_results": 1, "max_tokens": 1, "profile_tokens": 0}.items():
-            check_count(f"memory.{name}", getattr(self, name), least)
+            check_whole_number(f"memory.{name}", getattr(self, name), least)
         check_seconds("memory.timeout_s", self.timeout_s, may_be_0=False)
         if not isinstance(self.planner_notes, bool):
             raise ConfigError("memory.planner_notes", self.planner_notes, "must be True or False")

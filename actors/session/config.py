@@ -10,7 +10,7 @@ from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.budget import Budget, Price
 from turnwise.errors import ConfigError
-from turnwise.memory.ranges import check_count, check_seconds
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.tokens.counter import TokenCounter
 
 
@@ -110,6 +110,6 @@ class SessionConfig:
             may_be_0 = name not in ("idle_s", "compaction_timeout_s")
             check_seconds(name, getattr(self, name), may_be_0=may_be_0)
         for name in ("max_resumes", "max_queued", "max_labels"):
-            check_count(name, getattr(self, name))
+            check_whole_number(name, getattr(self, name))
         for name in ("max_prompt_bytes", "max_metadata_bytes", "max_label_chars", "compaction_attempts"):
-            check_count(name, getattr(self, name), 1)
+            check_whole_number(name, getattr(self, name), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from turnwise.actors.inference.engine import NewEvent, Selective
@@ -16,8 +16,9 @@ from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import InvalidInputError, SessionEndedError, SessionInUseError, TurnsChangedError, shown
-from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, ToolResult, Unknown, encode
+from turnwise.memory.conversation.blocks import AnyBlock, encode
 from turnwise.memory.conversation.events import PromptAppended, TurnImported
+from turnwise.memory.conversation.exchanges import exchanges, goes_on
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
 from turnwise.memory.conversation.memory_use import MemoryUse
@@ -224,31 +225,3 @@ class Importing:
 
 def _event_key(idempotency_key: str) -> str:
     return f"turnwise.import:{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}"
-
-
-def goes_on(blocks: Sequence[AnyBlock], had: int) -> bool:
-    """Return whether what follows the first `had` blocks is turns of their own: it does not begin with an answer."""
-    rest = (block for block in blocks[had:] if not isinstance(block, CacheCheckpoint | Unknown))
-    following = next(rest, None)
-    return following is None or not (following.role == "assistant" or isinstance(following, ToolResult))
-
-
-def exchanges(blocks: Sequence[AnyBlock]) -> Iterator[tuple[int, int, int]]:
-    """Yield where each turn of a conversation begins, where its answer begins, and where it ends.
-
-    Answers before the first prompt belong to the first turn's prompt, as a conversation begins with its user.
-    """
-    start, answer = 0, None
-    is_begun = False
-    for at, block in enumerate(blocks):
-        if isinstance(block, CacheCheckpoint | Unknown):
-            continue
-        is_answer = block.role == "assistant" or isinstance(block, ToolResult)
-        if is_answer and is_begun and answer is None:
-            answer = at
-        elif not is_answer:
-            is_begun = is_begun or block.role == "user"
-            if answer is not None:
-                yield start, answer, at
-                start, answer = at, None
-    yield start, len(blocks) if answer is None else answer, len(blocks)

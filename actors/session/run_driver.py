@@ -213,7 +213,7 @@ class RunDriver:
             self._journal.mark_stale()
             if self._state.active is run:
                 self._state.set_active(None)
-                self._state.add_interrupted(run)
+                self._state.set_interrupted([*self._state.interrupted, run])
         run.fail(failure)
         if self._journal.lost is None:
             what = self._tasks.name(f"recovery of run {run.run_id!r}")

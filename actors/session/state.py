@@ -108,10 +108,6 @@ class SessionState:
 
     # Writes
 
-    def add_interrupted(self, run: ActiveRun) -> None:
-        """Add a run whose end this process could not store; the next activation ends or resumes it."""
-        self._interrupted = [*self._interrupted, run]
-
     def continue_from(self, head: TurnRecord | None) -> None:
         """Set the turn that the next turn continues."""
         self.head = head
@@ -125,8 +121,13 @@ class SessionState:
         self.run_queue = RunQueue()
         self.run_queue.apply(turn for turn in turns if turn.status == "pending")
 
+    @property
+    def interrupted(self) -> Sequence[ActiveRun]:
+        """The runs whose end could not be stored, until a commit has ended or resumed them."""
+        return self._interrupted
+
     def set_interrupted(self, runs: Sequence[ActiveRun]) -> None:
-        """Set the runs that were interrupted, until a commit has ended or resumed them."""
+        """Set the runs whose end could not be stored; the next activation ends or resumes them."""
         self._interrupted = runs
 
     def set_alarm(self, alarm: asyncio.TimerHandle | None) -> None:

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.background import log_failure
+from turnwise.memory.conversation.ranges import check_seconds
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.ranges import check_seconds
 
 PAUSE_S = 1.0
 """The longest that uses are collected before they are written, in seconds."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard, Unpack, cast
 
 from turnwise.errors import ConfigError, InvalidMemoryError, ReadOnlyMemoryError
 from turnwise.memory.background import on_thread
+from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, Scope, first_of_each, is_local, recalled
 from turnwise.memory.longterm.items.base import (
@@ -25,7 +26,6 @@ from turnwise.memory.longterm.items.base import (
 from turnwise.memory.longterm.search.item_indexes import ItemIndexes
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.ranges import check_count
 from turnwise.memory.stores.base import Page, check_limit
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class StaticMemory:
         name: str | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        check_count("StaticMemory.all_up_to", all_up_to)
+        check_whole_number("StaticMemory.all_up_to", all_up_to)
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
         self._owner = Scope(user_id=owner)

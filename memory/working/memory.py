@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from turnwise.errors import ConfigError, InvalidIdError, WorkingMemoryError
 from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.memory.longterm.base import Scope, is_local
 from turnwise.memory.longterm.quoting import quote
-from turnwise.memory.ranges import check_count
 from turnwise.memory.working.base import NoteStore
 from turnwise.memory.working.formats import Form, FreeText
 
@@ -45,7 +45,7 @@ class WorkingMemory:
     ) -> None:
         if per not in ("session", "user"):
             raise ConfigError("WorkingMemory.per", per, "must be 'session' or 'user'")
-        check_count("WorkingMemory.max_bytes", max_bytes, 1)
+        check_whole_number("WorkingMemory.max_bytes", max_bytes, 1)
         self._notes = notes
         self._form = FreeText() if form is None else form
         self._per = per

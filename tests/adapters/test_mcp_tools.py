@@ -341,7 +341,7 @@ def test_a_call_that_is_cancelled_leaves_the_others_alone(city: McpStdio) -> Non
         ({"command": " "}, r"command.*must not be blank"),
         ({"command": "a", "args": "-v"}, r"args='-v': must be a list of texts"),
         ({"command": "a", "env": {"A": 1}}, r"env=\['A'\]: must map texts to texts"),
-        ({"command": "a", "idle_s": 0}, r"idle_s=0: must be more than 0 seconds"),
+        ({"command": "a", "idle_s": 0}, r"idle_s=0: must be a number of seconds, above 0"),
         ({"url": "http://h/", "token": "a", "http_client": print}, r"http_client.*cannot be combined"),
     ],
 )

@@ -72,10 +72,10 @@ def test_options_come_before_the_environment_and_the_environment_before_the_file
     [
         ("port = 1\n\n[engines.main]\n# a comment\nmodle = 'm'\n", 5, "engines.main.modle", "no such key"),
         ("port = 90000\n", 1, "port", "65535"),
-        ("[session]\n\nidle_s = -4\n", 3, "session.idle_s", "more than 0"),
+        ("[session]\n\nidle_s = -4\n", 3, "session.idle_s", "above 0"),
         ("[session]\nidle_s = 1\n[session.run_budget]\n\ntokens = -5\n", 5, "session.run_budget.tokens", "more than 0"),
         ("[session]\nrun_budget = {tokens = 'many'}\n", 2, "session.run_budget.tokens", "integer"),
-        ("[session.memory]\nmax_results = 0\n", 2, "session.memory.max_results", "more than 0"),
+        ("[session.memory]\nmax_results = 0\n", 2, "session.memory.max_results", "from 1"),
         ("[[memories]]\nkind = 'static'\nfile = 'x'\n[[memories]]\nkind = 'lexical'\n", 4, "memories.1", "'store'"),
         (
             f"{ENGINE}tools = [\n 'serve_objects:weather',\n 'serve_objects:gone',\n]\n",
@@ -204,7 +204,7 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy(file: Path) -> None:
         (["--config", "nowhere.toml"], "cannot be read"),
         (["postgresql://nobody@127.0.0.1:1/x", "--demo", "--port", "0"], "connection"),
         (["sqlite:////nowhere/chats.db", "--demo", "--port", "0"], "unable to open"),
-        (["--demo", "--packed", "0"], "1 or more"),
+        (["--demo", "--packed", "0"], "from 1"),
     ],
 )
 def test_what_keeps_it_from_starting_is_one_line(words: list[str], why: str, tmp_path: Path) -> None:

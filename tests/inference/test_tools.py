@@ -313,9 +313,9 @@ class Shout(StrEnum):
         ({"a": [1, {"b": None}]}, '{"a":[1,{"b":null}]}'),
         (Place(city="Bath"), '{"city":"Bath","country":"GB"}'),
         ([Point(1, 2.5)], '[{"x":1,"y":2.5}]'),
-        ("half \ud83d", "half ?"),
-        (["half \ud83d", "é"], '["half ?","é"]'),
-        ({"a": Place(city="\ud83d")}, '{"a":{"city":"?","country":"GB"}}'),
+        ("half \ud83d", "half \ufffd"),
+        (["half \ud83d", "é"], '["half \ufffd","é"]'),
+        ({"a": Place(city="\ud83d")}, '{"a":{"city":"\ufffd","country":"GB"}}'),
     ],
 )
 def test_a_result_is_text_or_compact_json_that_can_be_stored(value: Any, text: str) -> None:
@@ -372,7 +372,7 @@ RAISED = [
     (KeyError("k"), "KeyError: 'k'"),
     (RuntimeError(), "RuntimeError"),
     (ToolError("Use the {English} name."), "Use the {English} name."),
-    (ToolError("\ud83d"), "?"),
+    (ToolError("\ud83d"), "\ufffd"),
     (SystemExit(3), "SystemExit: 3"),
     (KeyboardInterrupt(), "KeyboardInterrupt"),
     (UnspeakableError(), "UnspeakableError"),

@@ -16,8 +16,8 @@ from turnwise.actors.session.budget import Budget, Price
 from turnwise.actors.session.config import SessionConfig
 from turnwise.adapters.mcp.servers import McpHttp
 from turnwise.errors import ConfigError
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.longterm.retention import Retention
-from turnwise.memory.ranges import check_count, check_seconds
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.strategies.summarize import Summarize
@@ -88,4 +88,4 @@ def test_the_error_of_a_range_says_the_range() -> None:
     with pytest.raises(ConfigError, match=r"^idle_s=inf: must be a number of seconds, above 0 and up to 1e\+09$"):
         check_seconds("idle_s", math.inf, may_be_0=False)
     with pytest.raises(ConfigError, match=r"^hosts=0: must be a whole number from 1 to 9$"):
-        check_count("hosts", 0, 1, 9)
+        check_whole_number("hosts", 0, 1, 9)

@@ -74,7 +74,7 @@ async def opened(engine: Any, *memories: Any, **settings: Any) -> SessionCore:
 
 
 async def ask(core: SessionCore, *prompts: str | Block) -> Sequence[AnyBlock]:
-    run_id = f"run-{prompts}"
+    run_id = f"run-{prompts}"[:200]
     await core.start(prompts, run_id=run_id)
     outcome = await core.reads.wait(run_id)
     assert outcome and outcome.turn and outcome.run.state == "completed", outcome

@@ -282,12 +282,6 @@ def test_what_a_database_refuses_is_not_quoted(database: str, tmp_path: Path) ->
     async def use(url: str) -> None:
         store = SQLStore(url)
         await talk(store, "s")
-        for bad in (f"{SECRET}\ud800", f"{SECRET}\0"):
-            for record in (SessionRecord(session_id=bad), SessionRecord(session_id="u", agent=bad)):
-                try:
-                    await store.create(record)
-                except StoreError as error:
-                    check_quiet(error)
         with pytest.raises(TurnwiseError) as raised:
             await store.create(SessionRecord(session_id="v", agent=SECRET, status=None))  # type: ignore[arg-type]
         check_quiet(raised.value)

@@ -15,7 +15,7 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.ranges import check_count, check_seconds
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.stores.urls import redact
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def check_settings(engine: EngineSettings, reserved: Collection[str]) -> None:
     check("model", engine.model, bool(engine.model.strip()), "must not be blank")
     check_url("base_url", engine.base_url)
     for name in ("timeout_s", "connect_timeout_s", "first_byte_s"):
-        check_seconds(name, getattr(engine, name), may_be_0=False)
+        check_seconds(name, getattr(engine, name), may_be_0=False, may_be_none=name == "first_byte_s")
     for name in ("default_headers", "default_query"):
         given = getattr(engine, name)
         is_text = given is None or all(isinstance(each, str) for pair in given.items() for each in pair)
@@ -94,9 +94,9 @@ def check_settings(engine: EngineSettings, reserved: Collection[str]) -> None:
         object.__setattr__(engine, name, freeze(given))
     made = engine.http_client
     check("http_client", made, made is None or callable(made), "must be a function")
-    check_count("max_retries", engine.max_retries)
+    check_whole_number("max_retries", engine.max_retries)
     check("temperature", engine.temperature, 0 <= (engine.temperature or 0) < math.inf, "must be 0 or more")
-    check_count("max_output_tokens", engine.max_output_tokens, 1)
+    check_whole_number("max_output_tokens", engine.max_output_tokens, 1, may_be_none=True)
     check("extra", engine.extra, engine.extra is None or isinstance(engine.extra, Mapping), "must be a mapping")
     has_run = all(isinstance(one, Middleware) for one in engine.middleware)
     check("middleware", engine.middleware, has_run, "each must have run(); see Middleware")

@@ -25,8 +25,8 @@ from turnwise.errors import ConfigError, ToolAbortError, ToolError
 from turnwise.memory.conversation.blocks import Content, ToolResult, ToolUse
 from turnwise.memory.conversation.call_arguments import refusal
 from turnwise.memory.conversation.growing_text import whole
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.conversation.tool_results import result_of, within
-from turnwise.memory.ranges import check_count, check_seconds
 
 MAX_BACKOFF_S = 30.0
 
@@ -134,11 +134,11 @@ class ToolRegistry:
                     raise ConfigError(setting, name, f"is no tool here; the tools are {sorted(names)}")
         if self.on_error not in ("continue", "abort", "retry"):
             raise ConfigError("on_error", self.on_error, "must be 'continue', 'abort' or 'retry'")
-        check_count("retries", self.retries)
+        check_whole_number("retries", self.retries)
         check_seconds("backoff_s", self.backoff_s)
         for setting in ("max_parallel", "max_steps", "max_result_chars", "max_result_bytes"):
-            check_count(setting, getattr(self, setting), 1)
-        check_seconds("timeout_s", self.timeout_s, may_be_0=False)
+            check_whole_number(setting, getattr(self, setting), 1)
+        check_seconds("timeout_s", self.timeout_s, may_be_0=False, may_be_none=True)
 
     def extended(self, tools: Mapping[str, Mapping[str, Any]]) -> ToolRegistry:
         """Return a registry that also has the tools of a run (see `RunContext.tools`), which it allows.

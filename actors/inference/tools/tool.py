@@ -28,8 +28,8 @@ from turnwise.actors.inference.tools.signature import (
 )
 from turnwise.errors import ConfigError, InvalidInputError, shown
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.conversation.run_tools import MAX_TOOLS, MAX_TOOLS_BYTES, is_tool_name
-from turnwise.memory.ranges import check_count, check_seconds
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]
 """Returns, given a call's arguments, whether a person must approve the call. Must not block."""
@@ -73,8 +73,8 @@ class Tool:
     def __post_init__(self) -> None:
         if not is_tool_name(self.name):
             raise ConfigError("name", self.name, "a tool's name has 1 to 64 letters, digits, _ and -: pass name=...")
-        check_seconds(f"tool {self.name!r}: timeout_s", self.timeout_s, may_be_0=False)
-        check_count(f"tool {self.name!r}: retries", self.retries)
+        check_seconds(f"tool {self.name!r}: timeout_s", self.timeout_s, may_be_0=False, may_be_none=True)
+        check_whole_number(f"tool {self.name!r}: retries", self.retries, may_be_none=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function, without checks, timeout and retries."""

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, Unpack
 
 from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
 from turnwise.memory.background import on_thread
+from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import (
     ItemChanges,
@@ -44,7 +45,6 @@ from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
-from turnwise.memory.ranges import check_count
 from turnwise.memory.stores.base import Page
 
 PROFILE = (*(kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC), MemoryType.INSTRUCTIONS)
@@ -157,7 +157,7 @@ class ExtractiveMemory:
         }
         least = {"max_facts_per_call": 1, "min_chars": 1, "max_chars": min_chars, "max_shown_chars": 1000, "nearest": 0}
         for setting, minimum in least.items():
-            check_count(f"ExtractiveMemory.{setting}", self._settings[setting], minimum)
+            check_whole_number(f"ExtractiveMemory.{setting}", self._settings[setting], minimum)
         for setting, prompt in (("facts_prompt", facts_prompt), ("choosing_prompt", choosing_prompt)):
             if not prompt.strip():
                 raise ConfigError(f"ExtractiveMemory.{setting}", prompt, "must not be blank")

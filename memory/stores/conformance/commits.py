@@ -46,7 +46,7 @@ async def check_an_activation_returns_the_state_of_the_session(store: SessionSto
     runs = [a_run(f"r{9 - index}", index, state) for index, state in enumerate(states, 2)]
     for run in (a_run("done", 0, "completed"), a_run("bad", 1, "failed"), runs[2], runs[0], runs[1]):
         await owner.commit(new_run=run)
-    await owner.commit(turns=reversed(turns))
+    await owner.commit(turns=turns[::-1])
     found = await store.activate("s")
     equal(
         found.session.revision > owner.session.revision + 1, True, "whether an activation raises the revision by more"

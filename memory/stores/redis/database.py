@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from turnwise.errors import ConfigError, CorruptRecordError, StoreError, StoreURLError
-from turnwise.memory.ranges import check_count, check_seconds
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.stores.redis.loop_thread import LoopThread
 from turnwise.memory.stores.sharing import RayId, Shared, rivals_among
 from turnwise.memory.stores.urls import REDIS_SCHEMES, redact
@@ -67,7 +67,7 @@ class RedisDatabase(Shared):
         if not re.fullmatch(r"[\w:.-]{1,64}", prefix, re.ASCII):
             raise ConfigError("prefix", prefix, "must be 1 to 64 letters, digits, '_', ':', '.' or '-'")
         check_seconds("timeout_s", timeout_s, may_be_0=False)
-        check_count("connections", connections, 1, MAX_CONNECTIONS)
+        check_whole_number("connections", connections, 1, MAX_CONNECTIONS)
         self._settings = (url, prefix, timeout_s, connections)
         self._prefix = prefix
         self._name = redact(url)

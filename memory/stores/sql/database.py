@@ -18,7 +18,7 @@ from sqlalchemy import exc
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.conversation.corrupt_records import text_or_undecodable
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.ranges import check_count, check_seconds
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.stores.sharing import LABEL, RayId, Shared, rivals_among
 from turnwise.memory.stores.sql.error_hints import is_undecodable, lacks_tables, remedy, without_text
 from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
@@ -90,7 +90,7 @@ class SQLDatabase(Shared):
     def __init__(self, url: str, schema: Schema, *, lock_timeout_s: float, connections: int) -> None:
         self._name = shown_url(url)
         check_seconds("lock_timeout_s", lock_timeout_s, may_be_0=False, most=MAX_LOCK_TIMEOUT_S)
-        check_count("connections", connections, 1, MAX_CONNECTIONS)
+        check_whole_number("connections", connections, 1, MAX_CONNECTIONS)
         self._schema = schema
         parsed = _parse_url(url, self._name)
         self._url = parsed

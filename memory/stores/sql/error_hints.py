@@ -65,7 +65,8 @@ def remedy(error: object) -> str:
 
 def _is_of_connection(error: object) -> bool:
     """Return whether an error without a code can say that a server was not reached."""
-    return type(error).__name__ in ("OperationalError", "InterfaceError", "Error") or isinstance(error, OSError)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return type(error).__name__ == "Error" or bool(names & {"OperationalError", "InterfaceError", "OSError"})
 
 
 def lacks_tables(error: object) -> bool:

@@ -17,8 +17,8 @@ from turnwise.errors import ConfigError, InvalidInputError, SessionChangedError,
 from turnwise.memory.conversation.blocks import Unknown
 from turnwise.memory.conversation.frozen_json import freeze, plain_json
 from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.ranges import check_seconds
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.ranges import check_seconds
 
 with framework("openai-agents", extra="openai-agents", tested="0.24"):
     from agents.memory import SessionSettings

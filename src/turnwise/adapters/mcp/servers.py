@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from turnwise.actors.inference.redaction import LONG
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.ranges import check_seconds
+from turnwise.memory.conversation.ranges import check_seconds
 from turnwise.memory.stores.urls import redact
 
 if TYPE_CHECKING:

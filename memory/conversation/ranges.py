@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 from turnwise.errors import ConfigError
 
@@ -13,27 +14,31 @@ MAX_COUNT = 2**31 - 1
 """The largest count or size."""
 
 
-def check_seconds(setting: str, value: float | None, *, may_be_0: bool = True, most: float = MAX_SECONDS) -> None:
-    """Raise unless a setting is a duration in seconds. None is passed over: the caller's type says if it may be.
+def check_seconds(
+    setting: str, value: object, *, may_be_0: bool = True, may_be_none: bool = False, most: float = MAX_SECONDS
+) -> None:
+    """Raise unless a setting is a duration in seconds.
 
     Raises:
-        ConfigError: it is no number, not finite, below 0 or above `most`, or 0 though it may not be.
+        ConfigError: it is no number, not finite, below 0 or above `most`, or 0 or None though it may not be.
     """
-    if value is None:
+    if value is None and may_be_none:
         return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (0 <= value <= most) or not (may_be_0 or value) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not 0 <= cast(float, value) <= most or not (may_be_0 or value):
         low = "from 0" if may_be_0 else "above 0 and"
         raise ConfigError(setting, value, f"must be a number of seconds, {low} up to {most:g}")
 
 
-def check_count(setting: str, value: int | None, least: int = 0, most: int = MAX_COUNT) -> None:
-    """Raise unless a setting is a whole number in this range. None is passed over.
+def check_whole_number(
+    setting: str, value: object, least: int = 0, most: int = MAX_COUNT, *, may_be_none: bool = False
+) -> None:
+    """Raise unless a setting is a whole number in this range.
 
     Raises:
         ConfigError: it is not.
     """
-    if value is None:
+    if value is None and may_be_none:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(setting, value, f"must be a whole number from {least} to {most}")

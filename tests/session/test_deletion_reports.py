@@ -1,0 +1,55 @@
+"""What a report of a deletion counts, and when it is verified."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import ScriptedEngine
+from open_stores import closing
+from turnwise.actors.session.core import SessionCore
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.longterm.deletion import Erasure
+from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.sql.store import SQLStore
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return InMemoryStore() if request.param == "memory" else SQLStore(f"sqlite:///{tmp_path}/store.db")
+
+
+async def talk(store: Any, turns: int) -> SessionCore:
+    await store.create(SessionRecord(session_id="s"))
+    core = SessionCore("s", store, ScriptedEngine())
+    for index in range(turns):
+        run = await core.start(["hello"], run_id=f"r{index}")
+        assert await core.reads.wait(run.run_id)
+    return core
+
+
+async def test_the_report_of_a_deleted_session_counts_its_turns(store: Any) -> None:
+    async with closing(store):
+        core = await talk(store, 2)
+        done = await core.delete()
+        assert (done.sessions, done.turns) == (1, 2) and not done.verified
+        core = await talk(store, 0)
+        assert (await core.delete()).turns == 0
+
+
+async def test_a_deletion_is_verified_where_there_is_no_memory(store: Any) -> None:
+    async with closing(store):
+        core = await talk(store, 3)
+        assert (await core.forget_turn(0, verify=True)).verified
+        assert not (await core.forget_turn(1)).verified, "nobody asked"
+        assert (await core.clear(verify=True)).verified
+        assert not (await core.delete(memory=False, verify=True)).verified, "memories keep what they have"
+
+
+def test_a_memory_that_was_not_verified_leaves_a_deletion_unverified() -> None:
+    clean = Erasure(items=1, files=1, found=(), verified=True)
+    assert Forgotten(items={"a": 1}, erased={"a": clean}, was_checked=True).verified
+    assert not Forgotten(items={"a": 1, "b": 1}, erased={"a": clean}, was_checked=True).verified
+    both = Forgotten(was_checked=True) + Forgotten(sessions=1, turns=2)
+    assert both.verified and (both.sessions, both.turns) == (1, 2)

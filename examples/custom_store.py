@@ -63,7 +63,7 @@ class AuditedStore:
             file.write(f"{json.dumps(line)}\n")
 
     now, get, state, activate = map(passed_on, ("now", "get", "state", "activate"))
-    check_writable, close = map(passed_on, ("check_writable", "close"))
+    try_writing, close = map(passed_on, ("try_writing", "close"))
     blocks, turns, events, event_of_key = map(passed_on, ("blocks", "turns", "events", "event_of_key"))
     run, runs, run_of_key = map(passed_on, ("run", "runs", "run_of_key"))
     query, count, usage, unsettled, expired = map(passed_on, ("query", "count", "usage", "unsettled", "expired"))

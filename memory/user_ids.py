@@ -202,8 +202,8 @@ class PublicIdStore(Shared):
     async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
         return await self._inner.delete(self._names.stored(session_id), epoch=epoch, log=log)
 
-    async def check_writable(self) -> None:
-        await self._inner.check_writable()
+    async def try_writing(self) -> None:
+        await self._inner.try_writing()
 
     async def close(self) -> None:
         await self._inner.close()

@@ -540,7 +540,7 @@ class ManagerRequests:
         return self._matching("count", user_id, agent=agent, status=status)
 
     def _check_store(self) -> Request[None]:
-        yield from self._consult("now" if self._client.read_only else "check_writable")
+        yield from self._consult("now" if self._client.read_only else "try_writing")
 
     @checked
     def _usage(self, user_id: UserId | None, agent: AgentName | None) -> Request[Usage]:

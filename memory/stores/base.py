@@ -94,7 +94,7 @@ class Activation:
 
 
 PROBE_BYTES = 65_536
-"""How much `check_writable` writes: more than a short turn takes, so that there is room for one if it succeeds."""
+"""How much `try_writing` writes: more than a short turn takes, so that there is room for one if it succeeds."""
 
 _JUMP_BITS = 40
 
@@ -319,7 +319,7 @@ class SessionStore(Protocol):
                 has another log, so it is another session with the same id; nothing is deleted.
         """
 
-    async def check_writable(self) -> None:
+    async def try_writing(self) -> None:
         """Raise unless a session could be stored now: write something of `PROBE_BYTES` and delete it. Nobody sees it.
 
         Raises:

@@ -241,7 +241,7 @@ class InMemoryStore:
             self._release(one)
         return len(row.turns)
 
-    async def check_writable(self) -> None:
+    async def try_writing(self) -> None:
         self._check_open()
 
     async def close(self) -> None:

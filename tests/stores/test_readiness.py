@@ -38,17 +38,17 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> SessionStore:
 async def test_a_check_for_writes_leaves_nothing_and_refuses_a_closed_store(store: SessionStore) -> None:
     await eventful(store)
     before = await state_of(store, "s")
-    await asyncio.gather(*(store.check_writable() for _ in range(5)))
+    await asyncio.gather(*(store.try_writing() for _ in range(5)))
     assert await state_of(store, "s") == before and await store.count() == 1
     await store.close()
     with pytest.raises(StoreClosedError):
-        await store.check_writable()
+        await store.try_writing()
 
 
 async def test_a_full_sqlite_file_is_not_writable_until_there_is_space(tmp_path: Path) -> None:
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
         await eventful(store)
-        await store.check_writable()
+        await store.try_writing()
         limit_pages(store, 1)
         owner = await own(store, "t")
 
@@ -59,9 +59,9 @@ async def test_a_full_sqlite_file_is_not_writable_until_there_is_space(tmp_path:
         with pytest.raises(StoreError, match="database or disk is full; free space on its disk"):
             await use_what_is_left()
         with pytest.raises(StoreError, match="database or disk is full; free space on its disk"):
-            await store.check_writable()
+            await store.try_writing()
         limit_pages(store, 2**30)
-        await store.check_writable()
+        await store.try_writing()
 
 
 async def fill(url: str) -> None:
@@ -69,7 +69,7 @@ async def fill(url: str) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     store = SQLStore(url)
     session = (await own(store)).session
-    await store.check_writable()
+    await store.try_writing()
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
     try:
         for index in range(1_000_000):
@@ -79,11 +79,11 @@ async def fill(url: str) -> None:
     except StoreError:
         pass
     try:
-        await store.check_writable()
+        await store.try_writing()
     except StoreError as error:
         print("refused:", error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    await store.check_writable()
+    await store.try_writing()
     print("writable")
     await store.close()
 
@@ -106,7 +106,7 @@ async def test_a_postgresql_that_only_reads_is_not_writable(database: str) -> No
         store._engine.dispose()
         assert await store.count() == 1
         with pytest.raises(StoreError, match="it is read-only"):
-            await store.check_writable()
+            await store.try_writing()
 
 
 async def test_a_redis_that_is_full_or_cannot_save_is_not_writable(redis_url: str, redis_server: RedisServer) -> None:
@@ -117,15 +117,15 @@ async def test_a_redis_that_is_full_or_cannot_save_is_not_writable(redis_url: st
                 ("maxmemory", "1", "0", "out of memory"),
                 ("min-replicas-to-write", "1", "0", "NOREPLICAS"),
             ):
-                await store.check_writable()
+                await store.try_writing()
                 client.config_set(setting, value)
                 try:
                     with pytest.raises(StoreError, match=word):
-                        await store.check_writable()
+                        await store.try_writing()
                     assert await store.count() == 1
                 finally:
                     client.config_set(setting, other)
-            await store.check_writable()
+            await store.try_writing()
             assert not client.keys("*probe*")
 
 

@@ -124,5 +124,5 @@ async def check_a_check_for_writes_changes_nothing(store: SessionStore) -> None:
     """While the store takes writes, it returns."""
     await eventful(store)
     async with unchanged(store, "s"):
-        await store.check_writable()
+        await store.try_writing()
     equal(await store.count(), 1, "how many sessions there are")

@@ -162,7 +162,7 @@ async def check_a_closed_store_raises_store_closed_error(store: SessionStore) ->
         "count": store.count(),
         "now": store.now(),
         "state": store.state("s"),
-        "check_writable": store.check_writable(),
+        "try_writing": store.try_writing(),
         "usage": store.usage(),
         "unsettled": store.unsettled(),
         "expired": store.expired(0.0),

@@ -173,8 +173,8 @@ class EncryptedStore(Shared):
     async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
         return await self._inner.delete(session_id, epoch=epoch, log=log)
 
-    async def check_writable(self) -> None:
-        await self._inner.check_writable()
+    async def try_writing(self) -> None:
+        await self._inner.try_writing()
 
     async def close(self) -> None:
         await self._inner.close()

@@ -246,7 +246,7 @@ class RedisStore(RedisDatabase):
         (turns,) = await self._do("delete", args, session_id, epoch)
         return int(turns)
 
-    async def check_writable(self) -> None:
+    async def try_writing(self) -> None:
         await self._do("probe", [secrets.token_hex(PROBE_BYTES // 2)], again=True)
 
     async def _do(

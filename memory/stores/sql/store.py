@@ -376,7 +376,7 @@ class SQLStore(SecureDeleteDatabase):
         ((turns,),) = await self._erase(delete)
         return turns
 
-    async def check_writable(self) -> None:
+    async def try_writing(self) -> None:
         # On PostgreSQL less: each write stays in its log for a while, and a server that is full refuses any.
         await self._probe(PROBE_BYTES if self.is_local else _PROBE_BYTES_ON_SERVER)
 

@@ -28,6 +28,16 @@ MOST_BYTES = HttpSettings().max_body_bytes - 1000
 MOST_VALUES = HttpSettings().max_body_values - 100
 HUGE = "x" * MOST_BYTES
 
+
+def _tools(form: str, count: int, properties: int) -> list[dict[str, Any]]:
+    """Return tools as a dialect has them."""
+    schema = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(properties)}}
+    tools: list[dict[str, Any]] = [{"name": f"t{at}", "description": "", "parameters": schema} for at in range(count)]
+    if form == "chat":
+        return [{"type": "function", "function": tool} for tool in tools]
+    return [{"type": "function", **tool} for tool in tools] if form == "responses" else tools
+
+
 AT_BOUND: dict[str, Any] = {
     "prompts": ["hello"] * MAX_BLOCKS,
     "blocks": [{"kind": "user", "text": "hello"}] * MAX_BLOCKS,
@@ -35,21 +45,14 @@ AT_BOUND: dict[str, Any] = {
     "chat parts": [{"role": "user", "content": [{"type": "text", "text": "hello"}] * MAX_BLOCKS}],
     "dialogue": [{"role": each, "content": "hello"} for each in ("user", "assistant")] * (MOST_VALUES // 6),
     "messages": [{"id": "m1", "role": "user", "content": "hello"}] * MAX_BLOCKS,
-    "tools": [
-        {
-            "type": "function",
-            "name": f"tool_{number}",
-            "description": "",
-            "parameters": {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(20)}},
-        }
-        for number in range(128)
-    ],
+    **{f"tools of {form}": _tools(form, 128, 20) for form in ("responses", "chat", "ours")},
     "names": [f"name {number}" for number in range(MAX_NAMES)],
 }
 """Values as large as they may be; some are right for each kind of field, and wrong for the others."""
 
 TOO_MANY: dict[str, Any] = {
     "texts": ["x"] * MOST_VALUES,
+    **{f"thousands of tools of {form}": _tools(form, MOST_VALUES // 6, 0) for form in ("responses", "chat", "ours")},
     "numbers": [1] * MOST_VALUES,
     "objects": [{"kind": "user", "text": "x"}] * (MOST_VALUES // 3),
     "wrong objects": [{"a": 1, "b": 2, "c": 3}] * (MOST_VALUES // 4),
@@ -76,7 +79,12 @@ JSON = {"Content-Type": "application/json"}
 
 RIGHT: dict[str, dict[str, Any]] = {
     "/v1/ui/chat": {"id": "chat"},
-    "/v1/ag-ui": {"threadId": "chat", "runId": "r", "messages": [{"id": "m1", "role": "user", "content": "Hello!"}]},
+    "/v1/ag-ui": {
+        "threadId": "chat",
+        "runId": "r",
+        "messages": [{"id": "m1", "role": "user", "content": "Hello!"}],
+        **{"tools": [], "context": [], "state": {}, "forwardedProps": {}},
+    },
     "/openai/v1/chat/completions": {"model": "any", "messages": [{"role": "user", "content": "hello"}]},
     "/openai/v1/responses": {"input": "hello"},
 }

@@ -83,7 +83,10 @@ RIGHT: dict[str, dict[str, Any]] = {
         "threadId": "chat",
         "runId": "r",
         "messages": [{"id": "m1", "role": "user", "content": "Hello!"}],
-        **{"tools": [], "context": [], "state": {}, "forwardedProps": {}},
+        "tools": [],
+        "context": [],
+        "state": {},
+        "forwardedProps": {},
     },
     "/openai/v1/chat/completions": {"model": "any", "messages": [{"role": "user", "content": "hello"}]},
     "/openai/v1/responses": {"input": "hello"},
@@ -113,7 +116,9 @@ def bodies(route: APIRoute) -> Iterator[tuple[str, bytes]]:
     examples = (model.model_config.get("json_schema_extra") or {}).get("examples") or [{}]
     needed = next((each for path, each in RIGHT.items() if route.path.startswith(path)), examples[0])
     for name, field in model.model_fields.items():
-        has_members = any(word in str(field.annotation) for word in ("list", "dict", "Any", "Json", "Summary"))
+        has_members = any(
+            word in str(field.annotation).lower() for word in ("list", "dict", "any", "json", "turnwise", "ag_ui")
+        )
         for kind, value in (AT_BOUND | TOO_MANY if has_members else {"text": HUGE}).items():
             body = json.dumps({**needed, (field.alias or name): value}).encode()
             if len(body) < MOST_BYTES + 900:

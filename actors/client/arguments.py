@@ -14,7 +14,6 @@ from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
 from pydantic_core import PydanticCustomError
 
-from turnwise.actors.inference.tools.tool import record_of_tools
 from turnwise.errors import InvalidIdError, InvalidInputError, TooManyError, shown
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
@@ -282,8 +281,6 @@ Model = Annotated[str, PlainValidator(partial(check_id, "model"))]
 Format = Annotated[MessageFormat, Field()]
 """The format of messages of another library."""
 Instructions = Annotated[str, AfterValidator(_not_blank)]
-Tools = Annotated[Any, PlainValidator(record_of_tools)]
-"""The external tools of a run; validated to their record."""
 Params = Annotated[ModelParams, PlainValidator(partial(check_params, "params"))]
 MemoryUseArg = Annotated[MemoryUse | bool, PlainValidator(memory_use)]
 Type = Annotated[AnyType, PlainValidator(_type)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from turnwise.actors.client.manager import AsyncSessionManager
@@ -59,4 +60,5 @@ async def check_first_run(
     store = InMemoryStore()
     await store.create(fresh)
     core = SessionCore(fresh.session_id, store, builder, manager.config)
-    await core.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings_of(options))
+    settings = await asyncio.to_thread(settings_of, options)  # which may have large schemas
+    await core.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings)

@@ -32,7 +32,6 @@ from turnwise.actors.client.arguments import (
     Text,
     Time,
     Title,
-    Tools,
     TurnId,
     TurnRef,
     VerifyMode,
@@ -50,7 +49,7 @@ from turnwise.actors.client.trace_context import callers_trace
 from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, StartedRun
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.inference.tools.signature import output_record
-from turnwise.actors.inference.tools.tool import Tool
+from turnwise.actors.inference.tools.tool import Tool, record_of_tools
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.chat_messages import ChatMessage
@@ -174,22 +173,21 @@ class _Session:
         return to_messages(blocks, format)
 
     def _start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[StartedRun]:
-        settings = yield from self._with_output(**options)
+        settings = yield from self._with_schemas(**options)
         return (yield from self._client.start(self._stored_id, plain_prompts(self.id, prompts), settings))
 
     def _check_start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[str | None]:
-        settings = yield from self._with_output(**options)
+        settings = yield from self._with_schemas(**options)
         return (yield from self._client.check_start(self._stored_id, plain_prompts(self.id, prompts), settings))
 
-    def _with_output(self, **options: Any) -> Request[dict[str, Any]]:
-        """Return the checked options of a run. A large schema is checked by a thread, since that takes long."""
+    def _with_schemas(self, **options: Any) -> Request[dict[str, Any]]:
+        """Return the checked options of a run. Tools and large schemas are checked by a thread, as that takes long."""
         settings = self._settings(**options)
-        if (output := settings["output"]) is None:
+        output, check = settings["output"], partial(_with_records, settings, options.get("output_retries", 2))
+        if settings["tools"] or (isinstance(output, Mapping) and count_values([output], _LARGE) > _LARGE):
+            settings = yield AwaitStep(partial(asyncio.to_thread, check))
             return settings
-        check = partial(output_record, output, options.get("output_retries", 2))
-        is_large = isinstance(output, Mapping) and count_values([output], _LARGE) > _LARGE
-        settings["output"] = (yield AwaitStep(partial(asyncio.to_thread, check))) if is_large else check()
-        return settings
+        return check()
 
     @checked
     def _settings(
@@ -208,7 +206,7 @@ class _Session:
         output: Any = None,
         output_retries: Retries = 2,
         instructions: Instructions | None = None,
-        tools: Tools | None = None,
+        tools: Any = None,
         on_event: Sink | None = None,
     ) -> dict[str, Any]:
         return {
@@ -225,7 +223,7 @@ class _Session:
             "params": params or {},
             "output": output,
             "instructions": instructions,
-            "tools": tools or {},
+            "tools": tools,
             **callers_trace(),
         }
 
@@ -1156,7 +1154,15 @@ def settings_of(options: RunOptions) -> dict[str, Any]:
     Raises:
         InvalidInputError: one is wrong.
     """
-    return _Session._settings(cast("Any", None), **options)  # noqa: SLF001 - of the same file; it reads no session
+    settings = _Session._settings(cast("Any", None), **options)  # noqa: SLF001 - of the same file; it reads no session
+    return _with_records(settings, options.get("output_retries", 2))
+
+
+def _with_records(settings: dict[str, Any], output_retries: int) -> dict[str, Any]:
+    """Return the options of a run with the records of the answer's type and of the tools, which are checked."""
+    output, tools = settings["output"], settings["tools"]
+    wanted = None if output is None else output_record(output, output_retries)
+    return settings | {"output": wanted, "tools": record_of_tools(tools) if tools else {}}
 
 
 async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options: RunOptions) -> str | None:

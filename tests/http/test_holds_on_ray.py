@@ -73,6 +73,9 @@ BYTES: dict[str, bytes] = {
 }
 """Bodies that are no request of any route."""
 
+TIMES = 3
+"""How often a request must hold others up to be one that does: a machine is slow now and then."""
+
 QUERIES = ["", "?metadata=" + "x" * 30_000, "?" + "a=1&" * 5000, "?" + "&" * 20_000]
 
 JSON = {"Content-Type": "application/json"}
@@ -167,18 +170,24 @@ def test_no_request_holds_another_user_up(users: Users, method: str, route: APIR
 
 
 def _broken(ann: httpx.Client, bob: httpx.Client, method: str, route: APIRoute) -> Iterator[str]:
-    """Send a route its worst requests while another user works; yield those that held him up."""
+    """Send a route its worst requests while another user works; yield those that held him up, each time they came."""
     path = _path(ann, route)
     requests = [(f"query {each[:20]}", each, b"") for each in QUERIES] + [(what, "", b) for what, b in bodies(route)]
     _take(bob)
     scale = slowness()
     for what, query, body in requests:
-        with ann.stream(method, path + query, content=body, headers=JSON) as sent:
-            status = sent.status_code
-        assert status < 500, (method, route.path, what, status)
-        for holds in _take(bob):
-            if holds["loop_s"] > LOOP_S * scale or holds["store_s"] > STORE_S * scale:
-                yield f"{method} {route.path} {what} ({status}, {scale:.1f} times slower): {holds}"
+        for _ in range(TIMES):
+            with ann.stream(method, path + query, content=body, headers=JSON) as sent:
+                status = sent.status_code
+            assert status < 500, (method, route.path, what, status)
+            holds = [
+                each for each in _take(bob) if each["loop_s"] > LOOP_S * scale or each["store_s"] > STORE_S * scale
+            ]
+            if not holds:
+                break
+            scale = slowness()  # others may have begun to use this machine
+        else:
+            yield f"{method} {route.path} {what} ({status}, {scale:.1f} times slower): {holds}"
 
 
 def _of(token: str) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""`Bounded`: the base of all request bodies. Counts come before contents, and errors are few."""
+"""`within_bounds`: the validator of all request bodies. Counts come before contents, and errors are few."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any
 
-from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from turnwise.memory.conversation.limits import check_count
@@ -13,27 +13,25 @@ from turnwise.memory.conversation.limits import check_count
 MAX_ERRORS = 100
 """The most errors of a request that are listed: to list one takes longer than to find it."""
 
-
 Bounds = Mapping[str, tuple[str, int]]
 """By the names of fields, as requests have them: the bound's name, and how many members the field may have."""
 
 
-class Bounded(BaseModel):
-    """What a request has. Refuses a list or an object with too many members before it looks at them."""
+def _within_bounds(cls: type[Any], given: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+    """Refuse a list or an object with more members than `bounds` of the class says, before they are looked at."""
+    bounds: Bounds = getattr(cls, "bounds", {})
+    if isinstance(given, dict):
+        for name, (limit, most) in bounds.items():
+            if isinstance(members := given.get(name), list | dict):
+                check_count(name, len(members), limit, most)
+    try:
+        return handler(given)
+    except ValidationError as error:
+        if (count := error.error_count()) <= MAX_ERRORS:
+            raise
+    why = "it has {count} errors, and {most} are the most that are listed"
+    raise PydanticCustomError("too_many_errors", why, {"count": count, "most": MAX_ERRORS})
 
-    bounds: ClassVar[Bounds] = {}
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _within_bounds(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if isinstance(given, dict):
-            for name, (limit, most) in cls.bounds.items():
-                if isinstance(members := given.get(name), list | dict):
-                    check_count(name, len(members), limit, most)
-        try:
-            return handler(given)
-        except ValidationError as error:
-            if (count := error.error_count()) <= MAX_ERRORS:
-                raise
-        why = "it has {count} errors, and {most} are the most that are listed"
-        raise PydanticCustomError("too_many_errors", why, {"count": count, "most": MAX_ERRORS})
+within_bounds: Any = model_validator(mode="wrap")(_within_bounds)
+"""The validator, for a class of bodies to have as an attribute of its own."""

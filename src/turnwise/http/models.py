@@ -24,7 +24,7 @@ from turnwise.errors import (
     TurnwiseError,
     shown,
 )
-from turnwise.http.bounded import Bounded, Bounds
+from turnwise.http.bounded import Bounds, within_bounds
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
     CacheCheckpoint,
@@ -71,10 +71,11 @@ def example(**fields: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-class Body(Bounded):
+class Body(BaseModel):
     """Base of what requests have: unknown fields and other types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    _within_bounds = within_bounds
 
 
 class Shown(BaseModel):

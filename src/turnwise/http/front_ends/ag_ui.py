@@ -25,7 +25,7 @@ from turnwise.errors import (
     SessionBusyError,
     shown,
 )
-from turnwise.http.bounded import Bounded, Bounds
+from turnwise.http.bounded import Bounds, within_bounds
 from turnwise.http.front_ends.answering import Decision, active, ask, behind, decide, fitting, streamed, turn_of
 from turnwise.http.front_ends.reading import file_of, in_order, message_id
 from turnwise.http.models import example
@@ -51,7 +51,7 @@ router = APIRouter(
 _EVENT = 'data: {"type":"TEXT_MESSAGE_CONTENT","messageId":"m","delta":"Hi"}\n\n'
 
 
-class AgentInput(Bounded, RunAgentInput):
+class AgentInput(RunAgentInput):
     """A run of AG-UI, as clients ask for it."""
 
     bounds: ClassVar[Bounds] = {
@@ -61,6 +61,8 @@ class AgentInput(Bounded, RunAgentInput):
         "resume": ("MAX_NAMES", MAX_NAMES),
     }
     model_config = example(threadId="trip", runId="r1", messages=[{"id": "m1", "role": "user", "content": "Hello!"}])
+
+    _within_bounds = within_bounds
 
 
 STREAM: dict[int | str, dict[str, Any]] = {

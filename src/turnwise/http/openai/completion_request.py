@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool, record_of_tools
 from turnwise.errors import ConfigError, EmptyTurnError, InvalidIdError, InvalidInputError, InvalidPromptError
-from turnwise.http.bounded import Bounded, Bounds
+from turnwise.http.bounded import Bounds, within_bounds
 from turnwise.http.openai.errors import OpenAIError, invalid, unsupported
 from turnwise.memory.conversation.limits import MAX_BLOCKS
 from turnwise.memory.conversation.model_params import MAX_STOPS, ModelParams, check_params
@@ -24,8 +24,9 @@ _REMEDIES = {
 }
 
 
-class _Strict(Bounded):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+    _within_bounds = within_bounds
 
 
 class StreamOptions(_Strict):

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, Response
-from pydantic import ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, SessionBusyError, TurnNotFoundError
-from turnwise.http.bounded import Bounded
+from turnwise.http.bounded import within_bounds
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, invalid, not_found
 from turnwise.http.openai.fields import Metadata
 from turnwise.http.openai.ids import conversation_id
@@ -37,8 +37,9 @@ TURNS = 20
 Include = Annotated[Including, Query()]
 
 
-class _Strict(Bounded):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+    _within_bounds = within_bounds
 
 
 class CreateConversation(_Strict):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from turnwise.http.bounded import Bounded, Bounds
+from turnwise.http.bounded import Bounds, within_bounds
 from turnwise.http.openai.errors import OpenAIError, invalid, unsupported
 from turnwise.http.openai.items import ENCRYPTED
 from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES
@@ -63,8 +63,9 @@ def check_include(include: list[str] | None) -> None:
             raise unsupported(f"include[{at}]", f"{name!r:.99} is not supported")
 
 
-class _Strict(Bounded):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+    _within_bounds = within_bounds
 
 
 class ConversationRef(_Strict):

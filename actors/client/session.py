@@ -185,8 +185,8 @@ class _Session:
         settings = self._settings(**options)
         output, check = settings["output"], partial(_with_records, settings, options.get("output_retries", 2))
         if settings["tools"] or (isinstance(output, Mapping) and count_values([output], _LARGE) > _LARGE):
-            settings = yield AwaitStep(partial(asyncio.to_thread, check))
-            return settings
+            records: dict[str, Any] = yield AwaitStep(partial(asyncio.to_thread, check))
+            return records
         return check()
 
     @checked

@@ -176,6 +176,7 @@ def _broken(ann: httpx.Client, bob: httpx.Client, method: str, route: APIRoute) 
     _take(bob)
     scale = slowness()
     for what, query, body in requests:
+        status, holds = 0, list[Any]()
         for _ in range(TIMES):
             with ann.stream(method, path + query, content=body, headers=JSON) as sent:
                 status = sent.status_code

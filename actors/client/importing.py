@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.actors.client.requests import AwaitStep, Request
 from turnwise.memory.conversation.exchanges import exchanges, goes_on
-from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_MESSAGES, check_count
+from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_MESSAGES, check_count, count_values
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Refuses, takes_all
 from turnwise.memory.providers.message_reading import MAX_BYTES, Given, read_messages
@@ -20,8 +20,8 @@ from turnwise.memory.providers.message_reading import MAX_BYTES, Given, read_mes
 PART = 1_000
 """The most blocks of a part, unless one turn has more: a part is one commit, and delays others as long as that."""
 
-AT_ONCE = 100
-"""The most messages that are read on the caller's event loop: to send them to a thread takes longer."""
+AT_ONCE, VALUES = 100, 500
+"""The most messages, and values in them, that are read on the caller's event loop: a thread would take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def read_conversation(
         conversation.parts()  # which says whether it can be divided
         return conversation
 
-    if not hasattr(messages, "__len__") or len(messages) <= AT_ONCE:
+    if not isinstance(messages, Sequence) or (len(messages) <= AT_ONCE and count_values(messages, VALUES) <= VALUES):
         return read()
     check_count("messages", len(messages), "MAX_MESSAGES", MAX_MESSAGES)
     conversation: Conversation = yield AwaitStep(partial(asyncio.to_thread, read))

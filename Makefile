@@ -7,8 +7,9 @@ PYTHON ?= python3
 
 BIN := .venv/bin
 READY := .venv/ready
-SERVING := .venv/serving
-TESTING := .venv/testing
+SERVING := .venv/ready-to-serve
+# not .venv/testing: a package puts a folder of that name there
+TESTING := .venv/ready-to-test
 
 export RAY_USAGE_STATS_ENABLED := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -32,6 +32,7 @@ LANES: Mapping[str, Sequence[str]] = {
 }
 
 LONGEST = [
+    "project/test_types.py",
     "project/test_docs.py",
     "cli/test_chat_on_ray.py",
     "strategies/test_window_on_ray.py",
@@ -47,7 +48,7 @@ LONGEST = [
     "hosting/test_own_ray.py",
     "hosting/test_waits_on_ray.py",
 ]
-"""These are taken first, so that no lane ends long after the others. mypy comes later, with the cache of its lint."""
+"""These are taken first, so that no lane ends long after the others."""
 
 TAKEN = "TURNWISE_TAKEN"
 """The environment variable that names a folder. It has an empty file for each file of tests that a lane has taken."""

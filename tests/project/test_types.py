@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from markdown_blocks import blocks_of
@@ -12,6 +13,7 @@ from reference_pages import public_modules
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CHECKED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["files"]
 
 NARROWED = """
 from collections.abc import Mapping, Sequence
@@ -176,7 +178,7 @@ def test_pyright_narrows_events_and_blocks_by_their_kind_and_finds_mistakes(tmp_
     }, checked.stdout
 
 
-def test_the_documentation_is_typed_and_mistakes_are_found() -> None:
+def test_the_project_and_its_documentation_are_typed_and_mistakes_are_found() -> None:
     """One process of mypy checks everything, with the project's settings and the cache of `make lint`.
 
     What it checked the last time is in that cache, too, as the files are where they were.
@@ -195,7 +197,15 @@ def test_the_documentation_is_typed_and_mistakes_are_found() -> None:
     for name, text in texts.items():
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--hide-error-context", "--no-pretty", *sorted(map(str, folder.iterdir()))],
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--hide-error-context",
+            "--no-pretty",
+            *CHECKED,
+            *sorted(map(str, folder.iterdir())),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -213,15 +213,17 @@ class Siege:
 
     async def _orphan(self) -> None:
         """Kill the processes of a program with large settings that has ended: a session's or host's, and a memory's."""
-        number = sum(count for what, count in self.ledger.deeds.items() if what.startswith("orphan"))
-        placement = "dedicated" if self._stage.name == "sqlite" else "packed"
-        where = self._store.url, f"orphan-{number}", self._folder / f"orphan-{number}", placement
-        try:
-            outcome = await orphan(*where)
-        except AssertionError as error:
-            outcome = "did not come back"
-            self.ledger.violate(str(error))
-        self.ledger.deeds[f"orphan with large settings, killed: {outcome}"] += 1
+        outcome = "could not begin"  # another attack has the store down: then it begins again
+        while outcome == "could not begin" and not self._over.is_set():
+            number = sum(count for what, count in self.ledger.deeds.items() if what.startswith("orphan"))
+            placement = "dedicated" if self._stage.name == "sqlite" else "packed"
+            where = self._store.url, f"orphan-{number}", self._folder / f"orphan-{number}", placement
+            try:
+                outcome = await orphan(*where)
+            except AssertionError as error:
+                outcome = "did not come back"
+                self.ledger.violate(str(error))
+            self.ledger.deeds[f"orphan with large settings, killed: {outcome}"] += 1
 
     async def _misuse(self) -> None:
         caller = self._dice.choice(self._callers)

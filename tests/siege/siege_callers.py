@@ -139,22 +139,33 @@ class Caller:
         """Follow a run's events; check that numbers grow, and that only the last event is terminal."""
         handle, entry = await self.run("slow")
 
-        async def events() -> list[Any] | None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ANSWER_S):
-                    return [event async for event in handle.events()]
-            return None
+        async def collect() -> list[Any]:
+            return [event async for event in handle.events()]
 
-        found = await self.asked(events())
-        if found is None:
-            if await self.asked(handle.status()) != "queued":
-                self._ledger.violate(f"run {handle.run_id}: its events do not come to an end")
-            await self.release()  # it waits behind a run that waits for approval
-            return
-        numbers = [event.seq for event in found]
-        if numbers != sorted(set(numbers)) or [event.terminal for event in found].count(True) != 1:
-            self._ledger.violate(f"run {handle.run_id}: its events are {[(e.seq, e.kind) for e in found]}")
+        following = asyncio.create_task(collect())
+        try:
+            if not await self._is_done(following, handle):
+                await self.release()  # it waits behind a run that waits for approval
+                return
+            events = await self.asked(following)
+        finally:
+            following.cancel()
+        numbers = [event.seq for event in events]
+        if numbers != sorted(set(numbers)) or [event.terminal for event in events].count(True) != 1:
+            self._ledger.violate(f"run {handle.run_id}: its events are {[(e.seq, e.kind) for e in events]}")
         await self.end(handle, entry)
+
+    async def _is_done(self, following: asyncio.Task[list[Any]], handle: AsyncExecutionHandle) -> bool:
+        """Return whether a run's events have come to an end; False if the run is queued for longer than `ANSWER_S`."""
+        states: list[str] = []
+        for _ in range(2):  # a run that has just left the queue has the whole time once more
+            if (await asyncio.wait({following}, timeout=ANSWER_S))[0]:
+                return True
+            states.append(await self.asked(handle.status()))
+            if states[-1] == "queued":
+                return False
+        self._ledger.violate(f"run {handle.run_id} was {' and '.join(states)}, and its events do not come to an end")
+        return False
 
     async def read(self) -> None:
         """Read the session's turns, runs and events."""

@@ -7,6 +7,8 @@ the middle stage is repeated. SOAK_SEED (0) and SOAK_SESSIONS (24) can be set to
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,16 +50,25 @@ def written(reports: list[Report], wanted: int) -> str:
     return "\n".join(lines) + "\n" + "\n".join(f"#{report.markdown()}" for report in reports)
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the user of the server of PostgreSQL may enter; each pytest that starts closes its own to others."""
+    with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_ten_thousand_faults_lose_and_double_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_ten_thousand_faults_lose_and_double_nothing(folder: Path) -> None:
     wanted, seconds, seed = setting("FAULTS", 10_000), setting("SECONDS", 1200), setting("SEED", 0)
     reports: list[Report] = []
 
     def stage(number: int) -> Setting:
-        folder = tmp_path_factory.mktemp(f"stage-{number}")
+        of_stage = folder / f"stage-{number}"
+        of_stage.mkdir()
         part = STAGES[number][1] if number < len(STAGES) else MORE
-        return Setting(folder=folder, seed=seed + number, seconds=seconds * part, sessions=setting("SESSIONS", 24))
+        return Setting(folder=of_stage, seed=seed + number, seconds=seconds * part, sessions=setting("SESSIONS", 24))
 
     stages = [run for run, _ in STAGES]
     while stages or sum(report.total for report in reports) < wanted:

@@ -92,22 +92,21 @@ async def test_a_batch_ends_when_all_who_asked_have_given_up() -> None:
 
     batcher = Batcher(work)
     first = [asyncio.create_task(batcher.ask(number)) for number in (1, 2)]
-    while not began:
-        await asyncio.sleep(0)
+    await asyncio.sleep(1)
+    assert began == [[1, 2]]
     waiting = asyncio.create_task(batcher.ask(3))
-    await asyncio.sleep(0)
+    await asyncio.sleep(1)
     waiting.cancel()
     first[0].cancel()
     await asyncio.wait({first[0], waiting})
+    await asyncio.sleep(1)
     assert (began, ended) == ([[1, 2]], []), "the other one waits still"
     first[1].cancel()
     await asyncio.wait({first[1]})
-    while not ended:
-        await asyncio.sleep(0)
-    assert (began, ended) == ([[1, 2]], [[1, 2]])
+    await asyncio.sleep(1)
+    assert (began, ended) == ([[1, 2]], [[1, 2]]), "nobody waits for it"
     assert not batcher._waiting and not batcher._awaited
     again = asyncio.create_task(batcher.ask(4))
-    while len(began) < 2:
-        await asyncio.sleep(0)
-    assert began[-1] == [4]
+    await asyncio.sleep(1)
+    assert began == [[1, 2], [4]]
     again.cancel()

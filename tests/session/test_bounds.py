@@ -87,11 +87,14 @@ async def test_prompts_that_wait_are_bounded_together_and_a_repeated_append_is_n
     await core.append(many, new_id())
 
 
+CALL = ToolUse(call_id="c", name="n", input={})
+
+
 @pytest.mark.parametrize(
     ("prompts", "limit"),
     [
         ([ToolUse(call_id="c", name="n", input={"a": [0] * (MAX_VALUES + 1)})], "MAX_VALUES"),
-        ([ToolResult(call_id="c", text="", blocks=(Text(text="x"),) * MAX_VALUES)], "MAX_VALUES"),
+        ([CALL, ToolResult(call_id="c", text="", blocks=(Text(text="x"),) * MAX_VALUES)], "MAX_VALUES"),
         ([User(text="x" * 3_900_000)] * (MAX_PROMPTS_BYTES // 3_900_000 + 1), "MAX_PROMPTS_BYTES"),
     ],
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from turnwise.actors.hosting.stored_session import StoredSession
 from turnwise.actors.session.core import SessionCore
@@ -33,8 +35,8 @@ def _quiet() -> Iterator[None]:
 
 
 def conversation(turns: int) -> Any:
-    said = [[{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}] for n in range(turns)]
-    return read_messages([message for pair in said for message in pair])
+    pairs = [[{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}] for n in range(turns)]
+    return read_messages([message for pair in pairs for message in pair])
 
 
 @pytest.mark.parametrize("history", [False, True])
@@ -73,8 +75,11 @@ async def test_a_follower_gets_all_events_of_a_commit_without_an_answer(
 
 
 async def test_a_history_replaces_more_events_than_a_statement_takes_values(tmp_path: Path) -> None:
-    count = 40_000
+    most, count = 2_000, 3_000
     history = SQLHistory(f"sqlite:///{tmp_path}/events.db")
+    sa.event.listen(
+        history._engine, "connect", lambda driver, _: driver.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, most)
+    )
     places = (("s", 0, 1),)
     events = [
         RunStarted(session_id="s", seq=seq, at=1.0, turn_index=seq, run_id=f"r{seq}", input=places)

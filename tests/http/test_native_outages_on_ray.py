@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 
 from http_service import manager_of
+from test_outages import limit_pages
+from test_readiness import fill_up
 from turnwise.actors.cluster.placement import Packed
 from turnwise.http import create_app
+from turnwise.memory.stores.sql.store import SQLStore
 
 pytestmark = pytest.mark.ray
 
@@ -49,3 +53,18 @@ async def test_who_comes_too_much_or_while_the_store_is_away_is_told_to_come_bac
                 assert answer.headers["content-type"] == "application/problem+json"
             move(tmp_path / "away", tmp_path)
             assert (await client.get("/v1/sessions")).is_success
+
+
+async def test_a_service_whose_disk_is_full_is_not_ready_until_there_is_space(
+    ray_session: None, tmp_path: Path
+) -> None:
+    async with manager_of(tmp_path) as manager:
+        transport = httpx.ASGITransport(create_app(manager))
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            assert (await client.get("/health/ready")).status_code == 200
+            store = cast(SQLStore, manager._client.stores[0])
+            await fill_up(store)
+            answer = await client.get("/health/ready")
+            assert (answer.status_code, answer.json()["error"]) == (503, "store")
+            limit_pages(store, 2**30)
+            assert (await client.get("/health/ready")).status_code == 200

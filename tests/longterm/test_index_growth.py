@@ -235,7 +235,7 @@ async def test_work_on_a_thread_ends_with_its_caller() -> None:
             ended.set()
 
     task = asyncio.create_task(on_thread(work))
-    await asyncio.to_thread(began.wait)
+    assert await asyncio.to_thread(began.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -261,7 +261,7 @@ async def test_a_recall_that_was_given_up_stops_and_the_next_one_goes_on(
 
     monkeypatch.setattr(user_index, "words", watched)
     task = asyncio.create_task(memory.recall(ANN, "What was it?"))
-    await asyncio.to_thread(reached.wait)
+    assert await asyncio.to_thread(reached.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -310,7 +310,7 @@ async def test_a_huge_item_of_one_user_holds_up_no_other(make: Make, analysed: l
     analysed.clear()
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     slow = asyncio.create_task(memory.recall(ANN, "What was it?"))
-    while not analysed:
+    while not analysed and not slow.done():
         await asyncio.sleep(0)
     assert await ids(memory, "lighthouse", BOB) == ["2"]
     passages = growth.STEP_CHARS // 800 + 1

@@ -156,9 +156,10 @@ async def test_a_turn_that_cannot_fit_is_an_error_that_names_it(ends: bool) -> N
 async def test_a_picture_counts_and_one_that_is_too_large_is_left_out() -> None:
     stage = await opened(Trim(), NoAnswer())
     await put(stage, User(text="look"), Image(url="https://example.org/a.png"), Text(text="I see"))
-    await put(stage, *exchange(1))
+    await put(stage, *exchange(1), ends=False)
     window = await shown(stage)
-    assert tokens(window) <= LIMIT and said(window)[-1].startswith("question 1")
+    assert tokens(window) <= LIMIT and [type(block) for block in window] == [User, Text]
+    assert said(window)[-1].startswith("question 1")
 
 
 async def test_puts_and_reads_at_once_show_windows_that_fit() -> None:

@@ -45,19 +45,25 @@ async def test_a_check_for_writes_leaves_nothing_and_refuses_a_closed_store(stor
         await store.try_writing()
 
 
+async def fill_up(store: SQLStore) -> None:
+    """Let a SQLite file have no more pages than it has, and use what is free in them."""
+    owner = await own(store, "t")
+    await owner.commit("first")
+    limit_pages(store, 1)
+
+    async def use_what_is_left() -> None:
+        while True:
+            await owner.commit("x" * 10_000)
+
+    with pytest.raises(StoreError, match="database or disk is full; free space on its disk"):
+        await use_what_is_left()
+
+
 async def test_a_full_sqlite_file_is_not_writable_until_there_is_space(tmp_path: Path) -> None:
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
         await eventful(store)
         await store.try_writing()
-        limit_pages(store, 1)
-        owner = await own(store, "t")
-
-        async def use_what_is_left() -> None:
-            while True:
-                await owner.commit("x" * 10_000)
-
-        with pytest.raises(StoreError, match="database or disk is full; free space on its disk"):
-            await use_what_is_left()
+        await fill_up(store)
         with pytest.raises(StoreError, match="database or disk is full; free space on its disk"):
             await store.try_writing()
         limit_pages(store, 2**30)

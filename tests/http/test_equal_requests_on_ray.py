@@ -87,7 +87,12 @@ def asked_of(thread_id: str, *messages: Any, **more: Any) -> dict[str, Any]:
 
 
 ROUTES = [ui, regenerated, ag_ui, chat, chat_stream, response, native]
-SESSIONS = {ag_ui: "agui", chat: "chat-False", chat_stream: "chat-True", native: "native"}
+SESSIONS: dict[Callable[[str], Request], str] = {
+    ag_ui: "agui",
+    chat: "chat-False",
+    chat_stream: "chat-True",
+    native: "native",
+}
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -65,6 +65,6 @@ async def test_a_service_whose_disk_is_full_is_not_ready_until_there_is_space(
             store = cast(SQLStore, manager._client.stores[0])
             await fill_up(store)
             answer = await client.get("/health/ready")
-            assert (answer.status_code, answer.json()["error"]) == (503, "store")
+            assert answer.status_code == 503 and answer.json()["error"] == "store", answer.text
             limit_pages(store, 2**30)
             assert (await client.get("/health/ready")).status_code == 200

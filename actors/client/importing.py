@@ -115,11 +115,16 @@ def send_conversation(
 
     Of one without a key that begins with all that the session has, only what follows is stored. All parts are checked
     before the first one is stored, so a message that cannot be stored leaves nothing. Each part must follow the one
-    before. What was cut off by a kill is continued when the call is repeated.
+    before, and the first one of several without a key must follow the turn up to which it was compared with the
+    session. What was cut off by a kill is continued when the call is repeated.
 
     Args:
         ask: calls a verb of the session.
         after: the index of the newest ended turn, -1 for none; None for any.
+
+    Raises:
+        TurnsChangedError: another turn was added meanwhile. The parts before are stored; repeat the call.
+        TurnwiseError: see `Importing.import_turns`.
     """
     index: int | None = None
     parts = conversation.parts()
@@ -130,10 +135,14 @@ def send_conversation(
                 if had == len(conversation.texts):
                     return int(newest)
                 parts = conversation.parts(had)
+            after = newest if after is None else after
         for part in reversed(parts):
-            index = yield from ask("check_import", part.given, part.key)
-            if part is parts[-1] and index is not None:
-                return index
+            stored = yield from ask("check_import", part.given, part.key)
+            index = stored if part is parts[-1] else index
+            if index is not None and conversation.key is None:
+                break  # its key says that all before it is stored, too
+        if index is not None:
+            return index
     for part in parts:
         index = yield from ask("import_turns", part.given, part.key, after, memory)
         after = index

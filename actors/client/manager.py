@@ -174,6 +174,7 @@ class SessionManager(ManagerRequests):
                 what to do; nothing was stored.
             ConfigError: the format needs a package that is not installed; or `enforce_user` is set without a user.
             SessionBusyError, SessionEndedError, SessionOwnerError: nothing was stored.
+            TurnsChangedError: another turn came while a long conversation was stored: repeat the call.
         """
         given: dict[str, Any] = {"system": system, "idempotency_key": idempotency_key, "memory": memory}
         given |= {"user_id": user_id, "agent": agent, "metadata": metadata, "title": title, "engine": engine}
@@ -544,6 +545,7 @@ class AsyncSessionManager(ManagerRequests):
                 what to do; nothing was stored.
             ConfigError: the format needs a package that is not installed; or `enforce_user` is set without a user.
             SessionBusyError, SessionEndedError, SessionOwnerError: nothing was stored.
+            TurnsChangedError: another turn came while a long conversation was stored: repeat the call.
         """
         given: dict[str, Any] = {"system": system, "idempotency_key": idempotency_key, "memory": memory}
         given |= {"user_id": user_id, "agent": agent, "metadata": metadata, "title": title, "engine": engine}

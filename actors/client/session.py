@@ -391,7 +391,8 @@ class Session(_Session):
         Raises:
             InvalidInputError: names the first message that cannot be read, stored or continued, by its index, and says
                 what to do; or prompts wait for a run, or the key was used for other messages. Nothing was stored.
-            TurnsChangedError: another turn than `after` is the newest; nothing was stored.
+            TurnsChangedError: another turn than `after` is the newest, and nothing was stored; or another turn came
+                while a long conversation was stored, which a repeated call goes on with if it can follow that turn.
             ConfigError: the format needs a package that is not installed.
             SessionBusyError, SessionEndedError: nothing was stored.
         """
@@ -800,7 +801,8 @@ class AsyncSession(_Session):
         Raises:
             InvalidInputError: names the first message that cannot be read, stored or continued, by its index, and says
                 what to do; or prompts wait for a run, or the key was used for other messages. Nothing was stored.
-            TurnsChangedError: another turn than `after` is the newest; nothing was stored.
+            TurnsChangedError: another turn than `after` is the newest, and nothing was stored; or another turn came
+                while a long conversation was stored, which a repeated call goes on with if it can follow that turn.
             ConfigError: the format needs a package that is not installed.
             SessionBusyError, SessionEndedError: nothing was stored.
         """

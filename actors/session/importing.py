@@ -83,7 +83,7 @@ class Importing:
                 conversation; nothing was stored.
         """
         encoded = await self._encoded(given)
-        fingerprint = hashlib.sha256("\n".join(encoded).encode()).hexdigest()
+        fingerprint = _fingerprint(encoded)
         key = _event_key(idempotency_key or fingerprint)
 
         async def change() -> int:
@@ -94,8 +94,7 @@ class Importing:
             if after not in (None, newest):
                 raise TurnsChangedError(self._state.session_id, after, newest)
             if found:
-                why = "it was used for another conversation: pass a new key"
-                raise InvalidInputError("idempotency_key", shown(idempotency_key), why)
+                raise _of_another(idempotency_key)
             self._check_free()
             had = 0 if idempotency_key else await self._had(given.blocks)
             if had == len(given.blocks):
@@ -107,14 +106,18 @@ class Importing:
     async def stored_prefix(self, most: int) -> tuple[int, str, int]:
         """Return how many blocks the next turn continues, a digest of their texts, and the index of the newest turn.
 
+        The index is that of the newest turn that has ended, -1 if there is none.
+
         A caller that sends a conversation in parts finds out by these what the session has of it.
 
         Args:
-            most: with more blocks than this, no digest is made; then it is blank.
+            most: with more blocks than this, no digest is made; then it is blank, and the number is 0.
         """
         await self._transactor.loaded()
-        if (head := self._state.head) is None or size(head.base) > most:
+        if (head := self._state.head) is None:
             return 0, "", -1
+        if size(head.base) > most:
+            return 0, "", head.index
         stored = await self._journal.blocks.read(head.base)
         digest = hashlib.sha256()
         for at, block in enumerate(stored):
@@ -136,11 +139,13 @@ class Importing:
         Returns the index of its last turn if it is stored already, and was not cleared; else None.
 
         Raises:
-            InvalidInputError: a block cannot be stored.
+            InvalidInputError: a block cannot be stored, or the key was used for another conversation.
         """
-        await self._encoded(given)
+        fingerprint = _fingerprint(await self._encoded(given))
         await self._transactor.loaded()
         _, found = await self._found(_event_key(idempotency_key))
+        if found and found.fingerprint != fingerprint:
+            raise _of_another(idempotency_key)
         return found.turn_index if found else None
 
     async def _encoded(self, given: Given) -> list[str]:
@@ -221,6 +226,15 @@ class Importing:
                 self._progress.add_ended(turn, use_of(turn))
         self._ingestion.save_soon()
         return turns[-1].index
+
+
+def _fingerprint(encoded: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(encoded).encode()).hexdigest()
+
+
+def _of_another(idempotency_key: str | None) -> InvalidInputError:
+    why = "it was used for another conversation: pass a new key"
+    return InvalidInputError("idempotency_key", shown(idempotency_key), why)
 
 
 def _event_key(idempotency_key: str) -> str:

@@ -12,7 +12,7 @@ from schedules import SESSION
 from turnwise.actors.client.importing import PART, Conversation, read_conversation, send_conversation
 from turnwise.actors.client.requests import AwaitStep
 from turnwise.actors.session.core import SessionCore
-from turnwise.errors import InvalidInputError, StoreError, TooManyError
+from turnwise.errors import InvalidInputError, StoreError, TooManyError, TurnsChangedError
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id
@@ -175,6 +175,40 @@ async def test_of_a_long_conversation_that_goes_on_only_the_new_turns_are_stored
         assert await send(await conversation_of(dialogue(turns)), core, None) == turns - 1
         stored = await core.reads.turns(limit=10_000)
         assert [turn.text for turn in stored] == [f"assistant {number}" for number in range(turns)]
+
+
+async def test_a_key_of_another_long_conversation_is_refused() -> None:
+    core, store = await opened()
+    await send(await conversation_of(dialogue(2 * PART), "mine"), core)
+    stored = len(store.rows)
+    first, last = dialogue(2 * PART), dialogue(2 * PART)
+    first[0]["content"] = last[-1]["content"] = "something else"
+    for messages in (first, last, [*dialogue(PART), *last[-2:]]):
+        with pytest.raises(InvalidInputError, match="it was used for another conversation"):
+            await send(await conversation_of(messages, "mine"), core, None)
+    assert len(store.rows) == stored
+
+
+@pytest.mark.parametrize("had", [0, PART])
+async def test_a_long_import_follows_only_what_it_was_compared_with(had: int) -> None:
+    core, _ = await opened()
+    if had:
+        await send(await conversation_of(dialogue(had)), core)
+    racing = {"check_import": send(await conversation_of(dialogue(had + 2)), core, None)}
+
+    async def overtaken() -> Any:
+        request, answer = send_conversation(ask, await conversation_of(dialogue(2 * PART)), None, "off"), None
+        while True:
+            step: Any = request.send(answer)
+            if other := racing.pop(step[0], None):
+                await other
+            answer = await getattr(core, step[0])(*step[1:])
+
+    with pytest.raises(TurnsChangedError):
+        await overtaken()
+    assert await send(await conversation_of(dialogue(2 * PART)), core, None) == 2 * PART - 1
+    stored = await core.reads.turns(limit=10_000)
+    assert [turn.text for turn in stored] == [f"assistant {number}" for number in range(2 * PART)]
 
 
 async def test_a_message_that_cannot_be_stored_leaves_nothing_of_a_long_import() -> None:

@@ -28,7 +28,7 @@ from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.retention import Use
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.sql_items import SQLItems
-from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.base import Activation, SessionStore
 from turnwise.memory.stores.conformance.fixtures import Owner, a_session, a_turn, an_event, eventful, of_everything
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore
@@ -398,3 +398,56 @@ async def test_an_activation_that_cannot_decrypt_leaves_the_session_to_its_owner
             await other.activate("s")
         assert await inner.get("s") == before
         await owner.commit("the owner goes on")
+
+
+async def test_an_activation_needs_no_key_after_it_has_raised_the_epoch() -> None:
+    fetched = 0
+
+    def once(user_id: str) -> bytes:
+        nonlocal fetched
+        fetched += 1
+        if fetched > 1:
+            raise OSError("the service of keys is away")
+        return b"k" * 32
+
+    inner = InMemoryStore()
+    writer = EncryptedStore(inner, Encryption(key=key_of))
+    await writer.create(a_session("s", user_id="u", title="secret"))
+    activation = await EncryptedStore(inner, Encryption(key=once, cache_s=0.0)).activate("s")
+    stored = await inner.get("s")
+    assert activation.session == replace(stored, title="secret", metadata={}, params=activation.session.params)
+    assert stored.epoch == 1
+
+
+class Overtaken(InMemoryStore):
+    """Does something between the first read of a state and the activation after it."""
+
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
+        if meanwhile := self.meanwhile:
+            self.meanwhile = None
+            await meanwhile()
+        return await super().activate(session_id, revision=revision, jump=jump)
+
+
+@pytest.mark.parametrize("by", ["a commit", "another session of this id"])
+async def test_an_encrypted_activation_returns_the_state_that_it_has_taken(by: str) -> None:
+    inner = Overtaken()
+    store = EncryptedStore(inner, Encryption(key=key_of))
+    await store.create(a_session("s", user_id="u"))
+    owner = Owner(store, a_session("s"))
+
+    async def commit() -> None:
+        await owner.commit("text", turns=[a_turn(0, status="completed")])
+
+    async def replaced() -> None:
+        await store.delete("s")
+        await store.create(a_session("s", user_id="v", title="new"))
+
+    if by == "a commit":
+        owner = Owner(store, (await store.activate("s")).session)
+    inner.meanwhile = commit if by == "a commit" else replaced
+    activation = await store.activate("s")
+    assert (activation.head is not None) == (by == "a commit")
+    assert activation.session == await store.get("s") and activation.session.epoch == (2 if by == "a commit" else 1)

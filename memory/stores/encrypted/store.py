@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError
+from turnwise.errors import CorruptRecordError, KeyMissingError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
@@ -92,8 +92,23 @@ class EncryptedStore(Shared):
         return await open_session(self._texts(), found)
 
     async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
-        await self.state(session_id)  # what cannot be decrypted must not take the session from its owner
-        return await self._opened(session_id, await self._inner.activate(session_id, revision=revision, jump=jump))
+        # What cannot be decrypted must not take the session from its owner. So the state is decrypted first, and the
+        # session activated only if that is its state still: nothing is left that could fail.
+        while True:
+            sealed = await self._inner.state(session_id)
+            if revision not in (None, sealed.session.revision):
+                raise SessionFencedError(session_id, sealed.session.epoch)
+            opened = await self._opened(session_id, sealed)
+            try:
+                found = await self._inner.activate(session_id, revision=sealed.session.revision, jump=jump)
+            except SessionFencedError:
+                if revision is not None:
+                    raise
+                continue  # it has changed meanwhile
+            if found.session.log != sealed.session.log:
+                return await self._opened(session_id, found)  # it is another session of this id
+            raised = {"epoch": found.session.epoch, "revision": found.session.revision}
+            return replace(opened, session=replace(opened.session, **raised), now=found.now)
 
     async def state(self, session_id: str) -> Activation:
         return await self._opened(session_id, await self._inner.state(session_id))

@@ -13,6 +13,7 @@ import pytest
 
 from open_stores import closing
 from redis_server import RedisServer
+from test_group_commit import busy
 from turnwise.adapters.langgraph.checkpoints import Commit as CheckpointCommit, Row, Space
 from turnwise.adapters.langgraph.checkpoints_redis import RedisCheckpoints
 from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints
@@ -451,3 +452,25 @@ async def test_an_encrypted_activation_returns_the_state_that_it_has_taken(by: s
     activation = await store.activate("s")
     assert (activation.head is not None) == (by == "a commit")
     assert activation.session == await store.get("s") and activation.session.epoch == (2 if by == "a commit" else 1)
+
+
+async def test_work_whose_shared_commit_got_no_answer_is_not_done_again(tmp_path: Path) -> None:
+    """As it may be stored: then a session that the call has made would be another's, and be said to exist."""
+    async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
+        await store.create(a_session("s"))
+        check, are_lost = store._check_after, [True]
+
+        def lose_answer() -> None:
+            if are_lost:
+                are_lost.clear()
+                raise StoreError("store: the answer to COMMIT is lost")
+            check()
+
+        with busy(store):
+            verbs = [asyncio.create_task(verb) for verb in (store.create(a_session("new")), store.activate("s"))]
+            await asyncio.sleep(0)
+            store._check_after = lose_answer  # type: ignore[method-assign]
+        outcomes = await asyncio.gather(*verbs, return_exceptions=True)
+        store._check_after = check  # type: ignore[method-assign]
+        assert ["is lost" in str(outcome) for outcome in outcomes] == [True, True]
+        assert (await store.get("new")).epoch == 0 and (await store.get("s")).epoch == 1

@@ -78,9 +78,11 @@ class _Job:
     """The time of the request, by the monotonic clock."""
     result: Any = None
     is_begun: bool = False
+    is_decided: bool = False
+    """Whether only COMMIT is left to do, for its result or its refusal."""
 
     def do(self, connection: sa.Connection) -> None:
-        self.is_begun = True
+        self.is_begun, self.is_decided = True, False
         self.result = self.work(connection)
 
 
@@ -212,8 +214,8 @@ class SQLStore(SecureDeleteDatabase):
         try:
             done = iter(self._do_together(left))
         except Exception:
-            if len(left) == 1 or not left[0].is_begun:
-                raise
+            if len(left) == 1 or not left[0].is_begun or left[-1].is_decided:
+                raise  # of the last, COMMIT has failed: it is unknown what is stored, so nothing is done again
             done = map(self._do_alone, left)  # nothing was stored, and it is unknown whose error this is
         return [why or next(done) for why in late]
 
@@ -470,5 +472,6 @@ def _do_all(jobs: Sequence[_Job], connection: sa.Connection) -> list[Exception |
         outcome = attempt(driver.execute, partial(job.do, connection))
         if outcome is not None and not isinstance(outcome, TurnwiseError):
             raise outcome
+        job.is_decided = True
         outcomes.append(outcome)
     return outcomes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from itertools import accumulate
 
@@ -94,6 +95,8 @@ def check_body(body: bytes, max_values: int) -> None:
         TooManyError: names what is too many.
     """
     limit = "max_body_values"
+    if b"\0" in body:  # UTF-16 or UTF-32, which is read as JSON, too
+        body = body.decode(json.detect_encoding(body), errors="replace").encode(errors="replace")
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     pairs = body.count(b'"') // 4  # a member of an object has two texts, all else at most one

@@ -137,7 +137,7 @@ def send_conversation(
                 parts = conversation.parts(had)
             after = newest if after is None else after
         for part in reversed(parts):
-            stored = yield from ask("check_import", part.given, part.key)
+            stored = yield from ask("check_import", part.given, part.key, after)
             index = stored if part is parts[-1] else index
             if index is not None and conversation.key is None:
                 break  # its key says that all before it is stored, too

@@ -218,9 +218,11 @@ class SessionCore:
         """See `Importing.import_turns`."""
         return self._importing.import_turns(given, idempotency_key, after, memory)
 
-    def check_import(self, given: Given, idempotency_key: str) -> Coroutine[Any, Any, int | None]:
+    def check_import(
+        self, given: Given, idempotency_key: str, after: int | None = None
+    ) -> Coroutine[Any, Any, int | None]:
         """See `Importing.check_import`."""
-        return self._importing.check_import(given, idempotency_key)
+        return self._importing.check_import(given, idempotency_key, after)
 
     def stored_prefix(self, most: int) -> Coroutine[Any, Any, tuple[int, str, int]]:
         """See `Importing.stored_prefix`."""

@@ -90,15 +90,13 @@ class Importing:
             own, found = await self._found(key)
             if found and found.turn_index is not None and found.fingerprint == fingerprint:
                 return found.turn_index
-            newest = self._state.head.index if self._state.head else -1
-            if after not in (None, newest):
-                raise TurnsChangedError(self._state.session_id, after, newest)
+            self._check_newest(after)
             if found:
                 raise _of_another(idempotency_key)
             self._check_free()
             had = 0 if idempotency_key else await self._had(given.blocks)
             if had == len(given.blocks):
-                return newest
+                return self._newest
             return await self._add(given.blocks[had:], encoded[had:], own, fingerprint, memory)
 
         return await self._transactor.run(change)
@@ -133,18 +131,20 @@ class Importing:
         stored = await self._journal.blocks.read(self._state.head.base)
         return len(stored) if tuple(blocks[: len(stored)]) == tuple(stored) and goes_on(blocks, len(stored)) else 0
 
-    async def check_import(self, given: Given, idempotency_key: str) -> int | None:
+    async def check_import(self, given: Given, idempotency_key: str, after: int | None = None) -> int | None:
         """Check a part of a conversation as `import_turns` would; store nothing.
 
         Returns the index of its last turn if it is stored already, and was not cleared; else None.
 
         Raises:
             InvalidInputError: a block cannot be stored, or the key was used for another conversation.
+            TurnsChangedError: it was, and another turn than `after` is the newest.
         """
         fingerprint = _fingerprint(await self._encoded(given))
         await self._transactor.loaded()
         _, found = await self._found(_event_key(idempotency_key))
         if found and found.fingerprint != fingerprint:
+            self._check_newest(after)
             raise _of_another(idempotency_key)
         return found.turn_index if found else None
 
@@ -180,6 +180,15 @@ class Importing:
             return True
         spans = [Span(self._journal.session.log, *found.span)] if found.span else []
         return first[0].index > found.turn_index and not overlap(first[0].prompt, spans)
+
+    @property
+    def _newest(self) -> int:
+        """The index of the newest turn that has ended; -1 if there is none."""
+        return self._state.head.index if self._state.head else -1
+
+    def _check_newest(self, after: int | None) -> None:
+        if after not in (None, self._newest):
+            raise TurnsChangedError(self._state.session_id, after, self._newest)
 
     def _check_free(self) -> None:
         state = self._state

@@ -186,6 +186,8 @@ async def test_a_key_of_another_long_conversation_is_refused() -> None:
     for messages in (first, last, [*dialogue(PART), *last[-2:]]):
         with pytest.raises(InvalidInputError, match="it was used for another conversation"):
             await send(await conversation_of(messages, "mine"), core, None)
+        with pytest.raises(TurnsChangedError):  # of two writers that have read the same, the second one
+            await send(await conversation_of(messages, "mine"), core, -1)
     assert len(store.rows) == stored
 
 

@@ -18,6 +18,7 @@ from turnwise.adapters.mcp.servers import McpHttp
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.longterm.retention import Retention
+from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.strategies.summarize import Summarize
@@ -42,6 +43,7 @@ SECONDS: list[tuple[Callable[..., Any], str]] = [
     (Retention, "keep_s"),
     (lambda **settings: SQLStore(POSTGRES, **settings), "lock_timeout_s"),
     (lambda **settings: RedisStore("redis://host", **settings), "timeout_s"),
+    (lambda **settings: Encryption(key=lambda _: None, **settings), "cache_s"),
 ]
 
 COUNTS: list[tuple[Callable[..., Any], str]] = [

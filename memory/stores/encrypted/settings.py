@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from turnwise.errors import ConfigError
+from turnwise.memory.conversation.ranges import check_seconds
 from turnwise.memory.conversation.required_arguments import needs
 
 KEY_BYTES = 32
@@ -33,5 +33,4 @@ class Encryption:
     def __post_init__(self) -> None:
         if not callable(self.key):
             raise ConfigError("key", type(self.key).__name__, "pass a function from a user id to 32 bytes, or None")
-        if not 0 <= self.cache_s < math.inf:
-            raise ConfigError("cache_s", self.cache_s, "must be 0 seconds or more")
+        check_seconds("cache_s", self.cache_s)

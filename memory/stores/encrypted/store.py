@@ -107,8 +107,8 @@ class EncryptedStore(Shared):
                 continue  # it has changed meanwhile
             if found.session.log != sealed.session.log:
                 return await self._opened(session_id, found)  # it is another session of this id
-            raised = {"epoch": found.session.epoch, "revision": found.session.revision}
-            return replace(opened, session=replace(opened.session, **raised), now=found.now)
+            epoch, revision = found.session.epoch, found.session.revision
+            return replace(opened, session=replace(opened.session, epoch=epoch, revision=revision), now=found.now)
 
     async def state(self, session_id: str) -> Activation:
         return await self._opened(session_id, await self._inner.state(session_id))

@@ -26,10 +26,11 @@ class MessageHistory:
         result = agent.run_sync(prompt, message_history=history.load())
         history.save(result)
 
-    Messages come back as they were: times, ids, usage and providers' details too. A save is one commit, durable on
-    return: all of the run's messages or none. Two writers do not interleave: if anything was added or cleared since
-    `load`, or a run of the session is active, `save` stores nothing and raises. The saved messages are turns of the
-    session, so `session.turns()`, `fork`, archives and other engines see them; long-term memories do not get them.
+    Messages come back as they were: times, ids, usage and providers' details too. A save is durable on return, and one
+    commit: all of the run's messages or none. More than 1,000 blocks are several commits; if that is cut off, a
+    repeated save stores the rest. Two writers do not interleave: if anything was added or cleared since `load`, or a
+    run of the session is active, `save` stores nothing and raises. The saved messages are turns of the session, so
+    `session.turns()`, `fork`, archives and other engines see them; long-term memories do not get them.
 
     Not for several threads at once: make one for each task, of the same session.
 

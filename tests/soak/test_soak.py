@@ -52,7 +52,7 @@ def written(reports: list[Report], wanted: int) -> str:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that the user of the server of PostgreSQL may enter; each pytest that starts closes its own to others."""
+    """A folder that the server of PostgreSQL may enter; each pytest that starts closes its own to others."""
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -44,6 +44,8 @@ class Profile:
     """Whether ids of calls must have exactly nine letters and digits."""
     answers_results: bool = False
     """Whether an assistant message is required between tool results and the next prompt."""
+    alternates: bool = False
+    """Whether messages of the user and the assistant must alternate. If so, prompts in a row are one message."""
     has_content: bool = False
     """Whether a message with only tool calls must have text content, which may be empty."""
     unknown_keywords: frozenset[str] = frozenset()
@@ -190,9 +192,15 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         name="answered results",
-        said=r"Unexpected role 'user' after role 'tool'|roles must alternate",
+        said=r"Unexpected role 'user' after role 'tool'",
         source="https://github.com/NousResearch/hermes-agent/issues/20154",
         learned={"answers_results": True},
+    ),
+    Lesson(
+        name="alternating roles",
+        said=r"roles must alternate|roles should be alternating|should alternate with assistant",
+        source="https://github.com/perplexityai/api-discussion/issues/265",
+        learned={"answers_results": True, "alternates": True},
     ),
     Lesson(
         name="thoughts",

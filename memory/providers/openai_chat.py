@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pydantic_core
@@ -30,7 +31,7 @@ from turnwise.memory.conversation.blocks import (
     User,
     described,
 )
-from turnwise.memory.conversation.transcript import system_of
+from turnwise.memory.conversation.transcript import prompts_apart, system_of
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.endpoints import OPENAI, Profile, unpack_attached
 from turnwise.memory.providers.validation import CHAT, fit
@@ -52,15 +53,17 @@ ATTACHED = ("reasoning_details", "thinking_blocks")
 """Fields in which OpenRouter and LiteLLM attach lists to thoughts, which are sent back in the same fields."""
 
 PARAGRAPH = "\n\n"
-"""The separator between consecutive texts of one side, which are sent as one."""
+"""The separator between texts that are sent as one."""
 
 
 def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str, Any]]:
     """Return the messages for the blocks.
 
     - The last `System` is the first message; other system prompts are not sent.
-    - Consecutive blocks of the user are one message. Its content is a string, with a blank line between texts, unless
-      it has images or files, since many servers accept no list of texts.
+    - Each text of the user is a message with its images and files (see `prompts_apart`), so a prompt that was not
+      answered stays apart from the next one. If the profile says that roles alternate, they are one message. Its
+      content is a string, with a blank line between texts, unless it has images or files, since many servers accept no
+      list of texts.
     - Consecutive blocks of the assistant are one message, with its text (see `text_of`) and the calls in `tool_calls`.
     - Each tool result is a message, in the order in which the calls were declared. Such a message takes text only. So
       the pictures and files of the results are in a message of the user after the last result, each after a text that
@@ -90,12 +93,12 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
             results = [block for block in message.blocks if isinstance(block, ToolResult)]
             messages += [_tool_message(block, profile) for block in results]
             shown = [part for result in results for part in _attached(result, profile)]
-            prompts = [_part(block) for block in message.blocks if not isinstance(block, ToolResult)]
-            if shown or prompts:
-                if results and profile.answers_results:
-                    said = INTERRUPTED.strip() if prompts else CONTINUED
-                    messages.append({"role": "assistant", "content": said})
-                messages.append(_user_message([*shown, *prompts]))
+            prompts = prompts_apart(block for block in message.blocks if not isinstance(block, ToolResult))
+            asked = [part for part in (shown, *(list(map(_part, prompt)) for prompt in prompts)) if part]
+            if asked and results and profile.answers_results:
+                said = INTERRUPTED.strip() if prompts else CONTINUED
+                messages.append({"role": "assistant", "content": said})
+            messages += map(_user_message, [list(chain(*asked))] if asked and profile.alternates else asked)
     return messages
 
 
@@ -107,7 +110,7 @@ def _is_read(block: Block) -> bool:
 def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
     """Return the blocks of these messages: `decode(encode(blocks)) == blocks` for everything that the format contains.
 
-    The format does not contain: the borders between texts of one role, the place of a call between texts, system
+    The format does not contain: the borders between texts of one message, the place of a call between texts, system
     prompts but the last, the names of text documents, whether a text is a summary, whether a picture or file is of a
     result, signatures, and blocks that `encode` does not send.
 

@@ -74,7 +74,7 @@ def unpack_reasoning(signature: str | None) -> Reasoning | None:
 
 
 def encode(
-    blocks: Sequence[Block], model: str = "", rules: Rules = RESPONSES, *, apart: bool = False
+    blocks: Sequence[Block], model: str = "", rules: Rules = RESPONSES, *, apart: bool = True
 ) -> tuple[str | None, list[dict[str, Any]]]:
     """Return the instructions and the input items for the blocks, to send with `store` off.
 
@@ -82,8 +82,8 @@ def encode(
     - Consecutive blocks of the assistant are one message with their text (see `openai_chat.text_of`), then the calls,
       with the reasoning items at their places.
     - The output of a tool that returned images or documents is a list of parts: the text, then these.
-    - Consecutive blocks of the user are the tool outputs, in the order in which the calls were declared, then one
-      message of parts, in which adjacent texts are joined.
+    - Consecutive blocks of the user are the tool outputs, in the order in which the calls were declared, then a message
+      of parts for each text with its images and documents (see `prompts_apart`). Adjacent texts of one are joined.
     - A thought is sent if this API signed it for this model and a text or call follows. A duplicate is sent once.
     - Other thoughts, citations, cache checkpoints, unknown kinds and empty texts are not sent.
 
@@ -92,7 +92,7 @@ def encode(
     Args:
         model: the model of the request; if left out, thoughts of all models are sent.
         rules: the rules of the server.
-        apart: make a message of each text of the user, with its images and documents, instead of one of all.
+        apart: if not, the user's consecutive texts are one message, for servers whose roles alternate.
 
     Raises:
         UnsupportedBlockError: the API accepts an image or document in none of its forms.

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +75,7 @@ def test_one_prompt_is_a_plain_string() -> None:
     assert encode([User(text="Hello")]) == [HELLO]
 
 
-def test_consecutive_prompts_are_one_message_of_parts() -> None:
+def test_a_prompt_is_one_message_of_parts() -> None:
     blocks = [
         User(text="What is this?"),
         Image(url="https://example.org/cat.png"),
@@ -172,15 +170,15 @@ def test_an_error_result_is_marked() -> None:
     [Text(text=""), Text(text="", interrupted=True), Thinking(text="Hm."), Unknown(stored_kind="hologram")],
     ids=repr,
 )
-def test_an_empty_block_makes_no_message_and_separates_no_prompts(silent: Block) -> None:
+def test_an_empty_block_makes_no_message(silent: Block) -> None:
     """Acceptance 19."""
     messages = encode([User(text="Hello"), silent, User(text="Well?")])
-    assert messages == [{"role": "user", "content": "Hello\n\nWell?"}]
+    assert messages == [HELLO, {"role": "user", "content": "Well?"}]
 
 
-def test_texts_beside_an_image_are_parts() -> None:
-    (message,) = encode([User(text="Look:"), Image(url="https://example.org/cat.png"), User(text="What is it?")])
-    assert [part["type"] for part in message["content"]] == ["text", "image_url", "text"]
+def test_a_text_beside_an_image_is_a_part() -> None:
+    (message,) = encode([User(text="Look:"), Image(url="https://example.org/cat.png")])
+    assert [part["type"] for part in message["content"]] == ["text", "image_url"]
 
 
 # What a server's profile says
@@ -247,6 +245,7 @@ def test_each_profile_has_a_source() -> None:
 ALSO = {
     "has_short_ids": "ids of calls are nine letters and digits",
     "answers_results": "a prompt never follows results at once",
+    "alternates": "prompts in a row are one message",
     "has_content": "a message of calls has content",
     "unknown_keywords": "fewer keywords in tools",
     "has_long_ids": "ids of calls may be long",
@@ -365,18 +364,7 @@ ROUNDS = st.builds(
 def test_blocks_survive_encoding_and_decoding(rounds: list[list[Block]]) -> None:
     """Acceptance 27."""
     blocks: list[Block] = [System(text="Be brief."), *(block for part in rounds for block in part)]
-    assert decode(encode(blocks)) == list(joined(blocks))
-
-
-def joined(blocks: list[Block]) -> Iterator[Block]:
-    """Yield the blocks with neighbouring prompts as one, where they are text alone: they are sent so."""
-    for role, neighbours in groupby(blocks, key=lambda block: block.role):
-        group = list(neighbours)
-        texts = [block.text for block in group if isinstance(block, User)]
-        if role == "user" and len(texts) == len(group):
-            yield User(text="\n\n".join(texts))
-        else:
-            yield from group
+    assert decode(encode(blocks)) == blocks
 
 
 def test_messages_of_the_real_api_are_decoded() -> None:

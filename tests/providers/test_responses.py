@@ -60,7 +60,7 @@ def test_the_last_system_prompt_is_the_instructions() -> None:
     assert encode([User(text="Hello")]) == (None, [HELLO])
 
 
-def test_consecutive_prompts_are_one_message_of_parts() -> None:
+def test_a_prompt_is_one_message_of_parts() -> None:
     (message,) = items = items_of(
         User(text="What is this?"),
         Image(url="https://example.org/cat.png"),

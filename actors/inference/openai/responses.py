@@ -54,9 +54,9 @@ class ResponsesAPI:
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
         check(arranged(blocks, self.rules), self.rules)
-        has_long_ids = self.settings.profile.has_long_ids
-        rules = replace(self.rules, id_limit=sys.maxsize) if has_long_ids else self.rules
-        instructions, items_sent = encode(blocks, self.settings.model, rules)
+        profile = self.settings.profile
+        rules = replace(self.rules, id_limit=sys.maxsize) if profile.has_long_ids else self.rules
+        instructions, items_sent = encode(blocks, self.settings.model, rules, apart=not profile.alternates)
         fields: dict[str, Any] = {"input": items_sent, **self.fields, **self._formed(form)}
         if instructions:
             fields["instructions"] = instructions

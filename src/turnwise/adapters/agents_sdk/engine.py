@@ -339,7 +339,7 @@ class AgentRunner:
         """Return the conversation as items. Each prompt is one, so that a guardrail sees the newest one alone."""
         model = agent.model if isinstance(agent.model, str) else getattr(agent.model, "name", "")
         blocks = as_said(RESPONSES.spare(said, keep=turn.asked))
-        items = encode(blocks, model or get_default_model(), apart=True)[1]
+        items = encode(blocks, model or get_default_model())[1]
         return [_said(item) if item.get("role") == "assistant" else item for item in items]
 
     def _of_run(self, context: RunContext) -> RunConfig:

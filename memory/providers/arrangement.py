@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from turnwise.memory.conversation.blocks import Block, Citations, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.conversation.blocks import Block, Citations, System, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.transcript import Message, messages_of
-from turnwise.memory.providers.validation import Rules
+from turnwise.memory.providers.validation import ANTHROPIC, Rules
 
 BEGIN = "[the conversation begins]"
 """The user's text before a conversation that begins with the assistant, such as with a greeting."""
@@ -44,6 +44,20 @@ def prompted(blocks: Sequence[Block], rules: Rules) -> Sequence[Block]:
     """Return the blocks, with a text of the user behind them if nothing of them is sent, such as of a system prompt."""
     is_sent = any(rules.sends(block) and not _is_aside(block) for block in blocks)
     return blocks if is_sent else [*blocks, User(text=CONTINUE)]
+
+
+def between_prompts(blocks: Sequence[Block], *, is_answered: bool = False) -> list[Block]:
+    """Return the blocks with a text of the user before and behind them, where the assistant begins or ends. O(blocks).
+
+    For agents of other packages, whose models may be of any provider: each takes such a conversation.
+
+    Args:
+        is_answered: whether an answer to the conversation has begun, which the end belongs to.
+    """
+    sides = [block.role == "assistant" for block in blocks if not isinstance(block, System) and ANTHROPIC.sends(block)]
+    first = [User(text=BEGIN)] if sides[:1] == [True] else []
+    last = [User(text=CONTINUE)] if sides[-1:] == [True] and not is_answered else []
+    return [*first, *blocks, *last]
 
 
 def _said(text: str) -> Message:

@@ -42,6 +42,7 @@ from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.arrangement import between_prompts
 
 with framework("langgraph", extra="langgraph", tested="1.2"):
     from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
@@ -223,7 +224,7 @@ class GraphRun:
             )
         await self._end_open_calls()
         blocks = [block for block in self._turn.blocks if not is_interrupt(block)]
-        messages = self._settings.converter.messages(blocks)
+        messages = self._settings.converter.messages(between_prompts(blocks, is_answered=bool(self._turn.output)))
         for number, message in enumerate(messages):
             message.id = f"{_HISTORY}{number}"
             self._known.add(message.id)

@@ -38,6 +38,7 @@ from turnwise.memory.conversation.tool_calls import CallState, Wants
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.arrangement import between_prompts
 
 with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
     from pydantic_ai import Agent, StructuredDict
@@ -277,7 +278,7 @@ class _Execution:
 
         Then the agent goes through all of these calls, and gets the recorded results from the journal.
         """
-        blocks = list(self._turn.blocks)
+        blocks = between_prompts(self._turn.blocks, is_answered=bool(self._turn.output))
         if not Ledger(self._turn.output).uses_without_result():
             return blocks
         while isinstance(blocks[-1], ToolResult):

@@ -44,7 +44,9 @@ class Claude(BaseChatModel):
             side = "assistant" if isinstance(message, AIMessage) else "user"
             if not sent or sent[-1]["role"] != side:
                 sent.append({"role": side, "content": []})
-            sent[-1]["content"].append({"type": "text", "text": message.text})
+            parts: list[Any] = [message.text] if isinstance(message.content, str) else list(message.content)
+            texts = [part if isinstance(part, str) else part["text"] for part in parts]
+            sent[-1]["content"] += [{"type": "text", "text": text} for text in texts]
         async with anthropic.AsyncAnthropic(base_url=self.base_url, api_key="local", max_retries=0) as client:
             answer: Any = await client.messages.create(model="claude", max_tokens=99, messages=sent)
         return ChatResult(generations=[ChatGeneration(message=AIMessage(answer.content[0].text))])

@@ -144,6 +144,7 @@ def reviewed(model: Any, tools: Sequence[Any], *, old: bool = False) -> Any:
             decisions: Any = [
                 {
                     "type": kinds[each["type"]],
+                    "message": each["args"],
                     "edited_action": {"name": "", "args": (each["args"] or {}).get("args")}
                     if each["type"] == "edit"
                     else {},

@@ -23,7 +23,6 @@ from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.providers.openai_responses import encode
 
 with framework("openai-agents", extra="openai-agents", tested="0.24"):
     from agents import FunctionTool, RunHooks
@@ -124,17 +123,13 @@ class Journal:
         else:
             self._add(answer, [self.context.end_call()])
 
-    def refuse(self, answer: Sequence[AnyBlock]) -> list[dict[str, Any]]:
-        """Record why no call of an answer is made, as one of them has a flaw; return the answer and that as items."""
-        results: list[ToolResult] = []
-        for use in answer:
-            if isinstance(use, ToolUse):
-                result = refusal(use) or ToolResult(call_id=use.call_id, text=NOT_MADE, is_error=True)
-                results.append(result)
-                self._results[use.call_id] = result
-                ended = {"call_id": use.call_id, "name": use.name, "is_error": True, "seconds": 0.0, "tries": 0}
-                self._add([result], [(ToolEnded, ended)])
-        return encode([*answer, *results])[1]
+    def refuse(self, answer: Sequence[AnyBlock]) -> None:
+        """Record why no call of an answer is made, as one of them has a flaw."""
+        for result in refusals(answer):
+            self._results[result.call_id] = result
+            name = self._uses[result.call_id].name
+            ended = {"call_id": result.call_id, "name": name, "is_error": True, "seconds": 0.0, "tries": 0}
+            self._add([result], [(ToolEnded, ended)])
 
     def is_used(self, call_id: str) -> bool:
         """Return whether the run has a call of this id."""
@@ -302,6 +297,12 @@ async def _not_provided(context: ToolContext[Any], arguments: str) -> str:
 def _retrieve(storing: asyncio.Future[None]) -> None:
     if not storing.cancelled():
         storing.exception()  # marks it as retrieved: whoever waited has it, and others find `failure`
+
+
+def refusals(answer: Sequence[AnyBlock]) -> list[ToolResult]:
+    """Return the results of the calls of an answer of which one has a flaw, so that none is made."""
+    uses = [block for block in answer if isinstance(block, ToolUse)]
+    return [refusal(use) or ToolResult(call_id=use.call_id, text=NOT_MADE, is_error=True) for use in uses]
 
 
 def attempts_of(turn: Turn) -> int:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
 from turnwise.adapters.agents_sdk.items import BETWEEN, answer_of, output_of, whole_items
-from turnwise.adapters.agents_sdk.journal import CURRENT, Journal, usage_of
+from turnwise.adapters.agents_sdk.journal import CURRENT, Journal, refusals, usage_of
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Thinking, ToolUse
 from turnwise.memory.conversation.transcript import system_of
+from turnwise.memory.providers.openai_responses import encode
 
 with framework("openai-agents", extra="openai-agents", tested="0.24"):
     from agents import Model, ModelProvider, ModelResponse, ModelSettings
@@ -47,6 +48,8 @@ _CUT = "max_output_tokens"
 MOST_FLAWED = 8
 """How often a model is asked again at once after calls whose arguments are no JSON object."""
 
+_FLAWED = f"the model made calls whose arguments are no JSON object, {MOST_FLAWED} times"
+
 _END = ("response.completed", "response.incomplete", "response.failed")
 
 
@@ -72,33 +75,49 @@ class JournalledModel(Model):
         """Return the recorded answer, or ask the model. Without a run, this is the model's own method.
 
         An answer with a call whose arguments are no JSON object is recorded with the reasons why its calls are not
-        made, and the model is asked again: the SDK does not get it, so it calls no tool and asks nobody.
+        made, and the model is asked again: the SDK does not get it, so it calls no tool and asks nobody. So it is with
+        an agent that is a tool, of which nothing is recorded.
         """
         journal = CURRENT.get()
+        request = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
         if journal is None:
-            return await self.inner.get_response(*args, **kwargs)
+            return await self._ask_unrecorded(request)
         if recorded := journal.replay():
             return ModelResponse(output=output_of(recorded), usage=Usage(), response_id=None)
-        request = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
         await journal.before_request(request["input"])
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         journal.requests.add(task)
         try:
             for _ in range(MOST_FLAWED):
                 response, answer = await self._ask(journal, dict(request))
-                if not any(isinstance(block, ToolUse) and block.flaw for block in answer):
+                if not _is_flawed(answer):
                     return response
-                given = request["input"]
-                asked = given if isinstance(given, list) else [{"role": "user", "content": given}]
-                request["input"] = [*asked, *journal.refuse(answer)]
+                journal.refuse(answer)
+                request["input"] = _refused(request["input"], answer)
                 await journal.before_request(request["input"])
         finally:
             journal.requests.discard(task)
-        raise EngineError(f"the model made calls whose arguments are no JSON object, {MOST_FLAWED} times")
+        raise EngineError(_FLAWED)
 
-    def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Stream the model's answer, unrecorded: for agents that are tools and stream."""
-        return self.inner.stream_response(*args, **kwargs)
+    async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Stream the answer, unrecorded: for agents that are tools and stream. Calls with a flaw do not end it."""
+        request = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
+        refused: list[Any] = []
+        for _ in range(MOST_FLAWED):
+            answer = list[AnyBlock]()
+            async with aclosing(cast("Any", _stream(self.inner, request))) as events:
+                async for event in events:
+                    if event.type in _END:
+                        answer = self._read(event.response.output)
+                        if _is_flawed(answer):
+                            refused.append(event.response.usage)
+                            break
+                        _add_usage(event.response.usage, refused)
+                    yield event
+            if not _is_flawed(answer):
+                return
+            request["input"] = _refused(request["input"], answer)
+        raise EngineError(_FLAWED)
 
     def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
         return self.inner.get_retry_advice(request)
@@ -113,6 +132,25 @@ class JournalledModel(Model):
 
     async def _cleanup_on_run_end(self, owner: object) -> None:
         await self.inner._cleanup_on_run_end(owner)  # noqa: SLF001 - the runner calls it
+
+    async def _ask_unrecorded(self, request: dict[str, Any]) -> ModelResponse:
+        used = Usage()
+        for _ in range(MOST_FLAWED):
+            response = await self.inner.get_response(**request)
+            used.add(response.usage)
+            answer = self._read(response.output)
+            if not _is_flawed(answer):
+                response.usage = used
+                return response
+            request["input"] = _refused(request["input"], answer)
+        raise EngineError(_FLAWED)
+
+    def _read(self, output: list[Any]) -> list[AnyBlock]:
+        """Return an answer as blocks; nothing if it cannot be read, which the SDK tells."""
+        try:
+            return answer_of(whole_items(output), self.name)
+        except (KeyError, ValueError):
+            return []
 
     async def _ask(self, journal: Journal, request: dict[str, Any]) -> tuple[ModelResponse, list[AnyBlock]]:
         context = journal.context
@@ -155,14 +193,34 @@ class JournalledModel(Model):
         return other, name
 
 
+def _stream(model: Model, request: Mapping[str, Any]) -> AsyncIterator[Any]:
+    left = {name: value for name, value in request.items() if name not in _ARGUMENTS}
+    return model.stream_response(*(request[name] for name in _ARGUMENTS), **left)
+
+
+def _add_usage(usage: Any, refused: list[Any]) -> None:
+    """Add the tokens of answers that the SDK does not get to those of the one that it gets."""
+    for each in refused if usage else ():
+        for name in ("input_tokens", "output_tokens", "total_tokens"):
+            setattr(usage, name, getattr(usage, name) + (getattr(each, name, 0) or 0))
+
+
+def _is_flawed(answer: Sequence[AnyBlock]) -> bool:
+    return any(isinstance(block, ToolUse) and block.flaw for block in answer)
+
+
+def _refused(given: str | list[Any], answer: Sequence[AnyBlock]) -> list[Any]:
+    """Return a request's input with an answer behind it, and why none of its calls is made."""
+    asked = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    return [*asked, *encode([*answer, *refusals(answer)])[1]]
+
+
 async def _streamed(model: Model, request: dict[str, Any], journal: Journal) -> tuple[ModelResponse, str | None]:
     """Return the answer that a model streams, and why it stopped; emit its parts."""
     done: list[Any] = []
     final: Any = None
     last: tuple[Any, ...] | None = None
-    positional = [request.pop(name) for name in _ARGUMENTS]
-    stream = model.stream_response(*positional, **request)
-    async with aclosing(cast("Any", stream)) as events:
+    async with aclosing(cast("Any", _stream(model, request))) as events:
         async for event in events:
             kind = event.type
             if kind in _TEXT:

@@ -76,6 +76,9 @@ _HISTORY = "turnwise-"
 
 UNCALLED = "the process was lost before this tool was called: call it again if its result is still needed"
 
+MOST_FLAWED = 8
+"""How often a run goes on at once after an interrupt about calls whose arguments are no JSON object."""
+
 _FORGETTING: set[asyncio.Task[None]] = set()
 """Deletions of threads, referenced here so that they are not garbage-collected."""
 
@@ -169,8 +172,14 @@ class GraphRun:
         """Return the last of what the graph answered; see `InferenceRunner.run`."""
         RUN.set(self)
         try:
-            await self._stream(await self._given())
-            await self._wait_if_interrupted()
+            given = await self._given()
+            for _ in range(MOST_FLAWED):
+                await self._stream(given)
+                if not await self._wait_if_interrupted():
+                    break
+                given = await self._resumed()
+            else:
+                raise EngineError(f"the model made calls whose arguments are no JSON object, {MOST_FLAWED} times")
         except Suspend:
             raise
         except asyncio.CancelledError:
@@ -497,9 +506,11 @@ class GraphRun:
 
     # Interrupts
 
-    async def _wait_if_interrupted(self) -> None:
-        """Raise Suspend if the graph waits for decisions."""
+    async def _wait_if_interrupted(self) -> bool:
+        """Raise Suspend if the graph waits for decisions; return whether it waits and nobody has to decide."""
+        is_waiting = False
         if self._interrupted:
+            self._interrupted = False
             if self._graph.checkpointer is None:
                 raise EngineError(
                     "the graph was interrupted, and has no checkpointer to go on from: compile it with one, or pass "
@@ -508,32 +519,44 @@ class GraphRun:
             state = await self._graph.aget_state(self._config)
             if questions := [Question.of(interrupt) for interrupt in state.interrupts]:
                 await self._suspend(self._waiting(questions, questions))
+                is_waiting = True
         if self._graph.interrupt_before_nodes or self._graph.interrupt_after_nodes:
             state = await self._graph.aget_state(self._config)
             if state.next:
                 await self._suspend([self._breakpoint(state)])
+                is_waiting = True
+        return is_waiting
 
     async def _suspend(self, waiting: Sequence[_Waiting]) -> None:
-        """Record the calls that wait, and raise Suspend."""
+        """Record the calls that wait, and raise Suspend; return if all of them are refused, as they have a flaw."""
         if self._executing:
             await asyncio.wait(self._executing)  # other calls of the answer: LangGraph would make them again
         uses = [use for each in waiting for use in each.uses]
         self._remember(uses)
         states: dict[str, CallState | None] = {}
         events: list[NewEvent] = []
+        results: list[ToolResult] = []
         for each in waiting:
             for call_id, why in each.reasons.items():
                 use = self._uses[call_id]
-                states[call_id] = CallState(name=use.name, wants="approval", why=why, question=each.question)
+                state = CallState(name=use.name, wants="approval", why=why, question=each.question)
+                if result := refusal(use):  # the graph gets it in place of a decision
+                    states[call_id] = replace(state, verdict="provided")
+                    results.append(result)
+                    events.append(_ended(use, result, 0.0))
+                    continue
+                states[call_id] = state
                 asked = {"call_id": call_id, "name": use.name, "input": use.input, "wants": "approval", "why": why}
                 events.append((ApprovalRequested, asked))
         askers = {each.asker for each in waiting if each.asker is not None}
         for call_id in (self._began | askers) - self._results.keys() - states.keys():
             state = self._context.calls.get(call_id)  # its tool was interrupted, and begins again
             states[call_id] = replace(state, started=False) if state and state.verdict else None
+        self._remember(results)
         if states:
-            await self._commit(uses, events, states)
-        raise Suspend
+            await self._commit([*uses, *results], events, states)
+        if not waiting or len(results) < sum(len(each.reasons) for each in waiting):
+            raise Suspend
 
     def _waiting(
         self, questions: Sequence[Question], pending: Sequence[Question], why: str | None = None

@@ -427,8 +427,10 @@ def test_parts_of_a_ui_message_stream_are_as_the_ai_sdk_has_them() -> None:
     picture = Image(data="AAAA", media_type="image/png")
     blocks = (Text(text="See."), picture, Document(name="a.pdf", url="https://x/a.pdf"), Citations(items=({"u": 1},)))
     log.stream(text="See.")
-    log.add(RunCompleted, blocks=blocks, usage=Usage(input_tokens=3, output_tokens=2))
-    message = read("vercel", encoded(VercelEncoder(), log.events))
+    log.add(RunCompleted, blocks=blocks, usage=Usage(input_tokens=3, output_tokens=2, counted_tokens=1))
+    frames = encoded(VercelEncoder(), log.events)
+    assert '"totalTokens":5,"countedTokens":1' in str(frames).replace(" ", "")
+    message = read("vercel", frames)
     kinds = [part["type"] for part in message.parts]
     first = ["step-start", "data-rows", "reasoning", "text", "tool-look", "tool-pay"]
     assert kinds == [*first, "step-start", "text", "file", "file", "data-citations"]

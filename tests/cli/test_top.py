@@ -1,6 +1,12 @@
 """`Rate`: the tokens a second that `turnwise top` shows."""
 
-from turnwise.cli.top import RATE_S, Rate, Snapshot
+import io
+
+from rich.console import Console
+
+from turnwise.cli.top import RATE_S, Rate, Snapshot, render
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.usage import Usage
 
 
 def at(seconds: float, tokens: int) -> Snapshot:
@@ -24,3 +30,15 @@ def test_deleted_sessions_make_no_negative_rate() -> None:
     rate = Rate()
     rate.add(at(0, 1_000))
     assert rate.add(at(1, 200)) == 0
+
+
+def test_tokens_that_turnwise_counted_itself_are_marked() -> None:
+    usage = Usage(input_tokens=1_000, output_tokens=20, counted_tokens=700)
+    run = RunRecord(run_id="r", session_id="s", turn_index=0, state="running", first_seq=1, created_at=90.0, usage=usage)
+    sessions = {"active": 1, "ended": 0}
+    found = Snapshot(at=100, sessions=sessions, runs=(run,), tokens=1_020, counted_tokens=700, hosts=None)
+    page = Console(width=160, record=True, file=io.StringIO())
+    page.print(render("sqlite:///a.db", found, 0.0))
+    text = page.export_text()
+    assert "700 of them counted here" in text and "1,020 (700 counted here)" in text
+    assert found.as_json(0.0)["counted_tokens"] == 700

@@ -54,6 +54,8 @@ class Snapshot:
     """Those that have not ended, newest first."""
     tokens: int
     """All that were used so far."""
+    counted_tokens: int = 0
+    """The part of them that no provider reported and turnwise counted."""
     hosts: tuple[HostInfo, ...] | None
     """None if no Ray is known."""
 
@@ -72,6 +74,7 @@ class Snapshot:
             "sessions": self.sessions,
             "runs": {state: self.of_state(state) for state in _STATES},
             "tokens": self.tokens,
+            "counted_tokens": self.counted_tokens,
             "tokens_per_s": round(tokens_per_s, 3),
             "open_runs": runs,
             "hosts": hosts,
@@ -148,6 +151,7 @@ async def look(manager: AsyncSessionManager) -> Snapshot:
         sessions=dict(zip(statuses, counts, strict=True)),
         runs=tuple(each for each in page if each.is_open),
         tokens=usage.input_tokens + usage.output_tokens,
+        counted_tokens=usage.counted_tokens,
         hosts=tuple(await manager.hosts()) if os.environ.get("RAY_ADDRESS") else None,
     )
 
@@ -186,6 +190,7 @@ def render(store: str, found: Snapshot | None, tokens_per_s: float, problem: str
         ("wait for a person", found.of_state("awaiting_approval")),
         ("tokens a second", round(tokens_per_s, 1)),
         ("tokens", found.tokens),
+        *([("of them counted here", found.counted_tokens)] if found.counted_tokens else []),
     ]
     parts = [
         head,
@@ -246,7 +251,10 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str, r
 
 
 def _tokens(found: RunRecord) -> str:
-    return number(found.usage.input_tokens + found.usage.output_tokens) if found.usage else "0"
+    if not found.usage:
+        return "0"
+    counted = f" ({number(found.usage.counted_tokens)} counted here)" if found.usage.counted_tokens else ""
+    return number(found.usage.input_tokens + found.usage.output_tokens) + counted
 
 
 def _ago(seconds: float) -> str:

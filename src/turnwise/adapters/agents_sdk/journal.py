@@ -99,7 +99,7 @@ class Journal:
         try:
             self.record_outputs(items if isinstance(items, list) else ())
             if self.last:
-                self._add(self.last, [self.context.end_call()])
+                self._add(self.last, [self.context.end_call(self.last)])
                 self.last = []
             if self._stored < self._added:
                 await self.commit()
@@ -121,7 +121,7 @@ class Journal:
         if any(isinstance(block, Text) for block in answer) and not any(isinstance(block, ToolUse) for block in answer):
             self.last = answer
         else:
-            self._add(answer, [self.context.end_call()])
+            self._add(answer, [self.context.end_call(answer)])
 
     def refuse(self, answer: Sequence[AnyBlock]) -> None:
         """Record why no call of an answer is made, as one of them has a flaw."""

@@ -118,6 +118,7 @@ class VercelEncoder(FrontEndEncoder):
                     "inputTokens": usage.input_tokens,
                     "outputTokens": usage.output_tokens,
                     "totalTokens": usage.input_tokens + usage.output_tokens,
+                    **({"countedTokens": usage.counted_tokens} if usage.counted_tokens else {}),
                 }
             }
         yield finish

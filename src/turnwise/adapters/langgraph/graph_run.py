@@ -487,8 +487,8 @@ class GraphRun:
         said, entries, self._open = self._left(), self._open, []
         blocks: list[Block] = [*said, *(block for some, _, _ in commits for block in some)]
         events: list[NewEvent] = []
-        if any(block.role == "assistant" for block in blocks):
-            events.append(self._context.end_call())
+        if answer := [block for block in blocks if block.role == "assistant"]:
+            events.append(self._context.end_call(answer))
         events += [_ended(self._uses[block.call_id], block, 0.0) for block in said if isinstance(block, ToolResult)]
         events += [event for _, some, _ in commits for event in some]
         calls = {call_id: state for _, _, states in commits for call_id, state in states.items()}

@@ -321,7 +321,7 @@ class _Execution:
             if any(not _is_output(call, run) for call in response.tool_calls):
                 outputs = {call.tool_call_id for call in response.tool_calls if _is_output(call, run)}
                 blocks = [each for each in plain_blocks(response) if getattr(each, "call_id", None) not in outputs]
-                self.journal.add(*blocks, events=[self.context.end_call()])
+                self.journal.add(*blocks, events=[self.context.end_call(blocks)])
             else:
                 self._held, self._refused = response, []
         async with node.stream(run.ctx) as events:
@@ -386,7 +386,7 @@ class _Execution:
             for each in results
             if isinstance(each, ToolResult)
         ]
-        self.journal.add(*blocks, *results, events=[self.context.end_call(), *ended])
+        self.journal.add(*blocks, *results, events=[self.context.end_call(blocks), *ended])
 
     def _answer(self, run: AgentRun[Any, Any]) -> Sequence[AnyBlock]:
         """Return the last answer. An output that came by a call, or was made of the answer, is a text of JSON."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.errors import ConfigError
+from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.trim import trimmed
 from turnwise.strategies.window import TokenBudget, Window
@@ -20,8 +20,7 @@ class DeleteOldest:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError("DeleteOldest.count", self.count, "must be 1 or more")
+        check_whole_number("DeleteOldest.count", self.count, 1)
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         if window.taken(budget) <= budget.max_tokens:

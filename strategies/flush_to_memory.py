@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from turnwise.errors import ConfigError, WindowOverflowError
+from turnwise.memory.conversation.ranges import check_number
 from turnwise.memory.longterm.base import LongTermMemory, is_read_only
 from turnwise.strategies.flush_task import FlushTask
 from turnwise.strategies.plan import Plan, plan_for
@@ -38,10 +39,8 @@ class FlushToMemory:
             object.__setattr__(self, "memories", tuple(self.memories))
         if self.memories is not None and all(map(is_read_only, self.memories)):
             raise ConfigError("FlushToMemory.memories", self.memories, "must contain a memory that is not read-only")
-        if not 0 < self.trigger_ratio <= 1:
-            raise ConfigError("FlushToMemory.trigger_ratio", self.trigger_ratio, "must be above 0 and at most 1")
-        if not 0 < self.max_ratio <= self.trigger_ratio:
-            raise ConfigError("FlushToMemory.max_ratio", self.max_ratio, "must be above 0 and at most trigger_ratio")
+        check_number("FlushToMemory.trigger_ratio", self.trigger_ratio, most=1)
+        check_number("FlushToMemory.max_ratio", self.max_ratio, most=self.trigger_ratio)
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         if window.taken(budget) <= budget.max_tokens * self.trigger_ratio:

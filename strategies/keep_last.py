@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, Summary, System
+from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.trim import trimmed
 from turnwise.strategies.window import TokenBudget, Window
@@ -27,20 +27,17 @@ class KeepLast:
     """The most exchanges of a request: prompts, with all that follows up to the next prompt."""
     messages: int | None = None
     """The most messages of a request: blocks of one role that follow each other are one message."""
-    max_tokens: int = sys.maxsize
+    max_tokens: int | None = None
     """The most tokens of a request, if below its budget. The newest exchange stays even if it takes more."""
 
     def __post_init__(self) -> None:
         if (self.turns is None) == (self.messages is None):
             raise ConfigError("KeepLast", self, "give either turns or messages")
-        for name in ("turns", "messages"):
-            if (most := getattr(self, name)) is not None and most < 1:
-                raise ConfigError(f"KeepLast.{name}", most, "must be 1 or more")
-        if self.max_tokens < 1:
-            raise ConfigError("KeepLast.max_tokens", self.max_tokens, "must be 1 or more")
+        for name in ("turns", "messages", "max_tokens"):
+            check_whole_number(f"KeepLast.{name}", getattr(self, name), 1, may_be_none=True)
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
-        cut, limit = self._cut(window), min(self.max_tokens, budget.max_tokens)
+        cut, limit = self._cut(window), min(self.max_tokens or budget.max_tokens, budget.max_tokens)
         if not cut and window.taken(budget) <= limit:
             return None
         return trimmed(window, budget, limit, strategy="KeepLast", at_least=cut, why=self._why)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.ranges import check_whole_number
+from turnwise.memory.conversation.ranges import check_number, check_whole_number
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range
@@ -48,8 +48,7 @@ class Summarize:
     """The strategy to use if a summary cannot make the request fit."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.trigger_ratio <= 1:
-            raise ConfigError("Summarize.trigger_ratio", self.trigger_ratio, "must be above 0 and at most 1")
+        check_number("Summarize.trigger_ratio", self.trigger_ratio, most=1)
         for name in ("keep_turns", "keep_tokens", "max_summary_tokens", "model_window"):
             may_be_none = name in ("keep_tokens", "model_window")
             check_whole_number(f"Summarize.{name}", getattr(self, name), 1, may_be_none=may_be_none)

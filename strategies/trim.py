@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.errors import ConfigError
+from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.window import TokenBudget, Window
 
@@ -17,8 +17,7 @@ class Trim:
     """The most tokens of a request, if below its budget. The newest exchange stays even if it takes more."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError("Trim.max_tokens", self.max_tokens, "must be 1 or more, or None for all that fits")
+        check_whole_number("Trim.max_tokens", self.max_tokens, 1, may_be_none=True)
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         limit = min(self.max_tokens or budget.max_tokens, budget.max_tokens)

@@ -102,10 +102,10 @@ class SessionConfig:
         if self.over_budget not in ("fail", "ask"):
             raise ConfigError("over_budget", self.over_budget, "must be 'fail' or 'ask'")
         window, reserve = self.max_context_tokens, self.reserve_output_tokens
-        if reserve is not None and (reserve < 0 or (window is not None and reserve >= window)):
-            raise ConfigError("reserve_output_tokens", reserve, "must be 0 or more, and less than max_context_tokens")
-        if window is not None and window < 1:
-            raise ConfigError("max_context_tokens", window, "must be 1 or more, or None for the model's own limit")
+        check_whole_number("max_context_tokens", window, 1, may_be_none=True)
+        check_whole_number("reserve_output_tokens", reserve, may_be_none=True)
+        if reserve is not None and window is not None and reserve >= window:
+            raise ConfigError("reserve_output_tokens", reserve, f"must be less than max_context_tokens, {window}")
         for name in ("cancel_grace_s", "delta_interval_s", "store_retry_s", "idle_s", "compaction_timeout_s"):
             may_be_0 = name not in ("idle_s", "compaction_timeout_s")
             check_seconds(name, getattr(self, name), may_be_0=may_be_0)

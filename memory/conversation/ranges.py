@@ -30,6 +30,17 @@ def check_seconds(
         raise ConfigError(setting, value, f"must be a number of seconds, {low} up to {most:g}")
 
 
+def check_number(setting: str, value: object, *, most: float, may_be_0: bool = False) -> None:
+    """Raise unless a setting is a number above 0, or from 0, such as a share.
+
+    Raises:
+        ConfigError: it is not, or above `most`.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not 0 <= cast(float, value) <= most or not (may_be_0 or value):
+        raise ConfigError(setting, value, f"must be a number {'from 0' if may_be_0 else 'above 0 and'} up to {most:g}")
+
+
 def check_whole_number(
     setting: str, value: object, least: int = 0, most: int = MAX_COUNT, *, may_be_none: bool = False
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.notebook_display import record_html
+from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.pickling import pickled_by_values
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_types
@@ -168,9 +169,7 @@ class Label:
     def __post_init__(self) -> None:
         if self.name is not None and not re.fullmatch(r"\w[\w .-]{0,63}", self.name):
             raise ConfigError("name", self.name, "must be up to 64 letters, digits, spaces and _.-")
-        is_number = isinstance(self.max_tokens, int) and not isinstance(self.max_tokens, bool)
-        if self.max_tokens is not None and not (is_number and self.max_tokens > 0):
-            raise ConfigError("max_tokens", self.max_tokens, "must be a whole number above 0, or None")
+        check_whole_number("max_tokens", self.max_tokens, 1, may_be_none=True)
 
     def __identity__(self) -> tuple[()]:
         """Return the same for all labels; see `identity`."""

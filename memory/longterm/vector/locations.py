@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.longterm.vector import chroma_files, folder_lock
 
 SYNC_CHANGES = 1_000
@@ -97,7 +98,11 @@ class ChromaServer:
     port: int = 8000
     ssl: bool = False
     timeout_s: float = 10.0
-    """How long one request may take."""
+    """How long one request may take, in seconds."""
+
+    def __post_init__(self) -> None:
+        check_whole_number("ChromaServer.port", self.port, 1, 65535)
+        check_seconds("ChromaServer.timeout_s", self.timeout_s, may_be_0=False)
 
     def connect(self) -> Any:
         import chromadb

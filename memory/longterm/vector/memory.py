@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 import weakref
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.background import check_awaited, has_time, on_thread, watch
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import (
     ItemChanges,
@@ -173,6 +175,9 @@ class VectorMemory:
         name: str | None = None,
         max_tokens: int | None = None,
     ) -> None:
+        check_whole_number("VectorMemory.cache_bytes", cache_bytes, most=sys.maxsize)
+        for setting, value in {"pause_s": pause_s, "embed_s": embed_s, "query_s": query_s, "keep_s": keep_s}.items():
+            check_seconds(f"VectorMemory.{setting}", value, may_be_0=setting in ("pause_s", "keep_s"))
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
         self._text = text if isinstance(text, SQLItems) else SQLItems(_url(text))

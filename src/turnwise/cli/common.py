@@ -34,6 +34,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.plain_text import plain
+from turnwise.memory.conversation.ranges import MAX_COUNT
 
 if TYPE_CHECKING:
     from turnwise.actors.client.execution import AsyncExecutionHandle
@@ -106,7 +107,7 @@ User = Annotated[
 OfUser = Annotated[str | None, typer.Option("--user", help="Only of this user.")]
 OfAgent = Annotated[str | None, typer.Option("--agent", help="Only of this agent.")]
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session.", autocompletion=complete_session)]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at most.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=MAX_COUNT, help="How many at most.")]
 Cursor = Annotated[str | None, typer.Option(help="Go on where the last answer ended: its cursor.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[str, typer.Option("--namespace", help="The Ray namespace of the sessions' processes.")]

@@ -40,6 +40,7 @@ from turnwise.errors import (
     TurnwiseError,
     shown,
 )
+from turnwise.memory.conversation.ranges import MAX_COUNT
 
 if TYPE_CHECKING:
     from turnwise.actors.client.execution import AsyncExecutionHandle
@@ -171,7 +172,8 @@ def fork(
     session: SessionId,
     *,
     at: Annotated[
-        int | None, typer.Option(min=0, help="After this turn; after the last one that ended if omitted.")
+        int | None,
+        typer.Option(min=0, max=MAX_COUNT, help="After this turn; after the last one that ended if omitted."),
     ] = None,
     new_id: Annotated[str | None, typer.Option("--as", help="The id of the new session.")] = None,
     user: User = None,

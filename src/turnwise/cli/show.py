@@ -14,6 +14,7 @@ from turnwise.cli.common import AsJson, History, SessionId, Store, User, find_se
 from turnwise.cli.output import console, harmless, is_terminal, print_json, write
 from turnwise.console.text import ago, number
 from turnwise.errors import ConfigError, NotFoundError, RunNotFoundError, TurnNotFoundError
+from turnwise.memory.conversation.ranges import MAX_COUNT
 
 if TYPE_CHECKING:
     from turnwise.actors.client.session import AsyncSession
@@ -59,7 +60,9 @@ def show(
             help="What the model was sent for this turn, by default for the last one; not what memory recalled.",
         ),
     ] = False,
-    last: Annotated[int | None, typer.Option("--last", "-n", min=1, help="Only so many of the newest turns.")] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", "-n", min=1, max=MAX_COUNT, help="Only so many of the newest turns.")
+    ] = None,
     user: User = None,
     history: History = None,
     as_json: AsJson = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +38,9 @@ def tail(
     after: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Begin after the event of the SESSION with this number; 0 prints all. From now on, if omitted."
+            min=0,
+            max=sys.maxsize,
+            help="Begin after the event of the SESSION with this number; 0 prints all. From now on, if omitted.",
         ),
     ] = None,
     kinds: Annotated[

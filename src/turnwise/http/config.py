@@ -31,6 +31,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, StoreURLError
 from turnwise.http.settings import HttpSettings
 from turnwise.http.tables import Path as KeyPath, Section, Table, line_of
+from turnwise.memory.conversation.ranges import MAX_SECONDS
 from turnwise.memory.stores.urls import redact
 from turnwise.telemetry.settings import Telemetry
 
@@ -188,7 +189,7 @@ class ServiceConfig(BaseSettings):
     """How many processes answer requests. They share one Ray, one port and all sessions."""
     console: bool = False
     """Whether the web console is at `/console`."""
-    stop_s: Annotated[int, Field(ge=1)] = 10
+    stop_s: Annotated[int, Field(ge=1, le=MAX_SECONDS)] = 10
     """How long requests that are under way may take when the service stops, in seconds."""
     tokens: Path | None = None
     """A file of bearer tokens; see `BearerTokens.from_file`."""

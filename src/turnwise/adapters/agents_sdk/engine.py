@@ -36,6 +36,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, answer_text
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
 from turnwise.memory.conversation.output_type import OutputType, as_said
+from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.openai_responses import encode
 from turnwise.memory.providers.validation import RESPONSES
@@ -146,8 +147,7 @@ class AgentsSDKEngine:
                 raise ConfigError("agent", agent, "must be 'package.module:name'")
         elif not callable(agent) or isinstance(agent, type):
             raise ConfigError("agent", shown(agent), "must be an Agent, a function that makes one, or 'module:name'")
-        if not isinstance(self.max_turns, int) or self.max_turns < 1:
-            raise ConfigError("max_turns", self.max_turns, "must be 1 or more")
+        check_whole_number("max_turns", self.max_turns, 1)
         if self.after_handoff not in ("return", "stay"):
             raise ConfigError("after_handoff", self.after_handoff, "must be 'return' or 'stay'")
         if isinstance(self.repeatable, str):

@@ -27,6 +27,7 @@ from turnwise.memory.conversation.ranges import MAX_COUNT, MAX_SECONDS
 from turnwise.memory.conversation.required_arguments import check_given
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.weights import MAX_PAGE
 from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory, MemoryType
@@ -34,8 +35,6 @@ from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory,
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
-MAX_ITEMS = MAX_COUNT
-"""The largest `limit` of a page."""
 
 MAX_LIFETIME_S = 1e10
 """The longest `ttl_s`, in seconds: three centuries."""
@@ -160,6 +159,12 @@ def few(value: Any, limit: str = "MAX_NAMES", most: int = MAX_NAMES) -> Any:
     return value
 
 
+def _page_size(value: int) -> int:
+    if value > MAX_PAGE:
+        raise PydanticCustomError(_TOO_MANY, "is too large", {"count": value, "limit": "MAX_PAGE", "most": MAX_PAGE})
+    return value
+
+
 _TOO_MANY = "turnwise_too_many"
 
 
@@ -261,8 +266,8 @@ Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
 TurnRef = Annotated[int | str, PlainValidator(_turn_ref)]
 """The index of a turn, or its id."""
 Removable = Annotated[Turn | ChatMessage, PlainValidator(_removable)]
-Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
-Count = Annotated[int, Field(ge=0, le=MAX_ITEMS)]
+Limit = Annotated[int, Field(ge=1), AfterValidator(_page_size)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
 
 Text = Annotated[str, AfterValidator(_text)]

@@ -58,7 +58,7 @@ from turnwise.memory.conversation.limits import count_values
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.message_formats import MessageFormat, Messages, functions_of, to_messages
 from turnwise.memory.conversation.model_params import ModelParams
-from turnwise.memory.conversation.notebook_display import Rows, facts_html
+from turnwise.memory.conversation.notebook_display import ListPage, facts_html
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
 from turnwise.memory.conversation.runs import IfBusy, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -170,7 +170,10 @@ class _Session:
                 own = turn.asked if turn.record.is_open else turn.new_blocks
                 blocks += (block for number, block in enumerate(own) if number not in turn.removed)
             after = turns[-1].index
-        return to_messages(blocks, format)
+        if len(blocks) <= _EXPORTED_AT_ONCE:
+            return to_messages(blocks, format)
+        made: Messages = yield AwaitStep(partial(asyncio.to_thread, to_messages, blocks, format))
+        return made
 
     def _start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[StartedRun]:
         settings = yield from self._with_schemas(**options)
@@ -239,17 +242,19 @@ class _Session:
         return self._client.unpack(packed, cache)
 
     @checked
-    def _turns(self, after: Number, limit: Limit) -> Request[list[Turn]]:
+    def _turns(self, after: Number, limit: Limit) -> Request[ListPage[Turn]]:
         cache = self._client.cache(self._stored_id)
-        packed: list[PackedTurn] = yield from self._ask("turns", after, limit, cache.held)
-        turns: Rows[Turn] = Rows()
+        packed: list[PackedTurn]
+        packed, later = yield from self._ask("turns", after, limit, cache.held)
+        turns = ListPage[Turn](next=later)
         for turn in packed:
             turns.append(self._client.unpack(turn, turns[-1].cache if turns else cache))
         return turns
 
     @checked
-    def _runs(self, after: Number, limit: Limit) -> Request[list[RunRecord]]:
-        return Rows((yield from self._ask("runs", after, limit)))
+    def _runs(self, after: Number, limit: Limit) -> Request[ListPage[RunRecord]]:
+        runs, later = yield from self._ask("runs", after, limit)
+        return ListPage(runs, later)
 
     @checked
     def _messages(self, limit: Limit, before: Text | None, newest_first: bool) -> Request[Page[ChatMessage]]:
@@ -259,8 +264,8 @@ class _Session:
 
     @checked
     def _events(self, after: Number, limit: Limit, wait_s: WaitSeconds) -> Request[EventPage]:
-        events, _, _ = yield from self._client.follow(self._stored_id, after, limit + 1, None, wait_s)
-        return EventPage(events[:limit], events[limit - 1].seq if len(events) > limit else None)
+        events, later, is_all = yield from self._client.follow(self._stored_id, after, limit, None, wait_s)
+        return EventPage(events, later if events and not is_all else None)
 
     @checked
     def _add_event(self, name: Text, data: Any) -> Request[int]:
@@ -516,8 +521,11 @@ class Session(_Session):
         """
         return carry_out(self._turn(index), self._client.portal)
 
-    def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
-        """Return up to `limit` turns with an index above `after`, by index."""
+    def turns(self, after: int = -1, limit: int = 100) -> ListPage[Turn]:
+        """Return up to `limit` turns with an index above `after`, by index.
+
+        A page that is large is shorter: it has a megabyte or one turn. Its `next` says whether there are more.
+        """
         return carry_out(self._turns(after, limit), self._client.portal)
 
     def messages(self, limit: int = 100, *, before: str | None = None, newest_first: bool = False) -> Page[ChatMessage]:
@@ -535,8 +543,11 @@ class Session(_Session):
         request = self._messages(limit, before, newest_first)
         return carry_out(request, self._client.portal)
 
-    def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
-        """Return up to `limit` runs with a turn index above `after`, by turn index."""
+    def runs(self, after: int = -1, limit: int = 100) -> ListPage[RunRecord]:
+        """Return up to `limit` runs with a turn index above `after`, by turn index.
+
+        A page that is large is shorter: it has a megabyte or one run. Its `next` says whether there are more.
+        """
         return carry_out(self._runs(after, limit), self._client.portal)
 
     def events(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:

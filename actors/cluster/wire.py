@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -10,11 +11,15 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.notebook_display import record_html
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Spans, subtract, union
+from turnwise.memory.conversation.spans import Spans, cut, subtract, union
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
 
 READS = frozenset(("events", "expand", "info", "latest", "messages", "pending", "run", "runs", "turn", "turns", "wait"))
 """The names of the read-only verbs."""
+
+
+STEP = 1_000
+"""How many blocks are encoded before others get the event loop."""
 
 
 class SessionRef(str):
@@ -76,10 +81,17 @@ class PackedTurn(NamedTuple):
     blocks: list[str]
 
     @classmethod
-    def pack(cls, turn: Turn, held: Spans) -> PackedTurn:
+    async def pack(cls, turn: Turn, held: Spans) -> PackedTurn:
         """Pack a turn with the blocks that are not in `held`, the receiver's spans; all, if the source differs."""
-        spans = subtract(union(turn.record.prompt, turn.record.spans), held if turn.cache.is_of(held) else ())
-        return cls(turn.session_id, turn.cache.source, turn.record, spans, turn.cache.read_encoded(spans))
+        cache = turn.cache  # which a turn may replace meanwhile
+        spans = subtract(union(turn.record.prompt, turn.record.spans), held if cache.is_of(held) else ())
+        part, left = cut(spans, STEP)
+        blocks = cache.read_encoded(part)
+        while left:
+            await asyncio.sleep(0)
+            part, left = cut(left, STEP)
+            blocks += cache.read_encoded(part)
+        return cls(turn.session_id, cache.source, turn.record, spans, blocks)
 
     def unpack(self, cache: BlockCache) -> Turn:
         """Add the blocks to the receiver's cache, and return the turn."""
@@ -108,9 +120,9 @@ class PackedOutcome(NamedTuple):
     successor: str | None = None
 
     @classmethod
-    def pack(cls, outcome: Outcome, held: Spans) -> PackedOutcome:
+    async def pack(cls, outcome: Outcome, held: Spans) -> PackedOutcome:
         """Pack the outcome, with the blocks that are not in `held`, the receiver's spans."""
-        turn = PackedTurn.pack(outcome.turn, held) if outcome.turn else None
+        turn = await PackedTurn.pack(outcome.turn, held) if outcome.turn else None
         return cls(outcome.run.state, outcome.run.why, outcome.run.code, turn, outcome.run.successor)
 
 

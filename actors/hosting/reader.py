@@ -10,11 +10,12 @@ from turnwise.actors.hosting.stored_session import StoredSession
 from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import SessionStore
 
-_UNPACKED = frozenset(("expand", "messages", "pending", "run", "runs"))
+_UNPACKED = frozenset(("expand", "messages", "pending", "run"))
 """The read-only verbs whose answers are those of `SessionReads`, unchanged."""
 
 
@@ -51,21 +52,26 @@ class Reader:
 
     async def wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
         outcome = await self._source().wait(run_id, timeout_s)
-        return PackedOutcome.pack(outcome, held) if outcome else None
+        return await PackedOutcome.pack(outcome, held) if outcome else None
 
     async def latest(self, held: Spans) -> PackedTurn | None:
         turn = await self._reads.latest()
-        return PackedTurn.pack(turn, held) if turn else None
+        return await PackedTurn.pack(turn, held) if turn else None
 
     async def turn(self, index: int | str, held: Spans) -> PackedTurn:
-        return PackedTurn.pack(await self._reads.turn(index), held)
+        return await PackedTurn.pack(await self._reads.turn(index), held)
 
-    async def turns(self, after: int, limit: int, held: Spans) -> list[PackedTurn]:
-        packed = []
-        for turn in await self._reads.turns(after, limit):
-            packed.append(PackedTurn.pack(turn, held))
+    async def turns(self, after: int, limit: int, held: Spans) -> tuple[list[PackedTurn], int | None]:
+        reads, packed = self._reads, list[PackedTurn]()
+        for turn in await reads.turns(after, limit):
+            packed.append(await PackedTurn.pack(turn, held))
             held = _with(held, turn)
-        return packed
+        return packed, reads.next_after(packed[-1].record.index) if packed else None
+
+    async def runs(self, after: int, limit: int) -> tuple[list[RunRecord], int | None]:
+        reads = self._reads
+        runs = await reads.runs(after, limit)
+        return runs, reads.next_after(runs[-1].turn_index) if runs else None
 
     async def events(
         self, after: int, limit: int, run_id: str | None, timeout_s: float

@@ -181,7 +181,7 @@ class SessionService:
         with suppress(TurnwiseError):  # the start is stored anyway; `wait` raises the error
             if await self.core.reads.is_ending(started.run_id):
                 outcome = await self.core.reads.wait(started.run_id, END_COMMIT_S)
-        packed = PackedOutcome.pack(outcome, held) if outcome else None
+        packed = await PackedOutcome.pack(outcome, held) if outcome else None
         return StartAnswer(started.run_id, started.turn_index, packed, started.dropped)
 
     async def do_check_start(
@@ -232,7 +232,7 @@ class SessionService:
 
     async def do_window(self, held: Spans) -> tuple[PackedTurn | None]:
         turn = await self.core.window()
-        return (PackedTurn.pack(turn, held) if turn else None,)
+        return (await PackedTurn.pack(turn, held) if turn else None,)
 
     async def do_events(
         self, after: int, limit: int, run_id: str | None, timeout_s: float

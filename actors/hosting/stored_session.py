@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from turnwise.actors.session.active_run import ActiveRun
@@ -20,6 +21,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import of_user
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.records import check_session
+from turnwise.memory.stores.reading import read_runs, read_turns
 from turnwise.memory.stores.sharing import rivals
 
 POLL_S = 0.5
@@ -117,6 +119,7 @@ class StoredSession:
         journal = self._journal
         # No event is held, so all are read from the store: also those above the row's number, which come meanwhile.
         journal.log = EventLog(_ABOVE_ALL)
+        journal.log.published = journal.session.seq
         journal.mark_loaded()
         turns = await self._tail()
         heads = [turn for turn in turns if not turn.is_open][-1:]
@@ -131,7 +134,7 @@ class StoredSession:
         if not waiting:
             return
         first, last = min(waiting), max(waiting)
-        for record in await journal.store.runs(self.session_id, after=first - 1, limit=last - first + 1):
+        for record in await read_runs(partial(journal.store.runs, self.session_id), first, last + 1):
             if record.is_open and record.turn_index in waiting:
                 run = ActiveRun(self._state.view(), record, waiting[record.turn_index], _NO_RESOURCES)
                 run.output = RecordedOutput.read(run.turn.output, journal.blocks.cache)
@@ -144,8 +147,9 @@ class StoredSession:
         """Return the last turns, by index, the last one that has ended among them if there is one."""
         count = TAIL
         while True:
-            after = max(-1, self._journal.session.next_index - 1 - count)
-            turns = await self._journal.store.turns(self.session_id, after=after, limit=count)
-            if after < 0 or any(not turn.is_open for turn in turns):
+            stop = self._journal.session.next_index
+            start = max(0, stop - count)
+            turns = await read_turns(partial(self._journal.store.turns, self.session_id), start, stop)
+            if start == 0 or any(not turn.is_open for turn in turns):
                 return turns
             count *= 2

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.events import Adding, Continuing, Event, Places, RunStarted
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.records import with_fields
-from turnwise.memory.conversation.spans import Span, Spans, from_places, overlap, union
+from turnwise.memory.conversation.spans import Seen, Span, Spans, cut, from_places, join, overlap, size, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, weight
 from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.reading import steps_of_blocks
 
 TRIM_BYTES = 1 << 20
 """How many bytes of blocks a process caches for a session before it drops those that it no longer needs."""
+
+STEP = 1_000
+"""How many blocks are decoded or encoded before others get the event loop."""
 
 _WITH_BLOCKS = (Adding, Continuing)
 """The events that have blocks."""
@@ -46,8 +52,9 @@ class CachedBlocks:
 
     async def load(self, spans: Spans) -> None:
         """Read the blocks of `spans` that are not cached into the cache."""
-        if missing := self.cache.missing(spans):
-            self.cache.add_spans(missing, await self._store.blocks(missing))
+        cache = self.cache
+        async for part, texts in steps_of_blocks(self._store, cache.missing(spans)):
+            cache.add_spans(part, texts)
 
     def trim(self, spans: Spans) -> bool:
         """Drop all cached blocks except `spans`, if the cache has doubled since the last time; return whether it had.
@@ -72,13 +79,36 @@ class CachedBlocks:
 
     async def read_turns(self, records: Sequence[TurnRecord]) -> list[Turn]:
         """Return turns; blocks that are not cached are read for these turns only."""
-        spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
-        cache = await self._with(spans)
+        cache = await self._with(span for turn in records for span in _spans_of(turn))
+        return [Turn(self._session_id, record, cache) for record in records]
+
+    async def read_first_turns(self, records: Sequence[TurnRecord]) -> list[Turn]:
+        """Return the first of these turns, until their blocks weigh `PAGE_BYTES`; at least one, if there is one."""
+        cache = await self._first([_spans_of(turn) for turn in records])
+        if cache.size_bytes > PAGE_BYTES:
+            records = records[: _count_first(records, cache)]
         return [Turn(self._session_id, record, cache) for record in records]
 
     async def read(self, spans: Spans) -> tuple[AnyBlock, ...]:
         """Return blocks, in order; blocks that are read from the store are not added to the cache."""
-        return (await self._with(spans)).read(spans)
+        return await read_in_steps(await self._with(spans), spans)
+
+    async def read_back(
+        self, records: Sequence[TurnRecord]
+    ) -> AsyncIterator[tuple[TurnRecord, tuple[AnyBlock, ...], tuple[AnyBlock, ...]]]:
+        """Yield turns, the last one first, with the blocks of their prompt and output.
+
+        Blocks of all turns are read at once; if that is more than `PAGE_BYTES`, those of each turn when its turn comes.
+        """
+        cache = self.cache
+        if cache.missing(wanted := union(*(part for turn in records for part in (turn.prompt, turn.output)))):
+            texts = await self._store.blocks(wanted)
+            cache = BlockCache(cache.source)
+            cache.add_spans(cut(wanted, len(texts))[0], texts)
+        for turn in reversed(records):
+            prompt, output = join(turn.prompt), join(turn.output)
+            source = await self._with((*prompt, *output)) if cache.missing((*prompt, *output)) else cache
+            yield turn, await read_in_steps(source, prompt), await read_in_steps(source, output)
 
     async def read_events(self, events: Sequence[Event], log: str) -> Sequence[Event]:
         """Return events with the blocks that they name and lack, from the cache or by one read of the store.
@@ -86,20 +116,84 @@ class CachedBlocks:
         Args:
             log: the session's own log.
         """
-        missing = [(event, fields) for event in events if (fields := _missing_blocks(event, log))]
-        if not missing:
-            return events
-        cache = await self._with([span for _, fields in missing for spans in fields.values() for span in spans])
-        whole = {
-            event.seq: with_fields(event, {name: cache.read(spans) for name, spans in fields.items()})
-            for event, fields in missing
-        }
-        return [whole.get(event.seq, event) for event in events]
+        whole: list[Event] = []
+        while len(whole) < len(events):
+            whole += await self.read_first_events(events[len(whole) :], log)
+        return whole
+
+    async def read_first_events(self, events: Sequence[Event], log: str) -> list[Event]:
+        """Return the first of these events, with their blocks, until they weigh `PAGE_BYTES`; at least one.
+
+        Args:
+            log: the session's own log.
+        """
+        missing = {event.seq: fields for event in events if (fields := _missing_blocks(event, log))}
+        places = [[span for spans in missing.get(event.seq, {}).values() for span in spans] for event in events]
+        cache = await self._first(places) if missing else self.cache
+        whole: list[Event] = []
+        left = PAGE_BYTES
+        for event, spans in zip(events, places, strict=True):
+            if whole and (left <= 0 or cache.missing(spans)):
+                break
+            fields = missing.get(event.seq, {})
+            read = {name: cache.read(spans) for name, spans in fields.items()}
+            whole.append(with_fields(event, read) if read else event)
+            left -= weight(whole[-1]) + BLOCK_BYTES * (1 + size(spans))
+        return whole
+
+    async def _first(self, groups: Sequence[Sequence[Span]]) -> BlockCache:
+        """Return a cache that contains the blocks of the first group, and of others until it weighs `PAGE_BYTES`."""
+        wanted = union(*groups)
+        if not self.cache.missing(wanted):
+            return self.cache
+        cache = BlockCache(self.cache.source)
+        async for part, texts in steps_of_blocks(self._store, wanted):
+            cache.add_spans(part, texts)
+            if cache.size_bytes > PAGE_BYTES:
+                break
+        async for part, texts in steps_of_blocks(self._store, cache.missing(union(groups[0]))):
+            cache.add_spans(part, texts)
+        return cache
 
     async def _with(self, spans: Iterable[Span]) -> BlockCache:
         """Return a cache that contains these blocks: `self.cache`, or a temporary one filled from the store."""
-        if not self.cache.missing(spans):
+        if not self.cache.missing(wanted := union(spans)):
             return self.cache
-        cache, wanted = BlockCache(self.cache.source), union(spans)
-        cache.add_spans(wanted, await self._store.blocks(wanted))
+        cache = BlockCache(self.cache.source)
+        async for part, texts in steps_of_blocks(self._store, wanted):
+            cache.add_spans(part, texts)
         return cache
+
+
+async def read_in_steps(cache: BlockCache, spans: Spans) -> tuple[AnyBlock, ...]:
+    """Return blocks that are held, in order. Others have the event loop now and then: to decode a block takes 10 µs."""
+    if size(spans) <= STEP:
+        return cache.read(spans)
+    blocks: list[AnyBlock] = []
+    left = join(spans)
+    while left:
+        part, left = cut(left, STEP)
+        blocks += cache.read(part)
+        await asyncio.sleep(0)
+    return tuple(blocks)
+
+
+def _count_first(records: Sequence[TurnRecord], cache: BlockCache) -> int:
+    """Return how many turns there are before one whose blocks are not held, or with which they weigh `PAGE_BYTES`.
+
+    The first turn counts with what it added: its snapshot has to be there.
+    """
+    seen, total = Seen(), 0
+    for count, turn in enumerate(records):
+        if count and cache.missing(_spans_of(turn)):
+            return count
+        new = [part for span in _spans_of(turn) for part in seen.take(span)]
+        total += cache.weigh(new if count else union(turn.prompt, turn.output))
+        if count and total > PAGE_BYTES:
+            return count
+    return len(records)
+
+
+def _spans_of(turn: TurnRecord) -> Spans:
+    """Return the spans of all blocks that a turn shows."""
+    return (*turn.prompt, *turn.spans)

@@ -89,13 +89,14 @@ class EventForwarder:
             self.copied = await self.history.last_seq(self._session_id)
             self._known = True
         while events := await self._store.events(self._session_id, after=self.copied, limit=PAGE):
-            await self.history.append(self._session_id, await self._whole(events))
-            self.copied = events[-1].seq
+            whole = await self._whole(events)
+            await self.history.append(self._session_id, whole)
+            self.copied = whole[-1].seq
 
     async def _whole(self, events: Sequence[Event]) -> Sequence[Event]:
-        """Return the events with their blocks, usually from memory; without them if one cannot be read."""
+        """Return the first events with their blocks, usually from memory; all without them if one cannot be read."""
         try:
-            return await self._blocks.read_events(events, self._log)
+            return await self._blocks.read_first_events(events, self._log)
         except CorruptRecordError as error:
             log_failure(f"session {self._session_id!r}: reading the blocks of its events", error)
             return events

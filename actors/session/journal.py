@@ -28,6 +28,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import of_user
 from turnwise.memory.stores.base import Activation, Commit, SessionStore, new_jump
 from turnwise.memory.stores.encrypted.records import check_events, check_session
+from turnwise.memory.stores.reading import merged_events
 
 LIVE_NUMBERS = 10_000_000
 """How many event numbers are reserved for live events between two commits; stored events are numbered above them."""
@@ -338,7 +339,10 @@ class Journal:
     # Reading
 
     async def events(self, after: int, limit: int) -> Sequence[Event]:
-        """Return up to `limit` events with a number above `after`, from memory, and older ones from the store."""
+        """Return up to `limit` events with a number above `after`, from memory, and older ones from the store.
+
+        A page that is large is shorter, but has at least one event if there is one: see `PAGE_BYTES`.
+        """
         return await self._with_blocks(await self.bare_events(after, limit))
 
     async def bare_events(self, after: int, limit: int) -> Sequence[Event]:
@@ -348,10 +352,12 @@ class Journal:
             return self.log.since(after, limit)
         held = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
         stored = await self._stored_events(after, limit)
-        return [*(event for event in stored if event.seq < start), *held][:limit]
+        earlier = [event for event in stored if event.seq < start]
+        # Earlier ones may be cut: those that are held follow only where the store has no more before them.
+        return earlier if earlier and len(earlier) == len(stored) else [*earlier, *held][:limit]
 
     async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:
-        return await self.blocks.read_events(events, self.session.log)
+        return await self.blocks.read_first_events(events, self.session.log)
 
     async def _missed_events(self) -> Sequence[Event]:
         """Return all stored events that are not published: a commit, such as an import, may have any number."""
@@ -359,7 +365,7 @@ class Journal:
         while True:
             page = await self._stored_events(missed[-1].seq if missed else self.log.published, MISSED)
             missed += page
-            if len(page) < MISSED:
+            if not page:
                 return missed
 
     async def _stored_events(self, after: int, limit: int) -> Sequence[Event]:
@@ -367,8 +373,7 @@ class Journal:
         if self.forwarder is None:
             return check_events(stored)
         copied = await self.forwarder.history.events(self.session_id, after=after, limit=limit)
-        merged = {event.seq: event for event in (*copied, *stored)}
-        return check_events([merged[seq] for seq in sorted(merged)][:limit])
+        return check_events(merged_events(copied, stored)[:limit])
 
 
 def _failed(verb: str, error: Exception) -> StoreError:

@@ -21,6 +21,7 @@ from turnwise.memory.background import ended, log_failure, retry
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, PlannerNote, TurnNotSaved
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.turn_items import TurnBlocks, note_items, turn_item
+from turnwise.memory.stores.reading import read_runs
 
 AT_ONCE = 16
 """The maximum number of turns that are sent to a memory in one call."""
@@ -163,7 +164,7 @@ class MemoryIngestion:
         page = await self._journal.store.turns(self._state.session_id, after=after, limit=limit)
         if not page:
             return None
-        runs = await self._journal.store.runs(self._state.session_id, after=after, limit=page[-1].index - after)
+        runs = await read_runs(partial(self._journal.store.runs, self._state.session_id), after + 1, page[-1].index + 1)
         run_of = {run.run_id: run for run in runs}
         for turn in page:
             if not turn.is_open and turn.index > self._progress.saved:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from itertools import islice
+from functools import partial
 
 from turnwise.actors.session.run_events import turn_key
 from turnwise.actors.session.state import SessionState
@@ -23,11 +23,13 @@ from turnwise.memory.conversation.events import Event, RunCancelled
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import join, size, union
+from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.tool_calls import PendingCall, decode_calls
 from turnwise.memory.conversation.turns import Outcome, Turn
+from turnwise.memory.conversation.weights import BLOCK_BYTES, count_first, weight
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.reading import read_runs, read_turns
 
 MESSAGES_PAGE = 50
 """How many turns are read at once for their messages."""
@@ -165,11 +167,15 @@ class SessionReads:
         return self._journal.blocks.turn(newest) if newest else None
 
     async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
-        """Return up to `limit` turns with an index above `after`, by index."""
+        """Return up to `limit` turns with an index above `after`, by index; fewer, if they are large."""
         await self._load()
         found = await self._journal.store.turns(self.session_id, after=after, limit=limit)
         opened = {turn.index: turn for turn in self._state.open_turns}
-        return await self._journal.blocks.read_turns([opened.get(turn.index, turn) for turn in found])
+        return await self._journal.blocks.read_first_turns([opened.get(turn.index, turn) for turn in found])
+
+    def next_after(self, index: int) -> int | None:
+        """Return the index of a page's last turn if there may be turns behind it; None if there are none."""
+        return index if index < self._journal.session.next_index - 1 else None
 
     async def turn(self, index: int | str) -> Turn:
         """Return the turn with this index, or with this id of the caller's, which costs one more read.
@@ -202,31 +208,38 @@ class SessionReads:
         await self._load()
         end = self._journal.session.next_index
         end = end if place is None else min(end, place[0] + 1)
-        found: list[ChatMessage] = []
-        while end > 0 and len(found) <= limit:
-            start = max(0, end - MESSAGES_PAGE)
-            page = await self._messages_of_turns(start, end)
-            found[:0] = [each for each in page if place is None or (each.turn_index, each.number) < place]
-            end = start
-        return found[-limit:], len(found) > limit
+        newest: list[ChatMessage] = []
+        weights: list[int] = []
+        async for messages in self._messages_back(end):
+            earlier = [each for each in reversed(messages) if place is None or (each.turn_index, each.number) < place]
+            newest += earlier
+            weights += [BLOCK_BYTES + weight(each) for each in earlier]
+            if len(newest) > min(limit, count_first(weights)):
+                break
+        count = min(limit, count_first(weights))
+        return newest[:count][::-1], len(newest) > count
 
-    async def _messages_of_turns(self, start: int, end: int) -> list[ChatMessage]:
-        store, after, count = self._journal.store, start - 1, end - start
-        stored = await store.turns(self.session_id, after=after, limit=count)
-        runs = {run.run_id: run for run in await store.runs(self.session_id, after=after, limit=count)}
+    async def _messages_back(self, end: int) -> AsyncIterator[list[ChatMessage]]:
+        """Yield the messages of each turn below an index, the newest turn first. Reads some turns at once."""
+        while end > 0:
+            start = max(0, end - MESSAGES_PAGE)
+            async for messages in self._messages_of_turns(start, end):
+                yield messages
+            end = start
+
+    async def _messages_of_turns(self, start: int, end: int) -> AsyncIterator[list[ChatMessage]]:
+        """Yield the messages of each turn, the newest turn first."""
+        store = self._journal.store
+        stored = await read_turns(partial(store.turns, self.session_id), start, end)
+        runs = {run.run_id: run for run in await read_runs(partial(store.runs, self.session_id), start, end)}
         opened = {turn.index: turn for turn in self._state.open_turns}
-        turns = [opened.get(turn.index, turn) for turn in stored if turn.index < end]
-        parts = [part for turn in turns for part in (join(turn.prompt), join(turn.output))]
-        blocks = iter(await self._journal.blocks.read(tuple(span for part in parts for span in part)))
-        read = [list(islice(blocks, size(part))) for part in parts]
-        return [
-            message
-            for turn, prompt, output in zip(turns, read[::2], read[1::2], strict=True)
-            for message in chat_messages_of(self.session_id, turn, runs.get(turn.run_id or ""), prompt, output)
-        ]
+        async for turn, prompt, output in self._journal.blocks.read_back(
+            [opened.get(turn.index, turn) for turn in stored]
+        ):
+            yield list(chat_messages_of(self.session_id, turn, runs.get(turn.run_id or ""), prompt, output))
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
-        """Return up to `limit` runs with a turn index above `after`, by turn index."""
+        """Return up to `limit` runs with a turn index above `after`, by turn index; fewer, if they are large."""
         await self._load()
         return await self._journal.store.runs(self.session_id, after=after, limit=limit)
 
@@ -235,9 +248,10 @@ class SessionReads:
     ) -> tuple[list[Event], int, bool]:
         """Return events numbered above `after`, the number to continue after, and whether run `run_id` has no more.
 
-        Reads up to `limit` events, and of these returns only the run's if `run_id` is given; waits up to `timeout_s`
-        for the first. Events that are no longer in memory come from the store, which has no live events. For a merged
-        run, the events are those of the run that has its prompts.
+        Without `run_id`, the third value says of a page that has events whether there are no more now. A page that is
+        large is shorter: see `PAGE_BYTES`. Reads up to `limit` events, and of these returns only the run's if `run_id`
+        is given; waits up to `timeout_s` for the first. Events that are no longer in memory come from the store, which
+        has no live events. For a merged run, the events are those of the run that has its prompts.
         """
         await self._load()
         if run_id is not None:
@@ -252,12 +266,18 @@ class SessionReads:
             after = events[-1].seq if events else after
             chosen = [event for event in events if run_id in (None, event.run_id)]
             is_merged = any(isinstance(event, RunCancelled) and event.leads_to for event in chosen)
-            done = ended and len(events) < limit and not is_merged
+            is_all = not events or after >= self._journal.log.published
+            done = ended and is_all and not is_merged
             left = deadline - asyncio.get_running_loop().time()
             if self._journal.lost and not chosen:
                 raise self._journal.lost  # the run continues in another process
+            if ended and not (chosen or is_all):
+                await asyncio.sleep(0)
+                continue
             if chosen or done or left <= 0:
-                return chosen, after, done or any(event.terminal for event in chosen if run_id and not is_merged)
+                if run_id is None:
+                    return chosen, after, bool(chosen) and is_all
+                return chosen, after, done or any(event.terminal for event in chosen if not is_merged)
             if not events:
                 await self._journal.log.news(left)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from turnwise.errors import RunNotFoundError, TurnNotFoundError
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -9,6 +11,7 @@ from turnwise.memory.conversation.spans import Span, Spans, join, overlap, subtr
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.reading import read_runs
 
 
 class StoredRecords:
@@ -60,7 +63,7 @@ class StoredRecords:
         found: list[TurnBlocks] = []
         after = await self._index_before(wanted[0], session.next_index) if wanted else -1
         while wanted and (page := await self._store.turns(self._session_id, after=after)):
-            runs = await self._store.runs(self._session_id, after=after, limit=page[-1].index - after)
+            runs = await read_runs(partial(self._store.runs, self._session_id), after + 1, page[-1].index + 1)
             private = {run.run_id for run in runs if run.memory != "on"}
             for turn in page:
                 added = join(turn.prompt, turn.output)

@@ -14,6 +14,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, overlap, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.reading import steps_of_blocks
 
 PAGE = 256
 """How many records of a kind are in memory at a time."""
@@ -84,6 +85,7 @@ async def turns_of(store: SessionStore, session_id: str) -> AsyncIterator[TurnRe
         for turn in page:
             yield turn
         after = page[-1].index
+        await asyncio.sleep(0)
 
 
 async def runs_of(store: SessionStore, session_id: str) -> AsyncIterator[RunRecord]:
@@ -93,15 +95,14 @@ async def runs_of(store: SessionStore, session_id: str) -> AsyncIterator[RunReco
         for run in page:
             yield run
         after = page[-1].turn_index
+        await asyncio.sleep(0)
 
 
 async def blocks_of(store: SessionStore, spans: Iterable[Span]) -> AsyncIterator[str]:
     """Yield the encoded blocks of spans, in order."""
-    for log, start, stop in spans:
-        for at in range(start, stop, PAGE):
-            await asyncio.sleep(0)
-            for text in await store.blocks([Span(log, at, min(at + PAGE, stop))]):
-                yield text
+    async for _, texts in steps_of_blocks(store, tuple(spans)):
+        for text in texts:
+            yield text
 
 
 def move_turn(turn: TurnRecord, move: Move) -> TurnRecord:

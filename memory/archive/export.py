@@ -32,6 +32,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.records import check_events, check_session, is_sealed
+from turnwise.memory.stores.reading import merged_events
 from turnwise.memory.user_ids import find_session, public_record
 
 
@@ -157,11 +158,10 @@ async def _events_of(store: SessionStore, session_id: str, history: HistoryStore
     while True:
         page = check_events(await store.events(session_id, after=after, limit=PAGE))
         if history:  # read last, since events move there from the store
-            merged = {event.seq: event for event in await history.events(session_id, after=after, limit=PAGE)}
-            merged |= {event.seq: event for event in page}
-            page = [merged[seq] for seq in sorted(merged)][:PAGE]
+            page = merged_events(await history.events(session_id, after=after, limit=PAGE), page)[:PAGE]
         if not page:
             return
         for event in page:
             yield event
         after = page[-1].seq
+        await asyncio.sleep(0)

@@ -16,6 +16,7 @@ from turnwise.memory.conversation.spans import Span, join
 from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.reading import read_blocks
 
 WHY = "the session was exported while it was open"
 
@@ -49,7 +50,7 @@ async def interrupt(store: SessionStore, session: SessionRecord, places: Places)
             before = before or await _head(store, session.session_id, places)
             parent = f"{public_id(session.session_id)}#{before.index}" if before else None
             moved = replace(moved, parent=parent, input=join(before.base if before else (), moved.prompt))
-        _end(ends, run, moved, await store.blocks(turn.output))
+        _end(ends, run, moved, await read_blocks(store, turn.output))
         before = ends.turns[turn.index]
     return ends
 

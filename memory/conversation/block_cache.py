@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -12,9 +12,7 @@ from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, decode, encode
 from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.spans import Span, Spans, holds, overlap, subtract, union
-
-BLOCK_BYTES = 600
-"""Estimated memory of a block without its content, in bytes."""
+from turnwise.memory.conversation.weights import BLOCK_BYTES, weight
 
 
 class BlockCache:
@@ -60,10 +58,10 @@ class BlockCache:
         spans, at = tuple(spans), 0
         for log, start, stop in spans:
             entries: dict[int, Any] = self._logs.setdefault(log, {})
-            for place, block in enumerate(blocks[at : at + stop - start], start):
-                if place not in entries:
-                    self.size_bytes += BLOCK_BYTES + _size(block)
-                entries[place] = block
+            part = dict(enumerate(blocks[at : at + stop - start], start))
+            new = part.keys() - entries.keys() if entries else part.keys()
+            self.size_bytes += BLOCK_BYTES * len(new) + sum(map(weight, map(part.__getitem__, new)))
+            entries.update(part)
             at += stop - start
         self.held = union(self.held, spans)
 
@@ -90,6 +88,14 @@ class BlockCache:
                 blocks.append(block if isinstance(block, Block) else self._decoded(log, at))
         return tuple(blocks)
 
+    def weigh(self, spans: Iterable[Span]) -> int:
+        """Return the estimated memory of the blocks of `spans` that are held, in bytes. O(these blocks)."""
+        logs = ((self._logs.get(span.log, {}), span) for span in spans)
+        sizes = (
+            BLOCK_BYTES + weight(held[at]) for held, span in logs for at in range(span.start, span.stop) if at in held
+        )
+        return sum(sizes)
+
     def read_encoded(self, spans: Iterable[Span]) -> list[str]:
         """Return the blocks of `spans` in order, encoded."""
         found = (self._entry(span.log, at) for span in spans for at in range(span.start, span.stop))
@@ -109,14 +115,3 @@ class BlockCache:
         entry: Any = self._entry(log, at)  # a damaged database may hold values that are not text either
         block = self._logs[log][at] = decoded(f"block {log}:{at}", partial(decode, entry))
         return block
-
-
-def _size(value: Any) -> int:
-    """Return the estimated memory of a block or a part of one, in bytes."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Block):
-        return sum(map(_size, vars(value).values()))
-    if isinstance(value, Mapping):
-        return sum(_size(name) + _size(each) for name, each in value.items())
-    return sum(map(_size, value)) if isinstance(value, tuple | list) else 8

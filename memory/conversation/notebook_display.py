@@ -7,7 +7,7 @@ shown as the error that reading it raised, since an error in a notebook's displa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Any, TypeVar
@@ -44,6 +44,15 @@ class Rows(list[Item]):
 
     def _repr_html_(self) -> str:
         return items_html(self)
+
+
+class ListPage(Rows[Item]):
+    """A list of which more may follow."""
+
+    def __init__(self, items: Iterable[Item] = (), next: int | None = None) -> None:
+        super().__init__(items)
+        self.next = next
+        """Pass it as `after` to get the next page; None if there is none."""
 
 
 def items_html(items: Sequence[Any], *notes: Any) -> str:

@@ -7,6 +7,7 @@ from typing import cast
 
 from turnwise.errors import HistoryConflictError, StoreClosedError
 from turnwise.memory.conversation.events import AnyEvent, Event, without_blocks
+from turnwise.memory.conversation.weights import first_of
 from turnwise.memory.event_store.base import check_session
 from turnwise.memory.stores.base import check_limit
 
@@ -41,7 +42,7 @@ class InMemoryHistory:
         self._check_open()
         stored = self._sessions.get(session_id, {})
         found = (stored[seq] for seq in sorted(stored) if seq > after)
-        return [event for event in found if run_id in (None, event.run_id)][: check_limit(limit)]
+        return first_of([event for event in found if run_id in (None, event.run_id)][: check_limit(limit)])
 
     async def last_seq(self, session_id: str) -> int:
         self._check_open()

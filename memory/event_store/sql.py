@@ -16,7 +16,7 @@ from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
 from turnwise.memory.stores.sql.rows import event_row, read_event
 from turnwise.memory.stores.sql.schema import event_columns
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
-from turnwise.memory.stores.sql.statements import Statement
+from turnwise.memory.stores.sql.statements import Statement, first_rows, read_first
 
 tables = MetaData()
 
@@ -69,8 +69,10 @@ class SQLHistory(SecureDeleteDatabase):
         page = sa.select(history).where(history.c.session_id == bind("session_id"), history.c.seq > bind("after"))
         page = page.order_by(history.c.seq).limit(bind("limit"))
         self._insert = Statement(insert.on_conflict_do_nothing(), dialect)
-        self._page = Statement(page, dialect)
-        self._page_of_run = Statement(page.where(history.c.run_id == bind("run_id")), dialect)
+        self._page, self._page_of_run = (
+            Statement(first_rows(each, history.c.seq, dialect), dialect)
+            for each in (page, page.where(history.c.run_id == bind("run_id")))
+        )
 
     async def append(self, session_id: str, events: Sequence[Event]) -> None:
         check_session(session_id, events)
@@ -92,7 +94,7 @@ class SQLHistory(SecureDeleteDatabase):
             select, bounds["run_id"] = self._page_of_run, run_id
 
         def read(connection: sa.Connection) -> list[AnyEvent]:
-            return [read_event(row, session_id) for row in select(connection, bounds)]
+            return read_first(select(connection, bounds), lambda row: read_event(row, session_id))
 
         return await self._read(read)
 

@@ -177,6 +177,9 @@ class SessionStore(Protocol):
     raise `StoreError` if the store cannot be reached or was closed, `SessionNotFoundError` if the session does not
     exist, and `InvalidInputError` if `limit` is below 1, or an id or a key to store has a null character or a lone
     surrogate or is too long (`check_names`): each store takes the same.
+
+    A page of turns, runs or events may be shorter than its `limit`, if its records are large: it has about
+    `PAGE_BYTES`, but at least one record. So only an empty page says that there are no more.
     """
 
     async def now(self) -> float:
@@ -246,7 +249,9 @@ class SessionStore(Protocol):
         """
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
-        """Return the encoded blocks of `spans`, in order.
+        """Return the encoded blocks of `spans`, in order: all, or the first ones, if all are larger than `PAGE_BYTES`.
+
+        Returns at least one, unless the spans are empty. `read_blocks` reads all.
 
         Raises:
             CorruptRecordError: a block is missing.

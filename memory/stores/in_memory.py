@@ -24,6 +24,7 @@ from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, first_of
 from turnwise.memory.stores.base import (
     Activation,
     Commit,
@@ -75,7 +76,9 @@ class InMemoryStore:
         if session.session_id in self._rows:
             raise SessionExistsError(session.session_id)
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
-        await self.blocks(borrowed)
+        for log, start, stop in borrowed:
+            for at in range(start, stop):
+                self._block(log, at)
         session = replace(session, log=str(order))
         self._logs[session.log] = {}
         turns = {turn.index: turn} if turn else {}
@@ -157,18 +160,24 @@ class InMemoryStore:
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         self._check_open()
-        blocks: list[str] = []
-        for log, start, stop in spans:
-            held = self._logs.get(log, {})
-            for at in range(start, stop):
-                if at not in held:
-                    raise CorruptRecordError(f"block {log}:{at}", "missing")
-                blocks.append(held[at])
+        places = ((log, at) for log, start, stop in spans for at in range(start, stop))
+        size, blocks = 0, list[str]()
+        for log, at in places:
+            if size > PAGE_BYTES:
+                break
+            blocks.append(self._block(log, at))
+            size += BLOCK_BYTES + len(blocks[-1])
         return blocks
+
+    def _block(self, log: str, at: int) -> str:
+        try:
+            return self._logs[log][at]
+        except KeyError:
+            raise CorruptRecordError(f"block {log}:{at}", "missing") from None
 
     async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         turns = self._row(session_id).turns
-        return [turns[index] for index in sorted(turns) if index > after][: check_limit(limit)]
+        return first_of([turns[index] for index in sorted(turns) if index > after][: check_limit(limit)])
 
     async def run(self, run_id: str) -> RunRecord:
         self._check_open()
@@ -182,11 +191,11 @@ class InMemoryStore:
 
     async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
         runs = sorted(self._row(session_id).runs.values(), key=lambda run: run.turn_index)
-        return [run for run in runs if run.turn_index > after][: check_limit(limit)]
+        return first_of([run for run in runs if run.turn_index > after][: check_limit(limit)])
 
     async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         events = self._row(session_id).events
-        return [events[seq] for seq in sorted(events) if seq > after][: check_limit(limit)]
+        return first_of([events[seq] for seq in sorted(events) if seq > after][: check_limit(limit)])
 
     async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
         return self._row(session_id).keys.get(key)

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from turnwise.errors import (
@@ -19,6 +20,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.base import Page, SessionOrder, SessionStore, cursor_of
+from turnwise.memory.stores.reading import read_runs
 
 SESSIONS_PAGE = 500
 """How many sessions are read at once."""
@@ -171,8 +173,8 @@ async def _runs_of(
     end = session.next_index
     while end > 0 and len(found) <= limit:
         start = max(0, end - RUNS_PAGE)
-        runs = await store.runs(session.session_id, after=start - 1, limit=RUNS_PAGE)
-        found += [run for run in runs if run.turn_index < end and matches(run)]
+        runs = await read_runs(partial(store.runs, session.session_id), start, end)
+        found += filter(matches, runs)
         if since is not None and runs and runs[0].created_at < since:
             break
         end = start

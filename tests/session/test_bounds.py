@@ -25,6 +25,7 @@ from turnwise.memory.conversation.limits import (
 )
 from turnwise.memory.conversation.prompts import plain_prompts
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
 
@@ -130,6 +131,15 @@ async def carried_out(request: Generator[Any, Any, Any], core: SessionCore | Non
         return stop.value
 
 
+async def texts_of(core: SessionCore) -> list[str]:
+    """Return the answers of all turns, read page by page, and check their indexes."""
+    turns: list[Turn] = []
+    while page := await core.reads.turns(turns[-1].index if turns else -1, limit=10_000):
+        turns += page
+    assert [turn.index for turn in turns] == list(range(len(turns)))
+    return [turn.text for turn in turns]
+
+
 def ask(*call: Any) -> Generator[Any, Any, Any]:
     return (yield call)
 
@@ -152,9 +162,8 @@ async def test_a_long_import_is_stored_in_commits_of_bounded_size(key: str | Non
     assert await send(conversation, core) == 2 * PART - 1
     assert len(store.rows) == 4 and max(store.rows) <= PART
     assert await send(conversation, core) == 2 * PART - 1  # repeated, it stores nothing
-    turns = await core.reads.turns(limit=10_000)
-    assert [turn.text for turn in turns] == [f"assistant {number}" for number in range(2 * PART)]
-    assert len(turns[-1].blocks) == 4 * PART and len(store.rows) == 4
+    assert await texts_of(core) == [f"assistant {number}" for number in range(2 * PART)]
+    assert len((await core.reads.turn(2 * PART - 1)).blocks) == 4 * PART and len(store.rows) == 4
 
 
 @pytest.mark.parametrize("key", [None, "mine"])
@@ -166,15 +175,14 @@ async def test_an_import_that_was_cut_off_is_continued_when_it_is_repeated(key: 
     store.fails_after = None
     again = SessionCore(SESSION, store, ScriptedEngine())  # after a kill
     assert await send(conversation, again, None) == 2 * PART - 1
-    assert [turn.index for turn in await again.reads.turns(limit=10_000)] == list(range(2 * PART))
+    assert len(await texts_of(again)) == 2 * PART
 
 
 async def test_of_a_long_conversation_that_goes_on_only_the_new_turns_are_stored() -> None:
     core, _ = await opened()
     for turns in (2 * PART, 2 * PART, 2 * PART + 3, 4 * PART):
         assert await send(await conversation_of(dialogue(turns)), core, None) == turns - 1
-        stored = await core.reads.turns(limit=10_000)
-        assert [turn.text for turn in stored] == [f"assistant {number}" for number in range(turns)]
+        assert await texts_of(core) == [f"assistant {number}" for number in range(turns)]
 
 
 async def test_a_key_of_another_long_conversation_is_refused() -> None:

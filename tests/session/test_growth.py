@@ -27,7 +27,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Text, User, encode
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Span, join
+from turnwise.memory.conversation.spans import Span, join, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -106,7 +106,8 @@ class Cluster:
         self.blocks = {place: self.blocks.get(place) or self.block(place) for place in range(first, last + 2)}
         shown: list[Block | str] = list(self.blocks.values())
         cache.add_spans(join(record.input, record.output), shown)
-        turn = PackedTurn.pack(Turn(session_id, record, cache), args[-1])
+        spans = union(record.prompt, record.spans)
+        turn = PackedTurn(session_id, cache.source, record, spans, cache.read_encoded(spans))
         return StartAnswer(record.run_id or "", at, PackedOutcome("completed", None, None, turn))
 
     def block(self, place: int) -> str:

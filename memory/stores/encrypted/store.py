@@ -128,9 +128,9 @@ class EncryptedStore(Shared):
         await self._inner.commit(session_id, epoch, seal_commit(key, session_id, commit))
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
-        places = [block_place(log, at) for log, start, stop in spans for at in range(start, stop)]
+        places = (block_place(log, at) for log, start, stop in spans for at in range(start, stop))
         found, texts = await self._inner.blocks(spans), self._texts()
-        return [await texts.open(place, block) for place, block in zip(places, found, strict=True)]
+        return [await texts.open(place, block) for block, place in zip(found, places, strict=False)]
 
     async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         found, texts = await self._inner.turns(session_id, after=after, limit=limit), self._texts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES
 from turnwise.memory.stores.redis.scripts import COMMON
 
 _GET = r"""
@@ -33,34 +34,51 @@ _NOW = r"""
 return {'', now()}
 """
 
-_BLOCKS = r"""
-local found = {}
+_FIRST = f"local PAGE_BYTES, BLOCK_BYTES = {PAGE_BYTES}, {BLOCK_BYTES}\n"
+
+_BLOCKS = (
+    _FIRST
+    + r"""
+local found, size = {}, 0
 for _, span in ipairs(rows(3)) do
-  local log, stop = key(span[1], ':log'), tonumber(span[3])
-  for position = tonumber(span[2]), stop - 1, 1000 do
-    local positions = {}
-    for one = position, math.min(position + 1000, stop) - 1 do
-      positions[#positions + 1] = string.format('%.0f', one)
-    end
-    for index, block in ipairs(redis.call('HMGET', log, unpack(positions))) do
-      if not block then return {'gone', span[1], positions[index], ''} end
-      found[#found + 1] = block
-    end
+  local log = key(span[1], ':log')
+  for position = tonumber(span[2]), tonumber(span[3]) - 1 do
+    if size > PAGE_BYTES then return {'', found} end
+    local name = string.format('%.0f', position)
+    local block = redis.call('HGET', log, name)
+    if not block then return {'gone', span[1], name, ''} end
+    found[#found + 1], size = block, size + BLOCK_BYTES + #block
   end
 end
 return {'', found}
 """
+)
 
-_PAGE = r"""
+_PAGE = (
+    _FIRST
+    + r"""
 local number = redis.call('HGET', ids, take())
 if not number then return {'missing'} end
-local place, limit, found = take(), take(), {}
+local place, limit, found, upto = take(), tonumber(take()), {}, nil
 while at < #ARGV do
-  local set = key(number, take())
-  found[#found + 1] = redis.call('ZRANGEBYLEX', set, after(place), '+', 'LIMIT', 0, limit)
+  local set, part, size, low = key(number, take()), {}, 0, after(place)
+  repeat
+    local count = math.min(limit - #part, 16)
+    local more = redis.call('ZRANGEBYLEX', set, low, '+', 'LIMIT', 0, count)
+    for _, entry in ipairs(more) do
+      part[#part + 1], size = entry, size + #entry
+    end
+    low = #part > 0 and '(' .. part[#part]
+    if #more == count and size > PAGE_BYTES then -- other sets may have entries behind what is not read of this one
+      if not upto or part[#part] < upto then upto = part[#part] end
+      break
+    end
+  until #more < count or #part == limit
+  found[#found + 1] = part
 end
-return {'', number, unpack(found)}
+return {'', number, upto or '', unpack(found)}
 """
+)
 
 _RUN = r"""
 local run = take()

@@ -168,8 +168,10 @@ class RedisStore(RedisDatabase):
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         args = _rows([(encode(log), start, stop) for log, start, stop in spans])
         (found,) = await self._do("blocks", args, again=True)
-        places = ((log, at) for log, start, stop in spans for at in range(start, stop))
-        return [decoded(f"block {log}:{at}", block.decode) for (log, at), block in zip(places, found, strict=True)]
+        places = (
+            (log, at) for log, start, stop in spans for at in range(start, stop)
+        )  # of the first ones: see `blocks`
+        return [decoded(f"block {log}:{at}", block.decode) for block, (log, at) in zip(found, places, strict=False)]
 
     async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         number, found = await self._page(session_id, after, limit, ":turns")
@@ -288,8 +290,9 @@ class RedisStore(RedisDatabase):
         """Return a session's number, and up to `limit` entries of these sets above the number `after`, in order."""
         place = "" if after < 0 else place_of(min(after, 10**PLACE_DIGITS - 1))
         args: list[Argument] = [encode(session_id), place, min(check_limit(limit), _MANY), *sets]
-        number, *found = await self._do("page", args, session_id, again=True)
-        return _shown(number), sorted(text for part in found for text in part)[:limit]
+        number, upto, *found = await self._do("page", args, session_id, again=True)
+        texts = sorted(text for part in found for text in part if not upto or text <= upto)
+        return _shown(number), texts[:limit]
 
     async def _of_key(self, session_id: str, key: str, set_: str) -> list[bytes]:
         return await self._do("of_key", [encode(session_id), encode(key), set_], session_id, again=True)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.turns import OPEN_STATUSES
+from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.database import insert_into
 from turnwise.memory.stores.sql.rows import CHANGED_COLUMNS, CHANGED_RUN_COLUMNS
+
+Result = TypeVar("Result")
 
 Row = Any
 """The parameters of one row for a driver: a tuple, or a dict by name."""
@@ -70,11 +74,14 @@ class Statement:
             return connection.exec_driver_sql(self.text, [self.bind(row) for row in values])
         return connection.exec_driver_sql(self.text, self.bind(values))
 
-    def rows(self, connection: sa.Connection, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Return all rows as the driver's tuples. For small, frequent reads."""
+    def rows(self, connection: sa.Connection, values: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+        """Yield rows as the driver's tuples. For small, frequent reads; close it if not all are read."""
         cursor = connection.connection.cursor()
-        cursor.execute(self.text, self.bind(values))
-        return list(cursor.fetchall())
+        try:
+            cursor.execute(self.text, self.bind(values))
+            yield from cursor
+        finally:
+            cursor.close()
 
     def write(self, cursor: Any, rows: Sequence[Row]) -> int:
         """Execute on a driver's own cursor, once per bound row; return how many rows the last execution changed."""
@@ -174,7 +181,8 @@ class Statements:
         self.insert_block = statement(sa.insert(schema.blocks))
         blocks = schema.blocks.c
         within = (blocks.log == bind("log"), blocks.at >= bind("start"), blocks.at < bind("stop"))
-        self.blocks = statement(sa.select(blocks.at, blocks.body).where(*within))
+        read = sa.select(blocks.at, blocks.body).where(*within).order_by(blocks.at)
+        self.blocks = statement(first_rows(read, blocks.at, dialect, BLOCK_BYTES))
         self.count_blocks = statement(sa.select(sa.func.count()).select_from(schema.blocks).where(*within))
         upsert = insert_into(turns, dialect)
         self.put_turn = statement(
@@ -270,12 +278,8 @@ class Statements:
         )
 
         def page(table: sa.Table, number: sa.Column[Any]) -> Statement:
-            return statement(
-                sa.select(table)
-                .where(table.c.session == owner, number > bind("after"))
-                .order_by(number)
-                .limit(bind("limit"))
-            )
+            rows = sa.select(table).where(table.c.session == owner, number > bind("after")).order_by(number)
+            return statement(first_rows(rows.limit(bind("limit")), number, dialect))
 
         self.turns = page(turns, turns.c.idx)
         self.runs = page(runs, runs.c.turn_index)
@@ -287,6 +291,44 @@ class Statements:
         if dialect.name == "sqlite":
             return sa.null()
         return sa.literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)", sa.Double)
+
+
+def first_rows(
+    select: sa.Select[Any], number: sa.Column[Any], dialect: sa.Dialect, bytes_each: int = 0
+) -> sa.Select[Any]:
+    """Return a statement for the first rows of another one, up to the first with which they have `PAGE_BYTES` of text.
+
+    SQLite reads rows one by one, so there the reader stops. PostgreSQL sends all rows of a statement.
+
+    Args:
+        number: the column that orders the rows.
+        bytes_each: what each row counts besides its text.
+    """
+    if dialect.name == "sqlite":
+        return select
+    texts = [column for column in select.selected_columns if isinstance(column.type, sa.Text)]
+    size = sum(
+        (sa.func.coalesce(sa.func.octet_length(column), sa.literal_column("0")) for column in texts),
+        sa.literal_column(str(bytes_each)),
+    )
+    before = sa.func.sum(size).over(order_by=number, rows=(None, -1))
+    rows = select.add_columns(sa.func.coalesce(before, sa.literal_column("0")).label("bytes_before")).subquery()
+    shown = [rows.c[column.name] for column in select.selected_columns]
+    is_first = rows.c.bytes_before <= sa.literal_column(str(PAGE_BYTES))
+    return sa.select(*shown).where(is_first).order_by(rows.c[number.name])
+
+
+def read_first(rows: Any, parse: Callable[[Any], Result]) -> list[Result]:
+    """Parse rows up to the first with which they have `PAGE_BYTES` of text, and close them."""
+    found: list[Result] = []
+    size = 0
+    with closing(rows):
+        for row in rows:
+            found.append(parse(row))
+            size += sum(len(text) for text in row if isinstance(text, str))
+            if size > PAGE_BYTES:
+                break
+    return found
 
 
 def _literals(values: Iterable[str]) -> list[sa.ColumnElement[str]]:

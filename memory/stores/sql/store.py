@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES
 from turnwise.memory.stores.base import (
     PROBE_BYTES,
     Activation,
@@ -59,14 +60,14 @@ from turnwise.memory.stores.sql.rows import (
     turn_row,
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
-from turnwise.memory.stores.sql.statements import Statement, statements_of
+from turnwise.memory.stores.sql.statements import Statement, read_first, statements_of
 
 Result = TypeVar("Result")
 
 Item = TypeVar("Item", "Asked", "_Job")
 
-Select = Callable[[sa.Connection, dict[str, Any]], Iterable[Any]]
-"""Returns the rows of a statement with these values."""
+Select = Callable[[sa.Connection, dict[str, Any]], Any]
+"""Returns the rows of a statement with these values, to be closed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -269,14 +270,22 @@ class SQLStore(SecureDeleteDatabase):
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         def read(connection: sa.Connection) -> list[str]:
             bodies: list[str] = []
+            size = 0
             for span in spans:
-                found = dict(self._sql.blocks.rows(connection, _bounds(span)))
-                for at in range(span.start, span.stop):
-                    if at not in found:
-                        raise CorruptRecordError(f"block {span.log}:{at}", "missing")
-                    if found[at] is UNDECODABLE:
-                        raise CorruptRecordError(f"block {span.log}:{at}", "it is not UTF-8 text")
-                    bodies.append(found[at])
+                at = span.start
+                with closing(self._sql.blocks.rows(connection, _bounds(span))) as rows:
+                    for found, body in rows:
+                        if found != at:
+                            break
+                        if body is UNDECODABLE:
+                            raise CorruptRecordError(f"block {span.log}:{at}", "it is not UTF-8 text")
+                        bodies.append(body)
+                        at += 1
+                        size += BLOCK_BYTES + len(body)
+                        if size > PAGE_BYTES:
+                            return bodies
+                if at < span.stop:
+                    raise CorruptRecordError(f"block {span.log}:{at}", "missing")
             return bodies
 
         return await self._read(read)
@@ -417,7 +426,7 @@ class SQLStore(SecureDeleteDatabase):
     ) -> list[Result]:
         def read(connection: sa.Connection) -> list[Result]:
             bounds = {"session_id": session_id, "after": after, "limit": check_limit(limit)}
-            found = [parse(row) for row in select(connection, bounds)]
+            found = read_first(select(connection, bounds), parse)
             if not found:
                 self._session(connection, session_id)
             return found

@@ -20,6 +20,7 @@ from turnwise.cli.line_editor import LineEditor
 from turnwise.errors import CallDecidedError, CallNotFoundError, SessionInUseError, TurnwiseError
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.conversation.events import AnyEvent, ApprovalRequested, RunEnded
+from turnwise.memory.conversation.notebook_display import ListPage
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.tool_calls import PendingCall
 from turnwise.memory.conversation.turns import Turn
@@ -78,7 +79,10 @@ class Conversation:
     def resume(self) -> None:
         """Show how the conversation ended, and follow the run that is active."""
         latest = self.session.latest()
-        turns = self.session.turns(after=latest.index - EARLIER) if latest else []
+        turns = self.session.turns(after=latest.index - EARLIER) if latest else ListPage[Turn]()
+        while turns.next is not None:  # they are large
+            more = self.session.turns(after=turns.next)
+            turns = ListPage([*turns, *more], more.next)
         self._lines.remember(block.text for turn in turns for block in turn.asked if isinstance(block, User))
         active = self.session.info().active_run_id
         for turn in turns if self._lines.is_terminal else ():

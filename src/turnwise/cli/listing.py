@@ -161,13 +161,14 @@ async def _runs(store: str, history: str | None, session: str | None, query: dic
 async def _runs_of(manager: AsyncSessionManager, session_id: str, query: dict[str, Any]) -> Page[RunRecord]:
     """Return the newest runs of one session that match."""
     from turnwise.memory.stores.base import Page
+    from turnwise.memory.stores.reading import read_runs
 
     session = await find_session(manager, session_id, query["user_id"])
     found: list[RunRecord] = []
     end = (await session.info()).session.next_index
     while end > 0 and len(found) < query["limit"]:
         start = max(0, end - _PAGE)
-        page = [each for each in await session.runs(start - 1, end - start) if each.turn_index < end]
+        page = await read_runs(session.runs, start, end)
         found += reversed([each for each in page if _matches(each, query["state"], query["parent"])])
         end = start
     return Page(tuple(found[: query["limit"]]), None)

@@ -122,10 +122,12 @@ async def _whole(session: AsyncSession, last: int | None) -> Shown:
 
 async def _first_of(session: AsyncSession, end: int, count: int) -> int:
     """Return the index of the turn from which on there are `count` turns. Discarded ones leave gaps."""
+    from turnwise.memory.stores.reading import read_turns
+
     start = end
     while start > 0:
         start = max(0, start - max(count, _PAGE))
-        found = await session.turns(start - 1, end - start)
+        found = await read_turns(session.turns, start, end)
         if len(found) >= count:
             return found[-count].index
     return 0
@@ -133,6 +135,8 @@ async def _first_of(session: AsyncSession, end: int, count: int) -> int:
 
 async def _one(session: AsyncSession, which: str) -> Turn:
     """Return a turn by its index, its id, or the id of its run."""
+    from turnwise.memory.stores.reading import read_runs
+
     if which.isdecimal():
         return await session.turn(int(which))
     try:
@@ -143,7 +147,7 @@ async def _one(session: AsyncSession, which: str) -> Turn:
         return await session.turn(which)
     except TurnNotFoundError:
         end = (await session.info()).session.next_index
-        there = [each.run_id for each in await session.runs(max(-1, end - 1 - _PAGE), _PAGE)]
+        there = [each.run_id for each in await read_runs(session.runs, max(0, end - _PAGE), end)]
         raise missing(f"turn or run of session {session.id!r} called", which, there) from None
 
 
@@ -156,9 +160,11 @@ class Sent:
 
 
 async def _sent(session: AsyncSession, which: str | None) -> Sent:
+    from turnwise.memory.stores.reading import read_runs
+
     if which is None:
         end = (await session.info()).session.next_index
-        found = await session.runs(max(-1, end - 1 - _PAGE), _PAGE)
+        found = await read_runs(session.runs, max(0, end - _PAGE), end)
         started = [each for each in found if each.state != "queued"]
         if not started:
             raise NotFoundError(f"session {session.id!r} has no run, so nothing was sent")

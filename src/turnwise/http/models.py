@@ -594,14 +594,15 @@ class TurnShown(Shown):
     """What the turn added; with `snapshot`, all that the model was given and what it answered."""
 
     @classmethod
-    def of(cls, turn: Turn, *, snapshot: bool = False) -> Self:
+    def of(cls, turn: Turn, *, snapshot: bool = False, blocks: list[AnyBlock] | None = None) -> Self:
         record = turn.record
         named = {name: getattr(turn, name) for name in ("id", "session_id", "index", "turn_id", "run_id", "parent")}
         stored = {
             name: getattr(record, name) for name in ("status", "stop_reason", "created_at", "metadata", "forgotten")
         }
         usage = UsageShown.of(record.usage)
-        blocks = list(turn.blocks if snapshot else turn.new_blocks)
+        if blocks is None:
+            blocks = list(turn.blocks if snapshot else turn.new_blocks)
         return cls(**named, **stored, text=turn.text, usage=usage, removed=list(turn.removed), blocks=blocks)
 
 
@@ -609,6 +610,8 @@ class TurnPage(Shown):
     """Turns, by index."""
 
     items: list[TurnShown]
+    next: int | None
+    """Pass it as `after` to get the next page; null if there is none."""
 
 
 class CompactionShown(Shown):
@@ -824,6 +827,14 @@ class RunPage(Shown):
     """Pass it to get the next page; null if there is none."""
     unreadable: list[str] = []
     """Ids of sessions whose runs cannot be read."""
+
+
+class RunsOfSession(Shown):
+    """Runs of a session, by turn index."""
+
+    items: list[RunShown]
+    next: int | None
+    """Pass it as `after` to get the next page; null if there is none."""
 
 
 class Cancelled(Shown):

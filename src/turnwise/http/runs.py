@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.errors import RunEndedError, SessionBusyError, WaitTimeoutError
+from turnwise.http.long_answers import turn_answer
 from turnwise.http.models import (
     AddEvent,
     Approve,
@@ -251,9 +252,9 @@ async def get_phase(run_id: InPath, caller: Asks) -> PhaseShown:
     return PhaseShown(phase=await caller.on_run(run_id, AsyncExecutionHandle.phase))
 
 
-@router.get("/runs/{run_id}/input", summary="What the model was given", responses=NOT_FOUND)
-async def get_input(run_id: InPath, caller: Asks) -> TurnShown:
-    return TurnShown.of(await caller.on_run(run_id, AsyncExecutionHandle.input), snapshot=True)
+@router.get("/runs/{run_id}/input", summary="What the model was given", response_model=TurnShown, responses=NOT_FOUND)
+async def get_input(run_id: InPath, caller: Asks) -> Any:
+    return await turn_answer(await caller.on_run(run_id, AsyncExecutionHandle.input), snapshot=True)
 
 
 @router.post("/runs/{run_id}/events", summary="Add an event of your own", status_code=201, responses=NOT_FOUND)

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from turnwise.actors.client.manager_requests import DEFAULT_USER
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, shown
+from turnwise.http.long_answers import blocks_answer, messages_answer, turn_answer
 from turnwise.http.models import (
     AddEvent,
     Append,
@@ -30,8 +31,8 @@ from turnwise.http.models import (
     MessageRemoved,
     MessagesShown,
     OpenSession,
-    RunPage,
     RunShown,
+    RunsOfSession,
     SessionCount,
     SessionOpened,
     SessionPage,
@@ -207,10 +208,15 @@ async def compact_session(session_id: InPath, body: Compact, caller: Asks) -> Co
     return CompactionShown.of(found) if found else None
 
 
-@router.post("/sessions/{session_id}/expand", summary="The blocks that a summary replaced", responses=NOT_FOUND)
-async def expand_summary(session_id: InPath, body: Expand, caller: Asks) -> BlocksShown:
+@router.post(
+    "/sessions/{session_id}/expand",
+    summary="The blocks that a summary replaced",
+    response_model=BlocksShown,
+    responses=NOT_FOUND,
+)
+async def expand_summary(session_id: InPath, body: Expand, caller: Asks) -> Any:
     blocks = await caller.on_session(session_id, lambda each: each.expand(body.summary))
-    return BlocksShown(blocks=list(blocks))
+    return await blocks_answer(blocks)
 
 
 @router.post("/sessions/{session_id}/append", summary="Add prompts for the next run", responses=CONFLICT)
@@ -229,10 +235,14 @@ async def import_messages(session_id: InPath, body: ImportMessages, caller: Asks
     )
 
 
-@router.get("/sessions/{session_id}/export", summary="Its conversation in another format", responses=NOT_FOUND)
-async def export_messages(session_id: InPath, caller: Asks, format: Exported = "openai_chat") -> MessagesShown:
-    made = await caller.on_session(session_id, lambda each: each.export_messages(format))
-    return MessagesShown(format=format, messages=list(made), system=made.system, left_out=made.left_out)
+@router.get(
+    "/sessions/{session_id}/export",
+    summary="Its conversation in another format",
+    response_model=MessagesShown,
+    responses=NOT_FOUND,
+)
+async def export_messages(session_id: InPath, caller: Asks, format: Exported = "openai_chat") -> Any:
+    return await messages_answer(await caller.on_session(session_id, lambda each: each.export_messages(format)))
 
 
 @router.post("/sessions/{session_id}/cancel", summary="Cancel the active run", responses=CONFLICT)
@@ -278,10 +288,15 @@ async def _remove(session: AsyncSession, place: str) -> int:
 @router.get("/sessions/{session_id}/turns", summary="Its turns, by index", responses=NOT_FOUND)
 async def list_turns(session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100) -> TurnPage:
     turns = await caller.on_session(session_id, lambda each: each.turns(after, limit))
-    return TurnPage(items=[TurnShown.of(each) for each in turns])
+    return TurnPage(items=[TurnShown.of(each) for each in turns], next=turns.next)
 
 
-@router.get("/sessions/{session_id}/turn", summary="One turn, by default the newest", responses=NOT_FOUND)
+@router.get(
+    "/sessions/{session_id}/turn",
+    summary="One turn, by default the newest",
+    response_model=TurnShown | None,
+    responses=NOT_FOUND,
+)
 async def get_turn(
     session_id: InPath,
     caller: Asks,
@@ -289,17 +304,19 @@ async def get_turn(
     index: Annotated[int | None, Query(description="Its index.")] = None,
     turn_id: Annotated[str | None, Query(description="Or the id that its run was started with.")] = None,
     snapshot: Annotated[bool, Query(description="With all blocks that the model was given.")] = False,
-) -> TurnShown | None:
+) -> Any:
     """Answers null if the session has no turns."""
     which = index if index is not None else turn_id
     turn = await caller.on_session(session_id, lambda each: each.latest() if which is None else each.turn(which))
-    return TurnShown.of(turn, snapshot=snapshot) if turn else None
+    return await turn_answer(turn, snapshot=snapshot) if turn else None
 
 
 @router.get("/sessions/{session_id}/runs", summary="Its runs, by turn index", responses=NOT_FOUND)
-async def list_runs_of_session(session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100) -> RunPage:
+async def list_runs_of_session(
+    session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100
+) -> RunsOfSession:
     runs = await caller.on_session(session_id, lambda each: each.runs(after, limit))
-    return RunPage(items=[RunShown.of(each, session_id) for each in runs])
+    return RunsOfSession(items=[RunShown.of(each, session_id) for each in runs], next=runs.next)
 
 
 @router.post("/sessions/{session_id}/events", summary="Add an event of your own", status_code=201, responses=CONFLICT)

@@ -32,6 +32,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.reading import read_blocks
 from turnwise.testing.acknowledged import Acknowledged, Digest, Note
 
 
@@ -160,7 +161,7 @@ async def read_turns(store: SessionStore, session_id: str) -> list[Turn]:
         records += page
     spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
     cache = BlockCache()
-    cache.add_spans(spans, await store.blocks(spans))
+    cache.add_spans(spans, await read_blocks(store, spans))
     return [Turn(session_id, record, cache) for record in records]
 
 

@@ -45,6 +45,7 @@ from turnwise.memory.conversation.blocks import (
     User,
 )
 from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_MESSAGES, MAX_NAMES, check_count
+from turnwise.memory.conversation.notebook_display import ListPage
 from turnwise.memory.conversation.output_type import ANSWER_TOOL
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.turns import Turn
@@ -137,6 +138,8 @@ class UiMessages(Shown):
     """Messages for `useChat({messages})`, oldest first."""
 
     messages: list[JsonObject]
+    next: int | None
+    """Pass it as `after` to get the next page; null if there is none."""
 
 
 @router.post("", summary="Answer a message of useChat, as a UI message stream", responses=NOT_FOUND | BUSY | STREAM)
@@ -329,18 +332,19 @@ async def stop_chat(chat_id: InPath, body: Cancel, caller: Asks) -> Cancelled:
 async def list_chat_messages(
     chat_id: InPath, caller: Asks, after: Annotated[int, Query(description="Only of later turns than this one.")] = -1
 ) -> UiMessages:
-    """The first thousand turns behind `after`, without those that were replaced."""
+    """The first turns behind `after`, a thousand or a megabyte, without those that were replaced."""
     turns, runs = await caller.on_session(chat_id, lambda each: _history(each, after))
-    return UiMessages(messages=ui_messages(turns, runs))
+    return UiMessages(messages=ui_messages(turns, runs), next=turns.next)
 
 
-async def _history(session: AsyncSession, after: int) -> tuple[list[Turn], list[RunRecord]]:
+async def _history(session: AsyncSession, after: int) -> tuple[ListPage[Turn], list[RunRecord]]:
     """Return the turns, and their runs with those that were merged into them."""
     turns = await session.turns(after, _TURNS)
-    runs = page = await session.runs(after, _TURNS)
-    while turns and len(page) == _TURNS and (page[-1].leads_to or page[-1].turn_index <= turns[-1].index):
-        page = await session.runs(page[-1].turn_index, _TURNS)
-        runs = runs + page
+    page = await session.runs(after, _TURNS)
+    runs = list(page)
+    while turns and page.next is not None and (page[-1].leads_to or page[-1].turn_index <= turns[-1].index):
+        page = await session.runs(page.next, _TURNS)
+        runs += page
     return turns, runs
 
 

@@ -25,6 +25,7 @@ from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import cut, join, size
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores.reading import read_runs, read_turns
 
 router = APIRouter(prefix="/openai/v1/conversations", tags=["OpenAI conversations"], route_class=OpenAIRoute)
 
@@ -217,8 +218,8 @@ async def _items(
     while start < end:
         first = max(start, end - TURNS) if newest_first else start
         count = min(TURNS, end - first)
-        turns = [turn for turn in await session.turns(first - 1, count) if turn.index < first + count]
-        runs = {run.run_id: run for run in await session.runs(first - 1, count)}
+        turns = await read_turns(session.turns, first, first + count)
+        runs = {run.run_id: run for run in await read_runs(session.runs, first, first + count)}
         found: list[tuple[Turn, Placed]] = []
         for turn in turns:
             removed = frozenset(turn.removed)

@@ -1,0 +1,45 @@
+"""How much one read brings at once: about `PAGE_BYTES`, measured by `weight`, or one record that is larger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+PAGE_BYTES = 1 << 20
+"""About how many bytes a page or one step of a long read has: some 1,700 short blocks, or what is longer."""
+
+MAX_PAGE = 1_000
+"""The largest `limit` of a page."""
+
+BLOCK_BYTES = 600
+"""Estimated memory of a block without its content, in bytes."""
+
+
+def weight(value: object) -> int:
+    """Return the estimated memory of a value's texts, in bytes. O(values within it)."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(name) + weight(member) for name, member in value.items())
+    if isinstance(value, tuple | list):
+        return sum(map(weight, value))
+    fields = getattr(value, "__dict__", None)
+    return sum(map(weight, fields.values())) if fields else 8
+
+
+def first_of(items: list[Item]) -> list[Item]:
+    """Return the first items that weigh `PAGE_BYTES` together: at least one, if there is one."""
+    return items[: count_first(map(weight, items))]
+
+
+def count_first(weights: Iterable[int]) -> int:
+    """Return how many of these weights make a page: at least one, if there is one."""
+    total = count = 0
+    for each in weights:
+        total += each
+        if count and total > PAGE_BYTES:
+            break
+        count += 1
+    return count

@@ -1,0 +1,68 @@
+"""Long reads of stores, in steps: a store returns no more than about `PAGE_BYTES` at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.spans import Spans, cut
+from turnwise.memory.conversation.weights import MAX_PAGE
+from turnwise.memory.stores.base import SessionStore
+
+Item = TypeVar("Item")
+
+Turn = TypeVar("Turn", bound=Any)
+"""A turn or its record."""
+
+
+async def steps_of_blocks(store: SessionStore, spans: Spans) -> AsyncIterator[tuple[Spans, list[str]]]:
+    """Yield encoded blocks, in order, with their spans. Between two steps, others have the event loop and the store."""
+    left = cut(spans, 0)[1]
+    while left:
+        texts = await store.blocks(left)
+        part, left = cut(left, len(texts))
+        yield part, texts
+        if left:
+            await asyncio.sleep(0)
+
+
+def merged_events(copied: Sequence[AnyEvent], stored: Sequence[AnyEvent]) -> list[AnyEvent]:
+    """Return two pages of the same session's events as one, by number: the page of its history, and that of its store.
+
+    Either may be cut, so what is behind the end of one page is left out if that page may have been cut before it.
+    """
+    upto = min(page[-1].seq for page in (copied, stored) if page) if copied or stored else 0
+    merged = {event.seq: event for event in (*copied, *stored) if event.seq <= upto}
+    return [merged[seq] for seq in sorted(merged)]
+
+
+async def read_blocks(store: SessionStore, spans: Spans) -> list[str]:
+    """Return the encoded blocks of `spans`, in order; see `SessionStore.blocks`."""
+    return [text async for _, texts in steps_of_blocks(store, spans) for text in texts]
+
+
+async def read_turns(read: Callable[..., Awaitable[Sequence[Turn]]], start: int, stop: int) -> list[Turn]:
+    """Return all turns with an index from `start` and below `stop`, by index, page by page.
+
+    Args:
+        read: returns a page of turns; takes `after` and `limit`.
+    """
+    return await _between(read, start, stop, lambda turn: turn.index)
+
+
+async def read_runs(read: Callable[..., Awaitable[Sequence[RunRecord]]], start: int, stop: int) -> list[RunRecord]:
+    """Return all runs with a turn index from `start` and below `stop`; see `read_turns`."""
+    return await _between(read, start, stop, lambda run: run.turn_index)
+
+
+async def _between(
+    read: Callable[..., Awaitable[Sequence[Item]]], start: int, stop: int, number_of: Callable[[Item], int]
+) -> list[Item]:
+    items: list[Item] = []
+    while start < stop and (page := await read(after=start - 1, limit=min(stop - start, MAX_PAGE))):
+        items += [item for item in page if number_of(item) < stop]
+        start = number_of(page[-1]) + 1
+    return items

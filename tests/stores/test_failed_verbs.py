@@ -21,6 +21,7 @@ from turnwise.adapters.langgraph.items import Batch
 from turnwise.adapters.langgraph.items_redis import RedisGraphItems
 from turnwise.adapters.langgraph.items_sql import SQLGraphItems
 from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError, StoreError, TurnwiseError
+from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
@@ -416,7 +417,9 @@ async def test_an_activation_needs_no_key_after_it_has_raised_the_epoch() -> Non
     await writer.create(a_session("s", user_id="u", title="secret"))
     activation = await EncryptedStore(inner, Encryption(key=once, cache_s=0.0)).activate("s")
     stored = await inner.get("s")
-    assert activation.session == replace(stored, title="secret", metadata={}, params=activation.session.params)
+    assert activation.session == replace(
+        stored, title="secret", metadata=FrozenDict(), params=activation.session.params
+    )
     assert stored.epoch == 1
 
 

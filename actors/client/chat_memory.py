@@ -51,16 +51,17 @@ class ChatMemory:
     def get(self, message: str | None = None, *, limit: int = 10) -> MemoryContent:
         """Return the conversation and what memories recall for a message; without one, the conversation alone.
 
-        The conversation always fits the session's limit, see `Session.window`, which makes room if it has to. A memory
-        that fails is named in `recalled.failed`.
+        The conversation always fits the session's limit with the message behind it, see `Session.window`, which makes
+        room if it has to. What is recalled takes room of its own. A memory that fails is named in `recalled.failed`.
 
         Args:
             limit: how many items of each memory to return at most.
 
         Raises:
-            TurnOverflowError: the newest turn does not fit alone. It stays stored.
+            TurnOverflowError: the newest turn does not fit alone, with the message behind it. It stays stored.
+            ReadOnlyStoreError: the manager is read-only.
         """
-        messages = self.session.window()
+        messages = self.session.window(message)
         recalled = RecalledContent() if message is None else self.session.memory.recall_apart(message, limit=limit)
         return MemoryContent(messages=messages, recalled=recalled)
 
@@ -99,16 +100,17 @@ class AsyncChatMemory:
     async def get(self, message: str | None = None, *, limit: int = 10) -> MemoryContent:
         """Return the conversation and what memories recall for a message; without one, the conversation alone.
 
-        The conversation always fits the session's limit, see `Session.window`, which makes room if it has to. A memory
-        that fails is named in `recalled.failed`.
+        The conversation always fits the session's limit with the message behind it, see `Session.window`, which makes
+        room if it has to. What is recalled takes room of its own. A memory that fails is named in `recalled.failed`.
 
         Args:
             limit: how many items of each memory to return at most.
 
         Raises:
-            TurnOverflowError: the newest turn does not fit alone. It stays stored.
+            TurnOverflowError: the newest turn does not fit alone, with the message behind it. It stays stored.
+            ReadOnlyStoreError: the manager is read-only.
         """
-        messages = await self.session.window()
+        messages = await self.session.window(message)
         recalled = RecalledContent()
         if message is not None:
             recalled = await self.session.memory.recall_apart(message, limit=limit)

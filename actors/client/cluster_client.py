@@ -397,10 +397,12 @@ class ClusterClient:
         found: tuple[Compaction | None] = yield from self.ask(session_id, "compact", explain, with_engine=True)
         return found[0]
 
-    def window(self, session_id: str) -> Request[Turn | None]:
+    def window(self, session_id: str, message: str | None) -> Request[Turn | None]:
         """Read the blocks of the session's next request, which fit the window of this client's engine."""
         cache = self.cache(session_id)
-        found: tuple[PackedTurn | None] = yield from self.ask(session_id, "window", cache.held, with_engine=True)
+        found: tuple[PackedTurn | None] = yield from self.ask(
+            session_id, "window", cache.held, message, with_engine=True
+        )
         return self.unpack(found[0], cache) if found[0] else None
 
     def delete(

@@ -300,8 +300,9 @@ class _Session:
     def _compact(self, explain: bool) -> Request[Compaction | None]:
         return (yield from self._client.compact(self._stored_id, explain=explain))
 
-    def _window(self) -> Request[tuple[AnyBlock, ...]]:
-        turn: Turn | None = yield from self._client.window(self._stored_id)
+    @checked
+    def _window(self, message: Text | None) -> Request[tuple[AnyBlock, ...]]:
+        turn: Turn | None = yield from self._client.window(self._stored_id, message)
         return turn.blocks if turn else ()
 
     @checked
@@ -609,23 +610,29 @@ class Session(_Session):
         """
         return carry_out(self._fork(at, session_id), self._client.portal)
 
-    def window(self) -> tuple[AnyBlock, ...]:
+    def window(self, message: str | None = None) -> tuple[AnyBlock, ...]:
         """Return the blocks of the next request, oldest first, prompts that wait included: always as many as fit.
 
         What does not fit is compacted as the overflow strategy says, as before a run's request; where that fails, or
         the prompts that wait are too large, the oldest exchanges are left out. A tool's result always has its call.
         Without a strategy no limit is known: see `SessionConfig.max_context_tokens`.
 
+        Args:
+            message: a text of the user that will follow in the request, for which there is room then. None is kept if
+                it is the newest block already.
+
         Raises:
-            TurnOverflowError: the newest turn does not fit alone.
+            TurnOverflowError: the newest turn does not fit alone, with the message behind it.
+            ReadOnlyStoreError: the manager is read-only, so nothing may be compacted.
         """
-        return carry_out(self._window(), self._client.portal)
+        return carry_out(self._window(message), self._client.portal)
 
     def compact(self, *, explain: bool = False) -> Compaction | None:
         """Compact the window now; return what the overflow strategy changed, None if it changed nothing.
 
         Without a strategy the result is None. Compaction also happens automatically at the end of runs, and before a
         request that would not fit. Stored turns keep their blocks; the context of the next turn shrinks, in one commit.
+        Prompts that wait for a run stay as they are, so a session that has nothing else has nothing to compact.
 
         Args:
             explain: return what the strategy would remove and keep, and why, and change nothing.
@@ -1018,23 +1025,29 @@ class AsyncSession(_Session):
         """
         return await carry_out_async(self._fork(at, session_id))
 
-    async def window(self) -> tuple[AnyBlock, ...]:
+    async def window(self, message: str | None = None) -> tuple[AnyBlock, ...]:
         """Return the blocks of the next request, oldest first, prompts that wait included: always as many as fit.
 
         What does not fit is compacted as the overflow strategy says, as before a run's request; where that fails, or
         the prompts that wait are too large, the oldest exchanges are left out. A tool's result always has its call.
         Without a strategy no limit is known: see `SessionConfig.max_context_tokens`.
 
+        Args:
+            message: a text of the user that will follow in the request, for which there is room then. None is kept if
+                it is the newest block already.
+
         Raises:
-            TurnOverflowError: the newest turn does not fit alone.
+            TurnOverflowError: the newest turn does not fit alone, with the message behind it.
+            ReadOnlyStoreError: the manager is read-only, so nothing may be compacted.
         """
-        return await carry_out_async(self._window())
+        return await carry_out_async(self._window(message))
 
     async def compact(self, *, explain: bool = False) -> Compaction | None:
         """Compact the window now; return what the overflow strategy changed, None if it changed nothing.
 
         Without a strategy the result is None. Compaction also happens automatically at the end of runs, and before a
         request that would not fit. Stored turns keep their blocks; the context of the next turn shrinks, in one commit.
+        Prompts that wait for a run stay as they are, so a session that has nothing else has nothing to compact.
 
         Args:
             explain: return what the strategy would remove and keep, and why, and change nothing.

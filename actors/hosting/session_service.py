@@ -230,8 +230,8 @@ class SessionService:
     async def do_compact(self, explain: bool) -> tuple[Compaction | None]:
         return (await self.core.compact(explain=explain),)
 
-    async def do_window(self, held: Spans) -> tuple[PackedTurn | None]:
-        turn = await self.core.window()
+    async def do_window(self, held: Spans, message: str | None) -> tuple[PackedTurn | None]:
+        turn = await self.core.window(message)
         return (await PackedTurn.pack(turn, held) if turn else None,)
 
     async def do_events(

@@ -332,6 +332,6 @@ class SessionCore:
         """See `WindowCompaction.compact`."""
         return self.compaction.compact(explain=explain)
 
-    def window(self) -> Coroutine[Any, Any, Turn | None]:
+    def window(self, message: str | None = None) -> Coroutine[Any, Any, Turn | None]:
         """See `NextWindow.read`."""
-        return self._next_window.read()
+        return self._next_window.read(message)

@@ -15,6 +15,7 @@ from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import CompactionError, SessionEndedError, TurnwiseError
 from turnwise.memory.background import ended, shielded
+from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.spans import begins_with, size
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.strategies.compaction import Compaction
@@ -82,7 +83,7 @@ class WindowCompaction:
             self._running.cancel()
             await asyncio.wait({self._running}, timeout=self._engines.config.cancel_grace_s)
 
-    async def compact(self, *, explain: bool = False) -> Compaction | None:
+    async def compact(self, *, explain: bool = False, more: Block | None = None) -> Compaction | None:
         """Compact the window that the next turn continues; return what was done, None if the window stays as it is.
 
         The compaction begins after the one that is under way, and goes on if the caller is cancelled. All callers that
@@ -90,6 +91,7 @@ class WindowCompaction:
 
         Args:
             explain: return what would be done, and change nothing.
+            more: what the next request also contains, if it is known.
 
         Raises:
             TurnwiseError: the strategy's error, or CompactionError; nothing was changed.
@@ -105,10 +107,10 @@ class WindowCompaction:
             plan = decide(compactor.strategy, window, compactor.budget)
             return plan.explain() if plan else None
         if self._requested is None:
-            self._requested = self._tasks.spawn(self._compact_as_requested())
+            self._requested = self._tasks.spawn(self._compact_as_requested(more))
         return await shielded(self._requested, self._tasks.name("a compaction"))
 
-    async def _compact_as_requested(self) -> Compaction | None:
+    async def _compact_as_requested(self, more: Block | None) -> Compaction | None:
         task: asyncio.Task[Prepared | None] | None = None
         name = ""
         try:
@@ -123,7 +125,7 @@ class WindowCompaction:
                         raise self._journal.lost
                     if self._state.head is head and not self.is_under_way:
                         name = type(compactor.strategy).__name__
-                        task = self._running = self._tasks.spawn(self._compact(compactor, head))
+                        task = self._running = self._tasks.spawn(self._compact(compactor, head, more=more))
         finally:
             self._requested = None  # later callers request the next compaction
         await ended(task, self._tasks.name("a compaction"))
@@ -143,7 +145,9 @@ class WindowCompaction:
         except Exception:  # noqa: BLE001 - such as a token counter's; the next run fails with it, so its caller sees it
             _log.exception("session %s: its window was not compacted", self._state.session_id)
 
-    async def _compact(self, compactor: Compactor, head: TurnRecord, *, if_due: bool = False) -> Prepared | None:
+    async def _compact(
+        self, compactor: Compactor, head: TurnRecord, *, if_due: bool = False, more: Block | None = None
+    ) -> Prepared | None:
         """Compact the window that continues `head`; return what was done, None if there was nothing to do.
 
         Raises:
@@ -152,12 +156,12 @@ class WindowCompaction:
         cache = self._journal.blocks.cache
         window = await compactor.window(head, cache, base=True)
         beside = 0 if if_due else await self._waiting_tokens(compactor, head)
-        budget = compactor.beside(beside).budget
+        budget = compactor.beside(beside).with_block(more).budget
         if compactor.is_estimate(window) and acts(compactor.strategy, window, budget):
             await compactor.count_exactly()
             window = await compactor.window(head, cache, base=True)
             beside = 0 if if_due else await self._waiting_tokens(compactor, head)
-        compactor = compactor.beside(beside)
+        compactor = compactor.beside(beside).with_block(more)
         bill = self._plans.bill()
         name = type(compactor.strategy).__name__
         try:

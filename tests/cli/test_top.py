@@ -34,7 +34,9 @@ def test_deleted_sessions_make_no_negative_rate() -> None:
 
 def test_tokens_that_turnwise_counted_itself_are_marked() -> None:
     usage = Usage(input_tokens=1_000, output_tokens=20, counted_tokens=700)
-    run = RunRecord(run_id="r", session_id="s", turn_index=0, state="running", first_seq=1, created_at=90.0, usage=usage)
+    run = RunRecord(
+        run_id="r", session_id="s", turn_index=0, state="running", first_seq=1, created_at=90.0, usage=usage
+    )
     sessions = {"active": 1, "ended": 0}
     found = Snapshot(at=100, sessions=sessions, runs=(run,), tokens=1_020, counted_tokens=700, hosts=None)
     page = Console(width=160, record=True, file=io.StringIO())

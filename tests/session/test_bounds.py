@@ -217,8 +217,7 @@ async def test_a_long_import_follows_only_what_it_was_compared_with(had: int) ->
     with pytest.raises(TurnsChangedError):
         await overtaken()
     assert await send(await conversation_of(dialogue(2 * PART)), core, None) == 2 * PART - 1
-    stored = await core.reads.turns(limit=10_000)
-    assert [turn.text for turn in stored] == [f"assistant {number}" for number in range(2 * PART)]
+    assert await texts_of(core) == [f"assistant {number}" for number in range(2 * PART)]
 
 
 async def test_a_message_that_cannot_be_stored_leaves_nothing_of_a_long_import() -> None:

@@ -120,9 +120,12 @@ class Connections:
 
     def _close_stalled(self) -> None:
         loop = asyncio.get_running_loop()
-        for connection in list(self._open):
-            connection.close_if_stalled(loop.time(), self._limits)
         self._sweep = loop.call_later(SWEEP_S, self._close_stalled) if self._open else None
+        for connection in list(self._open):
+            try:
+                connection.close_if_stalled(loop.time(), self._limits)
+            except Exception:  # noqa: BLE001 - the others are checked all the same
+                _log.exception("a connection could not be checked for a stalled client")
 
 
 def _evicted(connections: list[_Connection], count: int) -> list[_Connection]:

@@ -550,8 +550,8 @@ class GraphRun:
                 events.append((ApprovalRequested, asked))
         askers = {each.asker for each in waiting if each.asker is not None}
         for call_id in (self._began | askers) - self._results.keys() - states.keys():
-            state = self._context.calls.get(call_id)  # its tool was interrupted, and begins again
-            states[call_id] = replace(state, started=False) if state and state.verdict else None
+            stored = self._context.calls.get(call_id)  # its tool was interrupted, and begins again
+            states[call_id] = replace(stored, started=False) if stored and stored.verdict else None
         self._remember(results)
         if states:
             await self._commit([*uses, *results], events, states)

@@ -49,6 +49,13 @@ async def test_each_refusal_has_a_word(method: str, path: str, body: bytes, stat
         assert answer.headers["content-type"] == "application/problem+json"
 
 
+async def test_an_idempotency_key_of_a_run_that_is_not_stored_is_refused() -> None:
+    app = create_app(AsyncSessionManager("memory://words", engine=EchoEngine()))
+    async with client_of(app) as client:
+        answer = await client.post("/v1/run", json={"prompt": "hello"}, headers={"Idempotency-Key": "k"})
+    assert answer.status_code == 422 and "would run again" in answer.text, answer.text
+
+
 async def test_a_service_that_stops_says_so_in_a_word() -> None:
     app = create_app(AsyncSessionManager("memory://words", engine=EchoEngine()))
     app.state.service.stop()

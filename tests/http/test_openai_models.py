@@ -66,3 +66,16 @@ async def test_errors_are_those_of_openai_s_client() -> None:
             await client.models.list()
         assert (refused.value.code, refused.value.type) == ("invalid_api_key", "authentication_error")
         assert "nobody" not in refused.value.message
+
+
+async def test_an_idempotency_key_is_refused_where_nothing_is_stored() -> None:
+    async with client_of({"local": EchoEngine()}) as client:
+        key: Any = {"extra_headers": {"Idempotency-Key": "k"}}
+        said: list[Any] = [{"role": "user", "content": "hello"}]
+        for asked in (
+            client.chat.completions.create(model="local", messages=said, **key),
+            client.responses.create(model="local", input="hello", store=False, **key),
+        ):
+            with pytest.raises(openai.BadRequestError, match="would be answered anew") as refused:
+                await asked
+            assert (refused.value.code, refused.value.param) == ("idempotency_not_stored", "Idempotency-Key")

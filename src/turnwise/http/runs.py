@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.errors import RunEndedError, SessionBusyError, WaitTimeoutError
+from turnwise.errors import InvalidInputError, RunEndedError, SessionBusyError, WaitTimeoutError, shown
 from turnwise.http.long_answers import turn_answer
 from turnwise.http.models import (
     AddEvent,
@@ -115,9 +115,20 @@ async def start_run(
     responses=STARTED,
 )
 async def run_once(
-    body: RunOnce, caller: Asks, request: Request, streams: Streams, wait_s: RUN_WAIT = None
+    body: RunOnce,
+    caller: Asks,
+    *,
+    request: Request,
+    streams: Streams,
+    wait_s: RUN_WAIT = None,
+    idempotency_key: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
-    """The run can be waited for, followed and cancelled until a minute after its end."""
+    """The run can be waited for, followed and cancelled until a minute after its end. An idempotency key is refused."""
+    if idempotency_key is not None:
+        why = (
+            "nothing of this run is stored, so a repeated request would run again: run it in a session, or leave it out"
+        )
+        raise InvalidInputError("Idempotency-Key", shown(idempotency_key), why)
     options = {**await body.options(), "agent": body.agent, "metadata": body.metadata, "engine": body.engine}
     with caller.room(wanted=streams or wait_s is not None) as room:
         execution = await caller.manager.run_once(*prompts_of(body.prompt), user_id=caller.user_id, **options)

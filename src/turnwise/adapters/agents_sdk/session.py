@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -50,6 +51,16 @@ _TASKS: weakref.WeakValueDictionary[str, asyncio.Task[Any]] = weakref.WeakValueD
 _NONCE = new_id()
 
 
+@dataclass(frozen=True, slots=True)
+class _Unsure:
+    """A change that was given to the session."""
+
+    id: str
+    what: dict[str, Any]
+    items: list[Item]
+    """The items before it."""
+
+
 class _Known:
     """The items, as far as an event loop has read their changes."""
 
@@ -76,6 +87,15 @@ class _Known:
         """The process that made it."""
         self.read_at = 0.0
         """When it was first seen, by the monotonic clock."""
+        self.unsure: list[_Unsure] = []
+        """The changes that may have been stored though their callers got an error, since the last that succeeded."""
+
+    def stored_before(self, change: Callable[[list[Item]], dict[str, Any] | None]) -> list[Item] | None:
+        """Return the items before an equal change that was stored though its caller got an error; None if none was."""
+        for unsure in self.unsure:
+            if unsure.id in self.ids and change(list(unsure.items)) == unsure.what:
+                return unsure.items
+        return None
 
     def apply(self, turns: Iterable[Turn]) -> None:
         """Apply the changes in these turns. One that does not follow the last one is void: it came too late."""
@@ -98,7 +118,8 @@ class TurnwiseSession:
     Items are kept exactly as they are, of whatever kind. Each change is one commit, durable on return, and takes effect
     at one point between other changes, whichever process makes them: a batch is added whole or not at all, and
     `pop_item` removes the very item that it returns. A change whose caller is cancelled is stored whole or not at all,
-    and the cancellation waits until that is known.
+    and the cancellation waits until that is known. After a StoreError, which does not say whether it was stored, a
+    change may be repeated by the same object: the same items are added once, and the item that was removed is returned.
 
     **One run at a time.** A `Runner.run` has the session from its first read until it has stored its answer, or its
     calls that wait for approval. Another run, or a change from elsewhere, is refused meanwhile (`reject`) or waits
@@ -216,13 +237,20 @@ class TurnwiseSession:
             async with self._of_loop.lock:
                 known = await self._read()
                 if known.open in (None, run) or self._is_over(known):
+                    if (before := known.stored_before(change)) is not None:
+                        known.unsure = []
+                        return before
                     items = list(known.items)
                     what = change(items)
                     if what is None or (not what and known.open == run):
                         return items
-                    what.setdefault("open", None if _is_answered(what.get("add", ())) else run)
-                    if await _settled(self._store(what)):
+                    own = _Unsure(new_id(), what, items)
+                    known.unsure += [own] if what else []
+                    opens = {"open": None if _is_answered(what.get("add", ())) else run}
+                    if await _settled(self._store({"id": own.id, **opens, **what})):
+                        known.unsure = [] if what else known.unsure
                         return items
+                    known.unsure = [each for each in known.unsure if each is not own]
                     continue  # another change was stored before it
                 self._check_waits(known)
             await asyncio.sleep(_WAIT_S)
@@ -243,13 +271,12 @@ class TurnwiseSession:
 
     async def _store(self, what: dict[str, Any]) -> bool:
         """Store a change after the last one that was read; return False if another one was stored there before."""
-        own = new_id()
-        change = {"id": own, "after": self._of_loop.last, "at": time.time(), "by": _process(), **what}
+        change = {"id": new_id(), "after": self._of_loop.last, "at": time.time(), "by": _process(), **what}
         payload = {name: each for name, each in change.items() if each is not None}
         turn = await self._do(self._session.append, Unknown(stored_kind=KIND, payload=freeze(payload)))
         known = self._of_loop
         known.apply([turn]) if turn.index == known.turn else await self._read()
-        return own in self._of_loop.ids
+        return change["id"] in self._of_loop.ids
 
     async def _read(self) -> _Known:
         """Read what has changed since the last look."""

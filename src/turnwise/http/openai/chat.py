@@ -40,7 +40,7 @@ from turnwise.errors import (
 )
 from turnwise.http.openai.completion_request import CreateCompletion
 from turnwise.http.openai.completions import Completion, failure
-from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer_of, body_of, invalid
+from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer_of, body_of, check_no_key, invalid
 from turnwise.http.openai.messages import Chat, read_messages
 from turnwise.http.openai.models import Chosen, chosen, run_on
 from turnwise.http.openai.new_messages import New, is_alone, news
@@ -112,7 +112,7 @@ async def create(
     After `tool_calls`, the session waits for the results of all calls, for as long as it takes. Messages of role `tool`
     bring them, with the same settings and tools as before, or none.
 
-    With an `Idempotency-Key`, a repeated request gets the answer of the first one.
+    With an `Idempotency-Key`, a repeated request gets the answer of the first one. Without a session, a key is refused.
     """
     body.check()
     chat, model = read_messages(body.messages), chosen(caller, body.model)
@@ -120,6 +120,7 @@ async def create(
     with caller.room() as room:
         try:
             if x_session_id is None:
+                check_no_key(idempotency_key, "name a session by X-Session-Id")
                 answering = await _stateless(asked)
             else:
                 answering = await _durable(asked, id_of_header(x_session_id), idempotency_key)

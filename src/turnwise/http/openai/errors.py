@@ -59,6 +59,13 @@ def invalid(param: str, message: str, code: str | None = None, **more: Any) -> O
     return OpenAIError(400, message, param=param, code=code, **more)
 
 
+def check_no_key(key: str | None, remedy: str) -> None:
+    """Refuse an idempotency key of a request of which nothing is stored: its answer could not be found again."""
+    if key is not None:
+        why = f"nothing of this request is stored, so a repeated one would be answered anew: {remedy}"
+        raise invalid("Idempotency-Key", f"{why}, or leave the Idempotency-Key out", "idempotency_not_stored")
+
+
 def unsupported(param: str, message: str = "this service does not support it: leave it out") -> OpenAIError:
     """Return the refusal of a request with a field or a value that the service does not support."""
     return OpenAIError(400, f"{param}: {message}", param=param, code="unsupported_parameter")

@@ -24,7 +24,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.http.openai.answers import Answer
-from turnwise.http.openai.errors import OpenAIError, invalid, not_found
+from turnwise.http.openai.errors import OpenAIError, check_no_key, invalid, not_found
 from turnwise.http.openai.fields import CreateResponse, FunctionTool, check_same
 from turnwise.http.openai.ids import hidden_session, is_hidden, response_id, run_of, session_of
 from turnwise.http.openai.inputs import Given
@@ -181,6 +181,7 @@ def _tool(function: FunctionTool, param: str) -> Tool:
 
 
 async def _once(caller: Caller, blocks: Sequence[Block], options: RunOptions, engine: str | None) -> Found:
+    check_no_key(options.get("idempotency_key"), "send it with store true")
     execution = await caller.manager.run_once(*blocks, user_id=caller.user_id, engine=engine, **options)
     run = await execution.info()
     return Found(execution, run, 0, model_of(caller, run), stored=False)

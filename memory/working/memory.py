@@ -9,6 +9,7 @@ from typing import Any, Literal
 from turnwise.errors import ConfigError, InvalidIdError, WorkingMemoryError
 from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.ranges import check_whole_number
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import Scope, is_local
 from turnwise.memory.longterm.quoting import quote
 from turnwise.memory.working.base import NoteStore
@@ -20,6 +21,7 @@ _SHOWN = 500
 """The most characters of a format's error message."""
 
 
+@needs(notes="pass the store of the notes, such as SQLNotes('sqlite:///notes.db')")
 class WorkingMemory:
     """A note with a format. Each change is one transaction, and the whole new text is checked before it is stored.
 

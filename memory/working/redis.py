@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.ids import digest_of
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.stores.redis.database import RedisDatabase
 from turnwise.memory.working.base import Change, check_scope, decode_note
@@ -31,6 +32,7 @@ return count
 """
 
 
+@needs(url="pass where it is, such as RedisNotes('redis://localhost')")
 class RedisNotes(RedisDatabase):
     """Stores notes in Redis, 6.2 or later. See `RedisDatabase` for their durability.
 

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy import Boolean, Column, MetaData, PrimaryKeyConstraint, Table, Text
 
 from turnwise.memory.conversation.codec import to_json
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.stores.sql.database import Schema
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
@@ -26,6 +27,7 @@ notes = Table(
 )
 
 
+@needs(url="pass where it is, such as SQLNotes('sqlite:///notes.db')")
 class SQLNotes(SecureDeleteDatabase):
     """Stores notes in its own table through SQLAlchemy Core.
 

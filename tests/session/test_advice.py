@@ -19,12 +19,19 @@ from turnwise import (
     VectorMemory,
 )
 from turnwise.actors.inference.function_engine import FunctionEngine
+from turnwise.actors.inference.openai.engine import AzureOpenAI
 from turnwise.actors.session.core import SessionCore
+from turnwise.adapters import AgentsSDKEngine, LangGraphEngine, PydanticAIEngine
 from turnwise.adapters.anthropic.engine import AnthropicEngine
 from turnwise.errors import EmptyTurnError, MissingArgumentError, SessionBusyError, SessionInUseError, TurnwiseError
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.longterm.items.redis import RedisFacts
+from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.memory.working.redis import RedisNotes
+from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing.schedules import inline
 from turnwise.testing.scripted_engine import Pause, ScriptedEngine
 
@@ -109,7 +116,12 @@ def test_what_lacks_a_required_argument_says_what_to_pass(argument: str) -> None
     assert missing.value.of == f"{REQUIRED[argument].__name__}()"
 
 
-@pytest.mark.parametrize("kind", [AnthropicEngine, StaticMemory, ExtractiveMemory, Summarize])
+ENGINES = (AnthropicEngine, AgentsSDKEngine, LangGraphEngine, PydanticAIEngine, AzureOpenAI)
+MEMORIES = (StaticMemory, ExtractiveMemory, WorkingMemory, Summarize)
+STORES = (RedisFacts, RedisNotes, SQLFacts, SQLNotes)
+
+
+@pytest.mark.parametrize("kind", [*ENGINES, *MEMORIES, *STORES])
 def test_other_classes_name_themselves_when_an_argument_is_missing(kind: Any) -> None:
     with pytest.raises(MissingArgumentError) as missing:
         kind()

@@ -54,7 +54,6 @@ def written(reports: list[Report], wanted: int) -> str:
 def folder() -> Iterator[Path]:
     """A folder that the server of PostgreSQL may enter; each pytest that starts closes its own to others."""
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as name:
-        Path(name).chmod(0o755)
         yield Path(name)
 
 
@@ -66,7 +65,7 @@ def test_ten_thousand_faults_lose_and_double_nothing(folder: Path) -> None:
 
     def stage(number: int) -> Setting:
         of_stage = folder / f"stage-{number}"
-        of_stage.mkdir()
+        of_stage.mkdir(mode=0o700)
         part = STAGES[number][1] if number < len(STAGES) else MORE
         return Setting(folder=of_stage, seed=seed + number, seconds=seconds * part, sessions=setting("SESSIONS", 24))
 

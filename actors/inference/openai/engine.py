@@ -54,6 +54,7 @@ _NO_KEY = "no-api-key"
 """The key that is sent to a server that needs none."""
 
 
+@needs(endpoint="pass the resource's URL, such as AzureOpenAI(endpoint='https://name.openai.azure.com')")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzureOpenAI:
     """A resource of Azure OpenAI. The engine's `model` is the name of the deployment."""

@@ -13,6 +13,7 @@ from turnwise.errors import ConfigError, CorruptRecordError
 from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.ids import digest_of
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
 from turnwise.memory.longterm.items.base import (
     ALL,
@@ -34,6 +35,7 @@ from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_curs
 from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
 
 
+@needs(url="pass where it is, such as RedisFacts('redis://localhost')")
 class RedisFacts(RedisDatabase):
     """Keeps facts in Redis, 6.2 or later. See `RedisDatabase` for their durability.
 

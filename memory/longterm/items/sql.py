@@ -13,6 +13,7 @@ from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.ids import digest_of
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
 from turnwise.memory.longterm.items.base import (
     ALL,
@@ -41,6 +42,7 @@ _AT_ONCE = 500
 """The most rows that a statement names, since databases limit the values of a statement."""
 
 
+@needs(url="pass where it is, such as SQLFacts('sqlite:///facts.db')")
 class SQLFacts(SecureDeleteDatabase):
     """Stores facts in tables of their own, through SQLAlchemy Core. A pickle has the settings, with the URL's password.
 

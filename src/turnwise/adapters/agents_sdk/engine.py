@@ -37,6 +37,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, answe
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
 from turnwise.memory.conversation.output_type import OutputType, as_said
 from turnwise.memory.conversation.ranges import check_whole_number
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.openai_responses import encode
 from turnwise.memory.providers.validation import RESPONSES
@@ -83,6 +84,7 @@ _PASSED_ON = ("service_tier", "prompt_cache_key", "safety_identifier")
 """Parameters of runs that both of OpenAI's APIs take, and `ModelSettings` has no name for."""
 
 
+@needs(agent="pass an Agent, a function that makes one, or 'module:name'")
 @dataclass(frozen=True)
 class AgentsSDKEngine:
     """Answers with an agent of the OpenAI Agents SDK, which keeps its tools, handoffs, guardrails and models.

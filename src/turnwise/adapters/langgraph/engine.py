@@ -19,6 +19,7 @@ from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.model_params import PARAMS
+from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.turns import Turn
 
 with framework("langgraph", extra="langgraph", tested="1.2"):
@@ -30,6 +31,7 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
     expect(StateGraph.compile, "checkpointer", "cache", "store", "interrupt_before", "interrupt_after", "debug", "name")
 
 
+@needs(graph="pass a graph, a function that returns one, or 'module:name'")
 @dataclass(frozen=True, slots=True)
 class LangGraphEngine:
     """Answers with a LangGraph graph whose state has a channel of messages.

@@ -358,11 +358,13 @@ class GraphThreads:
                 raise CheckpointFencedError(*where, put.parent, space.head)
             return
         head = space.head if space else None
+        if space and space.writer is None and head == put.id:
+            return  # it is repeated, as its answer was lost
         if space is None or head is None or put.parent is None:
             begins = head is None or put.replays or (not put.versions and space and space.writer is None)
             if put.parent is None and begins:
                 return
-        elif space.writer is None and head in (put.parent, put.id):
+        elif space.writer is None and head == put.parent:
             return
         if put.parent and not ((found := await self._store.read(where, put.parent)) and found[1]):
             raise CheckpointNotFoundError(*where, put.parent)

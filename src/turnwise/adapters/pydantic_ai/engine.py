@@ -15,6 +15,7 @@ from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, EngineError, shown
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.conversation.required_arguments import needs
 
 with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
     from pydantic_ai import Agent
@@ -26,6 +27,7 @@ with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
 Source = AbstractAgent[Any, Any] | Callable[[], AbstractAgent[Any, Any]] | str
 
 
+@needs(agent="pass an Agent, a function that makes one, or 'module:name'")
 @dataclass(frozen=True)
 class PydanticAIEngine:
     """Answers with an agent of Pydantic AI, which keeps its model, tools, instructions, output type and capabilities.

@@ -25,8 +25,10 @@ def weight(value: object) -> int:
         return sum(len(name) + weight(member) for name, member in value.items())
     if isinstance(value, tuple | list):
         return sum(map(weight, value))
-    fields = getattr(value, "__dict__", None)
-    return sum(map(weight, fields.values())) if fields else 8
+    if fields := getattr(value, "__dict__", None):
+        return sum(map(weight, fields.values()))
+    slots = getattr(value, "__dataclass_fields__", ())
+    return sum(weight(getattr(value, name)) for name in slots) or 8
 
 
 def first_of(items: list[Item]) -> list[Item]:

@@ -100,11 +100,18 @@ async def write_session() -> list[str]:
         await core.compact()
     await core.forget_turn((await core.reads.turns(limit=1000))[-2].index)
     await core.append(["later"], "a key")
+    await settled(core)
     lines = await exported(store)
     found = [decode(json.loads(line)["block"]) for line in lines if line.startswith('{"block"')]
     assert sum(isinstance(block, Summary) and bool(block.folded) for block in found) >= 2
     assert {block.kind for block in found} >= {"image", "document", "thinking", "tool_use", "tool_result", "summary"}
     return lines
+
+
+async def settled(core: SessionCore) -> None:
+    """Wait until nothing changes the session beside its runs any more, such as a compaction."""
+    while core.ownership.is_in_use:
+        await asyncio.sleep(0)
 
 
 class Summariser(CheckingEngine):
@@ -147,6 +154,7 @@ async def check_works(store: InMemoryStore, session_id: str) -> None:
     if ended:
         await core.forget_turn(ended[0])
         await check_runs(SessionCore((await core.fork(None, "forgetting")).session_id, store, CheckingEngine()))
+    await settled(core)
     other = InMemoryStore()
     lines: list[str] = []
     await export_session(store, session_id, lines.append)

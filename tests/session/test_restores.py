@@ -484,7 +484,7 @@ def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -
         assert texts(later.blocks) == ["kept", "new"] and overlap(later.record.output, lost.record.output)
         assert (texts(lost.blocks), texts(first.blocks)) == (["kept", "lost"], ["kept"])
         cache = client.cache(ref)
-        packed = await hosting.ask(ref, "turns", -1, 10, cache.held)
+        packed, _ = await hosting.ask(ref, "turns", -1, 10, cache.held)
         assert [texts(client.unpack(turn, cache).new_blocks) for turn in packed] == [["kept"], ["new"]]
         assert [turn.blocks for turn in packed] == [[], []]  # nothing is sent twice
 
@@ -594,7 +594,7 @@ def test_a_session_without_a_process_is_read_as_restored() -> None:
         box.back_up()
         await run(core_of(store), "lost")
         store.goes_back = box.restore
-        turns = await Hosting(store, EchoEngine()).ask(ref, "turns", -1, 10, ())
+        turns, _ = await Hosting(store, EchoEngine()).ask(ref, "turns", -1, 10, ())
         assert [texts(turn.unpack(BlockCache()).new_blocks) for turn in turns] == [["kept"]]
 
     play(story)

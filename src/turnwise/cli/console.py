@@ -70,6 +70,7 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
 
         from turnwise.console.app import mount
         from turnwise.http.auth import BearerTokens
+        from turnwise.http.limits import within_limits
         from turnwise.http.listening import raise_file_limit, url_of
         from turnwise.http.log import configure_logging
         from turnwise.http.origins import KnownHosts
@@ -103,7 +104,7 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
         with _bound(host, port) as listener:
             typer.echo(f"turnwise shows {redact(store)} at {url_of(listener)}/console/")
             configure_logging()
-            await _server(app, service).serve([listener])
+            await _server(within_limits(app, service.settings), service).serve([listener])
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -16,7 +16,7 @@ import typer
 from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, check_free, engine_of, stand_in
 from turnwise.cli.common import STORE, Namespace, file_of, run
 from turnwise.cli.serve import TOKEN
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, TooManyError
 
 if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
@@ -110,7 +110,9 @@ async def _serve(
         if port is None:
             await server.run_stdio_async()
             return
-        app: Any = server.streamable_http_app(host=host)
+        from turnwise.http.counts import CountLimits
+
+        app: Any = CountLimits(server.streamable_http_app(host=host), refused=_refused)
         await _listen(_Guarded(app, token) if token else app, host, port)
 
 
@@ -167,6 +169,15 @@ _UNAUTHORIZED = json.dumps(
         "error": "unauthorized",
     }
 ).encode()
+
+
+def _refused(scope: Any, error: TooManyError) -> Any:
+    """Return the answer to a request that brings too much."""
+    from starlette.responses import JSONResponse
+
+    status = 413 if error.limit == "max_body_bytes" else 422
+    problem = {"type": "urn:turnwise:too_many", "title": "Too many", "status": status, "detail": str(error)}
+    return JSONResponse(problem | {"error": "too_many"}, status, media_type="application/problem+json")
 
 
 class _Guarded:

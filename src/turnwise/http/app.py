@@ -24,7 +24,7 @@ from turnwise.http.config import ServiceConfig, Source
 from turnwise.http.counts import CountLimits
 from turnwise.http.credentials import Credentials, asked_once
 from turnwise.http.front_ends import ui
-from turnwise.http.limits import SizeLimits
+from turnwise.http.limits import SizeLimits, refused
 from turnwise.http.openai import chat, conversations, errors, models, responses
 from turnwise.http.origins import SameSite
 from turnwise.http.paths import SegmentPaths
@@ -105,7 +105,7 @@ def create_app(
     app.include_router(conversations.router)
     app.include_router(errors.router)  # the last of OpenAI's: it has all of their addresses
     limits = service.settings
-    app.add_middleware(CountLimits, max_values=limits.max_body_values)
+    app.add_middleware(CountLimits, refused=refused, max_values=limits.max_body_values, max_bytes=limits.max_body_bytes)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=limits.max_body_bytes)
     app.add_middleware(SegmentPaths)
     app.add_middleware(TraceContext)

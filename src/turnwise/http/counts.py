@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
+from collections.abc import Callable
 from itertools import accumulate
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise.errors import TooManyError
-from turnwise.http.openai import errors
-from turnwise.http.problems import answer, problem_of
 from turnwise.memory.conversation.frozen_json import MAX_DEPTH
 from turnwise.memory.conversation.limits import check_count
+
+MAX_BODY_BYTES = 4 << 20
+"""The most bytes of a body, or of a message of a websocket; see `HttpSettings.max_body_bytes`."""
+
+MAX_BODY_VALUES = 20_000
+"""The most values of a body; see `HttpSettings.max_body_values`."""
 
 MAX_BODY_DEPTH = MAX_DEPTH + 20
 """The most levels of lists and objects in a body: those of a value in it, and what stands around that."""
@@ -24,6 +30,11 @@ MAX_PARAMETERS = 200
 
 MAX_DIGITS = 400
 """The most digits of a number in a body: to read one takes the square of its length."""
+
+TOO_LARGE = 1009
+"""The code by which a websocket is closed whose message is too large."""
+
+_log = logging.getLogger(__name__)
 
 _SMALL = 16 << 10
 """Bodies of up to so many bytes are looked at by the event loop, larger ones by a thread."""
@@ -40,13 +51,30 @@ class CountLimits:
 
     To read JSON holds the event loop, even by a thread, since Python's lock is held to the end: a million small values
     take a second. So they are counted first, by what stands between texts. What is no JSON is refused by the routes.
+
+    A message of a websocket is bounded like a body; one that is too large ends the connection, by code 1009.
+
+    Args:
+        refused: returns the answer to a request that brings too much.
     """
 
-    def __init__(self, app: ASGIApp, max_values: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        refused: Callable[[Scope, TooManyError], ASGIApp],
+        max_values: int = MAX_BODY_VALUES,
+        max_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
         self._app = app
+        self._refused = refused
         self._max_values = max_values
+        self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._app(scope, self._messages(receive, send), send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -56,9 +84,7 @@ class CountLimits:
             if scope["method"] in _WITH_BODIES:
                 receive = await self._checked(scope, receive)
         except TooManyError as error:
-            is_openai = "/openai/v1/" in scope["path"]
-            refusal = errors.answer_of(error) if is_openai else answer(problem_of(error))
-            await refusal(scope, receive, send)
+            await self._refused(scope, error)(scope, receive, send)
         except ClientDisconnect:
             pass
         else:
@@ -66,12 +92,40 @@ class CountLimits:
 
     async def _checked(self, scope: Scope, receive: Receive) -> Receive:
         """Return what gives the body that was read, and then what comes after it."""
-        body = await Request(scope, receive).body()
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in Request(scope, receive).stream():
+            chunks.append(chunk)
+            size += len(chunk)
+            check_count("bytes of the body", size, "max_body_bytes", self._max_bytes)
+        await self._check(body := b"".join(chunks))
+        return _again(body, receive)
+
+    async def _check(self, body: bytes) -> None:
         if len(body) <= _SMALL:
             check_body(body, self._max_values)
         else:
             await asyncio.to_thread(check_body, body, self._max_values)
-        return _again(body, receive)
+
+    def _messages(self, receive: Receive, send: Send) -> Receive:
+        """Return what gives the messages of a websocket, and its end in place of one that is too large."""
+
+        async def received() -> Message:
+            message = await receive()
+            if message["type"] != "websocket.receive":
+                return message
+            text = message.get("text")
+            content = (message.get("bytes") or b"") if text is None else text.encode()
+            try:
+                check_count("bytes of a message", len(content), "max_body_bytes", self._max_bytes)
+                await self._check(content)
+            except TooManyError as error:
+                _log.info("a websocket was closed: %s", error)
+                await send({"type": "websocket.close", "code": TOO_LARGE, "reason": error.limit})
+                return {"type": "websocket.disconnect", "code": TOO_LARGE}
+            return message
+
+        return received
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from turnwise.errors import TooManyError
+from turnwise.http.counts import CountLimits
 from turnwise.http.openai import errors
-from turnwise.http.problems import answer, problem
+from turnwise.http.problems import answer, problem, problem_of
+from turnwise.http.settings import HttpSettings
 
 _TOO_LARGE = 413
 
@@ -61,3 +65,15 @@ def _marked(send: Send) -> Send:
         await send(message)
 
     return sent
+
+
+def within_limits(app: ASGIApp, settings: HttpSettings) -> ASGIApp:
+    """Return an app whose requests are bounded before it reads them, as those of the service are."""
+    counted = CountLimits(app, refused=refused, max_values=settings.max_body_values, max_bytes=settings.max_body_bytes)
+    bounded = RequestBodyLimitMiddleware(counted, max_body_size=settings.max_body_bytes)
+    return SizeLimits(bounded, settings.max_header_bytes, settings.max_body_bytes)
+
+
+def refused(scope: Scope, error: TooManyError) -> ASGIApp:
+    """Return the answer to a request that brings too much, in the form of the API that was asked."""
+    return errors.answer_of(error) if "/openai/v1/" in scope["path"] else answer(problem_of(error))

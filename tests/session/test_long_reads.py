@@ -1,0 +1,196 @@
+"""What is read is read in steps: no step of the event loop takes long, and no read of a store brings much."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import ScriptedEngine
+from holds import HOLDS, LOOP_S, measure_this_loop, slowness
+from open_stores import closing
+from schedules import SESSION
+from turnwise.actors.hosting.reader import Reader
+from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.session.core import SessionCore
+from turnwise.memory.archive.export import export_session
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import Text, User, encode
+from turnwise.memory.conversation.events import CustomEvent, Event
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, weight
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.conformance.fixtures import Owner, own
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.stores.sql.store import SQLStore
+
+PART = 1_000
+TURNS = 30_000
+"""Of a long conversation: its window has twice as many blocks."""
+
+LARGE = 400_000
+"""The size of each content of a conversation of large ones."""
+
+
+class Measured:
+    """Notes the most that one read of a store has brought."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self.most = 0
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        return self._noting(found) if name in ("blocks", "turns", "runs", "events") else found
+
+    def _noting(self, read: Callable[..., Awaitable[Sequence[Any]]]) -> Callable[..., Awaitable[Sequence[Any]]]:
+        async def noting(*args: Any, **options: Any) -> Sequence[Any]:
+            records = await read(*args, **options)
+            self.reads += 1
+            largest = max(map(_size, records), default=0)
+            self.most = max(self.most, sum(map(_size, records)) - largest)
+            return records
+
+        return noting
+
+
+def _size(record: Any) -> int:
+    return weight(record) + (BLOCK_BYTES if isinstance(record, str) else 0)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], SessionStore]:
+    if request.param == "memory":
+        return InMemoryStore
+    if request.param == "redis":
+        return partial(RedisStore, request.getfixturevalue("redis_url"))
+    url = f"sqlite:///{tmp_path}/store.db" if request.param == "sqlite" else request.getfixturevalue("database")
+    return partial(SQLStore, url)
+
+
+async def converse(store: SessionStore, turns: int, text: str = "", data: str = "") -> Owner:
+    """Store a conversation of so many turns, each with a prompt, an answer and an event."""
+    owner = await own(store, SESSION)
+    for first in range(0, turns, PART):
+        numbers = range(first, min(first + PART, turns))
+        texts = [encode(kind(text=f"{n} {text}")) for n in numbers for kind in (User, Text)]
+        log = owner.session.log
+        records = [
+            TurnRecord(
+                index=n,
+                status="completed",
+                prompt=(Span(log, 2 * n, 2 * n + 1),),
+                input=(Span(log, 0, 2 * n + 1),),
+                output=(Span(log, 2 * n + 1, 2 * n + 2),),
+            )
+            for n in numbers
+        ]
+        events: list[Event] = [
+            CustomEvent(session_id=SESSION, seq=n + 1, at=1.0, name="note", data={"text": f"{n} {data}"})
+            for n in numbers
+        ]
+        after = replace(owner.session, next_index=numbers.stop, seq=numbers.stop)
+        await owner.commit(*texts, session=after, turns=records, events=events)
+    return owner
+
+
+async def read_all(store: SessionStore, turns: int) -> None:
+    """Read all of a conversation by each verb, from the store and by a process that has the session."""
+    stored = StoredSession(SESSION, store, None)
+    core = SessionCore(SESSION, store, ScriptedEngine())
+    await core.activate()
+    for source in (stored, core.reads):
+        reader, reads = Reader(lambda source=source: source), stored.reads if source is stored else core.reads
+        await reader.turn(turns - 1, ())
+        await reader.latest(())
+        after: int | None = -1
+        cache, count = BlockCache(), 0
+        for _ in range(3):
+            packed, after = await reader.turns(count - 1, 1_000, cache.held)
+            for each in packed:
+                each.unpack(cache)
+            count += len(packed)
+            assert after == packed[-1].record.index if count < turns else after is None
+        before = None
+        for _ in range(3):
+            messages, _ = await reads.messages(before, 1_000)
+            before = messages[0].cursor
+        seq, is_all = 0, False
+        while not is_all:
+            _, seq, is_all = await reader.events(seq, 1_000, None, 0.0)
+        assert seq == turns
+    await export_session(store, SESSION, lambda line: None)
+
+
+async def test_no_read_of_a_long_conversation_holds_a_loop_or_store(make_store: Callable[[], SessionStore]) -> None:
+    async with closing(make_store()) as store:
+        await converse(store, TURNS)
+        await holds_nobody(store, TURNS)
+
+
+async def test_no_read_of_large_contents_holds_a_loop_or_store(make_store: Callable[[], SessionStore]) -> None:
+    async with closing(make_store()) as store:
+        await converse(store, 60, "x" * LARGE, "y" * LARGE)
+        await holds_nobody(store, 60)
+
+
+async def holds_nobody(store: SessionStore, turns: int) -> None:
+    measured = Measured(store)
+    measure_this_loop()
+    for _ in range(3):  # a machine is slow now and then
+        await asyncio.sleep(0)
+        HOLDS.take()
+        scale = slowness()
+        await read_all(measured, turns)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        held = HOLDS.take()
+        if held["loop_s"] <= LOOP_S * max(scale, slowness()):
+            break
+    else:
+        pytest.fail(f"a step of the event loop took {held['loop_s']:.3f} s: {held['what']}")
+    assert measured.most <= PAGE_BYTES, "besides its largest record"
+
+
+async def test_pages_of_large_contents_say_that_there_are_more() -> None:
+    store = InMemoryStore()
+    await converse(store, 10, "x" * LARGE, "y" * LARGE)
+    stored = StoredSession(SESSION, store, None)
+    reader = Reader(lambda: stored)
+    for read in (lambda after: reader.turns(after, 100, ()), lambda after: pages_of_events(reader, after)):
+        numbers, after, sizes = list[int](), -1, list[int]()
+        while after is not None:
+            page, after = await read(after)
+            sizes.append(len(page))
+            numbers += page
+        assert len(numbers) == 10 and len(sizes) > 3 and min(sizes) >= 1
+    before, texts, is_more, pages = None, list[str](), True, 0
+    while is_more:
+        messages, is_more = await stored.reads.messages(before, 100)
+        texts[:0] = [each.text[:2].strip() for each in messages]
+        before, pages = messages[0].cursor, pages + 1
+    assert texts == [str(n) for n in range(10) for _ in "ab"] and pages > 3
+
+
+async def pages_of_events(reader: Reader, after: int) -> tuple[list[Any], int | None]:
+    events, after, is_all = await reader.events(after, 100, None, 0.0)
+    return events, None if is_all else after
+
+
+async def test_a_small_page_costs_no_more_reads_than_before() -> None:
+    store = Measured(InMemoryStore())
+    await converse(store, 10)  # type: ignore[arg-type]
+    stored = StoredSession(SESSION, store, None)  # type: ignore[arg-type]
+    counts = []
+    for read in (stored.reads.turns, stored.reads.events, stored.reads.runs):
+        store.reads = 0
+        await read(limit=100)
+        counts.append(store.reads)
+    assert counts == [3, 2, 2]  # two of them say where the session stands

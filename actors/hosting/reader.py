@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
@@ -14,6 +15,9 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import SessionStore
+
+_TURNS = 100
+"""How many turns are packed before others get the event loop."""
 
 _UNPACKED = frozenset(("expand", "messages", "pending", "run"))
 """The read-only verbs whose answers are those of `SessionReads`, unchanged."""
@@ -66,6 +70,8 @@ class Reader:
         for turn in await reads.turns(after, limit):
             packed.append(await PackedTurn.pack(turn, held))
             held = _with(held, turn)
+            if len(packed) % _TURNS == 0:
+                await asyncio.sleep(0)
         return packed, reads.next_after(packed[-1].record.index) if packed else None
 
     async def runs(self, after: int, limit: int) -> tuple[list[RunRecord], int | None]:

@@ -26,7 +26,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.tool_calls import PendingCall, decode_calls
 from turnwise.memory.conversation.turns import Outcome, Turn
-from turnwise.memory.conversation.weights import BLOCK_BYTES, count_first, weight
+from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, weight
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.reading import read_runs, read_turns
@@ -209,14 +209,16 @@ class SessionReads:
         end = self._journal.session.next_index
         end = end if place is None else min(end, place[0] + 1)
         newest: list[ChatMessage] = []
-        weights: list[int] = []
+        count = total = 0
         async for messages in self._messages_back(end):
             earlier = [each for each in reversed(messages) if place is None or (each.turn_index, each.number) < place]
             newest += earlier
-            weights += [BLOCK_BYTES + weight(each) for each in earlier]
-            if len(newest) > min(limit, count_first(weights)):
+            for message in earlier:
+                total += BLOCK_BYTES + weight(message)
+                if count < limit and (total <= PAGE_BYTES or not count):
+                    count += 1
+            if len(newest) > count:
                 break
-        count = min(limit, count_first(weights))
         return newest[:count][::-1], len(newest) > count
 
     async def _messages_back(self, end: int) -> AsyncIterator[list[ChatMessage]]:
@@ -226,6 +228,7 @@ class SessionReads:
             async for messages in self._messages_of_turns(start, end):
                 yield messages
             end = start
+            await asyncio.sleep(0)
 
     async def _messages_of_turns(self, start: int, end: int) -> AsyncIterator[list[ChatMessage]]:
         """Yield the messages of each turn, the newest turn first."""

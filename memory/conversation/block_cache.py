@@ -59,8 +59,8 @@ class BlockCache:
         for log, start, stop in spans:
             entries: dict[int, Any] = self._logs.setdefault(log, {})
             part = dict(enumerate(blocks[at : at + stop - start], start))
-            new = part.keys() - entries.keys() if entries else part.keys()
-            self.size_bytes += BLOCK_BYTES * len(new) + sum(map(weight, map(part.__getitem__, new)))
+            new = [block for place, block in part.items() if place not in entries] if entries else part.values()
+            self.size_bytes += BLOCK_BYTES * len(new) + sum(map(weight, new))
             entries.update(part)
             at += stop - start
         self.held = union(self.held, spans)

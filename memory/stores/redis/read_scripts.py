@@ -63,7 +63,8 @@ local place, limit, found, upto = take(), tonumber(take()), {}, nil
 while at < #ARGV do
   local set, part, size, low = key(number, take()), {}, 0, after(place)
   repeat
-    local count = math.min(limit - #part, 16)
+    local count = #part == 0 and 1 or math.ceil((PAGE_BYTES - size) * #part / math.max(size, 1))
+    count = math.min(limit - #part, math.max(1, math.min(count, #part * 4)))
     local more = redis.call('ZRANGEBYLEX', set, low, '+', 'LIMIT', 0, count)
     for _, entry in ipairs(more) do
       part[#part + 1], size = entry, size + #entry

@@ -941,8 +941,11 @@ class AsyncSession(_Session):
         """
         return await carry_out_async(self._turn(index))
 
-    async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
-        """Return up to `limit` turns with an index above `after`, by index."""
+    async def turns(self, after: int = -1, limit: int = 100) -> ListPage[Turn]:
+        """Return up to `limit` turns with an index above `after`, by index.
+
+        A page that is large is shorter: it has a megabyte or one turn. Its `next` says whether there are more.
+        """
         return await carry_out_async(self._turns(after, limit))
 
     async def messages(
@@ -962,8 +965,11 @@ class AsyncSession(_Session):
         request = self._messages(limit, before, newest_first)
         return await carry_out_async(request)
 
-    async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
-        """Return up to `limit` runs with a turn index above `after`, by turn index."""
+    async def runs(self, after: int = -1, limit: int = 100) -> ListPage[RunRecord]:
+        """Return up to `limit` runs with a turn index above `after`, by turn index.
+
+        A page that is large is shorter: it has a megabyte or one run. Its `next` says whether there are more.
+        """
         return await carry_out_async(self._runs(after, limit))
 
     async def events(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:

@@ -19,6 +19,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.http import BearerTokens, HttpSettings, create_app
 from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES
+from turnwise.memory.longterm.lexical import LexicalMemory
 
 pytestmark = pytest.mark.ray
 
@@ -148,6 +149,7 @@ def users(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A service on a real server, with a real store; it and the sessions' process are measured."""
     store = f"sqlite:///{tmp_path_factory.mktemp('holds')}/chats.db"
     options: dict[str, Any] = {"settings": HttpSettings(models=("any",)), "placement": Packed(hosts=1)}
+    options["memory"] = [LexicalMemory(f"sqlite:///{tmp_path_factory.mktemp('holds')}/facts.db", name="facts")]
     with served(
         store, auth=BearerTokens({ANN: "ann", BOB: "bob"}), engine=HoldsEngine(), namespace="holds", **options
     ) as service:

@@ -108,11 +108,9 @@ async def read_all(store: SessionStore, turns: int) -> None:
     stored = StoredSession(SESSION, store, None)
     core = SessionCore(SESSION, store, ScriptedEngine())
     await core.activate()
-    for source in (stored, core.reads):
-        reader, reads = Reader(lambda source=source: source), stored.reads if source is stored else core.reads
+    for reader, reads in ((Reader(lambda: stored), stored.reads), (Reader(lambda: core.reads), core.reads)):
         await reader.turn(turns - 1, ())
         await reader.latest(())
-        after: int | None = -1
         cache, count = BlockCache(), 0
         for _ in range(3):
             packed, after = await reader.turns(count - 1, 1_000, cache.held)
@@ -121,7 +119,7 @@ async def read_all(store: SessionStore, turns: int) -> None:
             count += len(packed)
             assert after == packed[-1].record.index if count < turns else after is None
             await asyncio.sleep(0)
-        before = None
+        before: str | None = None
         for _ in range(3):
             messages, _ = await reads.messages(before, 1_000)
             before = messages[0].cursor
@@ -149,6 +147,7 @@ async def test_no_read_of_large_contents_holds_a_loop_or_store(make_store: Calla
 async def holds_nobody(store: SessionStore, turns: int) -> None:
     measured = Measured(store)
     measure_this_loop()
+    held: dict[str, Any] = {}
     for _ in range(3):  # a machine is slow now and then
         scale = slowness()
         gc.collect()
@@ -156,7 +155,7 @@ async def holds_nobody(store: SessionStore, turns: int) -> None:
         try:
             await asyncio.sleep(0)
             HOLDS.take()
-            await read_all(measured, turns)  # type: ignore[arg-type]
+            await read_all(measured, turns)
             await asyncio.sleep(0)
             held = HOLDS.take()
         finally:
@@ -173,14 +172,15 @@ async def test_pages_of_large_contents_say_that_there_are_more() -> None:
     await converse(store, 10, "x" * LARGE, "y" * LARGE)
     stored = StoredSession(SESSION, store, None)
     reader = Reader(lambda: stored)
-    for read in (lambda after: reader.turns(after, 100, ()), lambda after: pages_of_events(reader, after)):
-        numbers, after, sizes = list[int](), -1, list[int]()
+    for read in (turns_after, events_after):
+        after: int | None = -1
+        sizes: list[int] = []
         while after is not None:
-            page, after = await read(after)
-            sizes.append(len(page))
-            numbers += page
-        assert len(numbers) == 10 and len(sizes) > 3 and min(sizes) >= 1
-    before, texts, is_more, pages = None, list[str](), True, 0
+            size, after = await read(reader, after)
+            sizes.append(size)
+        assert sum(sizes) == 10 and len(sizes) > 3 and min(sizes) >= 1
+    before: str | None = None
+    texts, is_more, pages = list[str](), True, 0
     while is_more:
         messages, is_more = await stored.reads.messages(before, 100)
         texts[:0] = [each.text[:2].strip() for each in messages]
@@ -188,15 +188,20 @@ async def test_pages_of_large_contents_say_that_there_are_more() -> None:
     assert texts == [str(n) for n in range(10) for _ in "ab"] and pages > 3
 
 
-async def pages_of_events(reader: Reader, after: int) -> tuple[list[Any], int | None]:
-    events, after, is_all = await reader.events(after, 100, None, 0.0)
-    return events, None if is_all else after
+async def turns_after(reader: Reader, after: int) -> tuple[int, int | None]:
+    turns, later = await reader.turns(after, 100, ())
+    return len(turns), later
+
+
+async def events_after(reader: Reader, after: int) -> tuple[int, int | None]:
+    events, later, is_all = await reader.events(after, 100, None, 0.0)
+    return len(events), None if is_all else later
 
 
 async def test_a_small_page_costs_no_more_reads_than_before() -> None:
     store = Measured(InMemoryStore())
-    await converse(store, 10)  # type: ignore[arg-type]
-    stored = StoredSession(SESSION, store, None)  # type: ignore[arg-type]
+    await converse(store, 10)
+    stored = StoredSession(SESSION, store, None)
     counts = []
     for read in (stored.reads.turns, stored.reads.events, stored.reads.runs):
         store.reads = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,9 +74,9 @@ class Statement:
             return connection.exec_driver_sql(self.text, [self.bind(row) for row in values])
         return connection.exec_driver_sql(self.text, self.bind(values))
 
-    def rows(self, connection: sa.Connection, values: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    def rows(self, connection: sa.Connection, values: dict[str, Any]) -> Generator[tuple[Any, ...], None, None]:
         """Yield rows as the driver's tuples. For small, frequent reads; close it if not all are read."""
-        cursor = connection.connection.cursor()
+        cursor: Any = connection.connection.cursor()
         try:
             cursor.execute(self.text, self.bind(values))
             yield from cursor
@@ -307,7 +307,7 @@ def first_rows(
     if dialect.name == "sqlite":
         return select
     texts = [column for column in select.selected_columns if isinstance(column.type, sa.Text)]
-    size = sum(
+    size: sa.ColumnElement[Any] = sum(
         (sa.func.coalesce(sa.func.octet_length(column), sa.literal_column("0")) for column in texts),
         sa.literal_column(str(bytes_each)),
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-MAX_HEADER_BYTES = 32 << 10
+MAX_HEADER_BYTES, MAX_BODY_BYTES, MAX_BODY_VALUES = 32 << 10, 4 << 20, 20_000
 """How large the header of a request over HTTP may be."""
 
 
@@ -112,7 +112,12 @@ async def _serve(
             return
         from turnwise.http.counts import CountLimits
 
-        app: Any = CountLimits(server.streamable_http_app(host=host), refused=_refused)
+        app: Any = CountLimits(
+            server.streamable_http_app(host=host),
+            refused=_refused,
+            max_values=MAX_BODY_VALUES,
+            max_bytes=MAX_BODY_BYTES,
+        )
         await _listen(_Guarded(app, token) if token else app, host, port)
 
 

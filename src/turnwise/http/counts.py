@@ -16,12 +16,6 @@ from turnwise.errors import TooManyError
 from turnwise.memory.conversation.frozen_json import MAX_DEPTH
 from turnwise.memory.conversation.limits import check_count
 
-MAX_BODY_BYTES = 4 << 20
-"""The most bytes of a body, or of a message of a websocket; see `HttpSettings.max_body_bytes`."""
-
-MAX_BODY_VALUES = 20_000
-"""The most values of a body; see `HttpSettings.max_body_values`."""
-
 MAX_BODY_DEPTH = MAX_DEPTH + 20
 """The most levels of lists and objects in a body: those of a value in it, and what stands around that."""
 
@@ -63,8 +57,8 @@ class CountLimits:
         app: ASGIApp,
         *,
         refused: Callable[[Scope, TooManyError], ASGIApp],
-        max_values: int = MAX_BODY_VALUES,
-        max_bytes: int = MAX_BODY_BYTES,
+        max_values: int,
+        max_bytes: int,
     ) -> None:
         self._app = app
         self._refused = refused

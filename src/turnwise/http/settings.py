@@ -6,7 +6,6 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from turnwise.http.connections import ConnectionLimits, protocol_of
-from turnwise.http.counts import MAX_BODY_BYTES, MAX_BODY_VALUES
 from turnwise.memory.conversation.ranges import MAX_COUNT, MAX_SECONDS
 
 OnDisconnect = Literal["keep", "cancel"]
@@ -20,9 +19,9 @@ class HttpSettings(BaseSettings):
 
     on_disconnect: OnDisconnect = "keep"
     """What happens to a run whose client disconnects; a request's header `X-On-Disconnect` overrides it."""
-    max_body_bytes: int = Field(default=MAX_BODY_BYTES, ge=1, le=MAX_COUNT)
+    max_body_bytes: int = Field(default=4 << 20, ge=1, le=MAX_COUNT)
     """A request with a larger body is answered with 413, before it is read to its end."""
-    max_body_values: int = Field(default=MAX_BODY_VALUES, ge=1, le=MAX_COUNT)
+    max_body_values: int = Field(default=20_000, ge=1, le=MAX_COUNT)
     """A request whose JSON has more values (list elements, members of objects, lists and objects) is answered with 422
     before it is read as JSON, since that would hold up all other requests."""
     max_header_bytes: int = Field(default=32 << 10, ge=256, le=MAX_COUNT)

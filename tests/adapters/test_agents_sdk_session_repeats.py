@@ -13,6 +13,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import TurnwiseSession
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.notebook_display import ListPage
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -25,16 +26,13 @@ class Direct(AsyncSession):
     """A session that asks its core without Ray, and loses answers of `append`."""
 
     def __init__(self, core: SessionCore) -> None:
+        self.id = "s"
         self.core = core
         self.fault: str | None = None
         """Whether the next append is lost before it is stored (`call`), or its answer behind it (`answer`)."""
 
-    @property
-    def id(self) -> str:
-        return "s"
-
-    async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
-        return await self.core.reads.turns(after, limit)
+    async def turns(self, after: int = -1, limit: int = 100) -> ListPage[Turn]:
+        return ListPage(await self.core.reads.turns(after, limit))
 
     async def append(self, *prompts: Any) -> Turn:
         fault, self.fault = self.fault, None

@@ -266,7 +266,7 @@ Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
 TurnRef = Annotated[int | str, PlainValidator(_turn_ref)]
 """The index of a turn, or its id."""
 Removable = Annotated[Turn | ChatMessage, PlainValidator(_removable)]
-Limit = Annotated[int, Field(ge=1), AfterValidator(_page_size)]
+Limit = Annotated[int, Field(ge=1, le=MAX_COUNT), AfterValidator(_page_size)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
 

@@ -85,8 +85,8 @@ class CachedBlocks:
     async def read_first_turns(self, records: Sequence[TurnRecord]) -> list[Turn]:
         """Return the first of these turns, until their blocks weigh `PAGE_BYTES`; at least one, if there is one."""
         cache = await self._first([_spans_of(turn) for turn in records])
-        await asyncio.sleep(0)
         if cache.size_bytes > PAGE_BYTES:
+            await asyncio.sleep(0)
             records = records[: _count_first(records, cache)]
         return [Turn(self._session_id, record, cache) for record in records]
 

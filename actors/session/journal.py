@@ -24,6 +24,7 @@ from turnwise.memory.conversation.events import Event, SessionReverted
 from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, union
+from turnwise.memory.conversation.weights import may_be_cut
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import of_user
 from turnwise.memory.stores.base import Activation, Commit, SessionStore, new_jump
@@ -353,8 +354,9 @@ class Journal:
         held = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
         stored = await self._stored_events(after, limit)
         earlier = [event for event in stored if event.seq < start]
-        # Earlier ones may be cut: those that are held follow only where the store has no more before them.
-        return earlier if earlier and len(earlier) == len(stored) else [*earlier, *held][:limit]
+        if earlier and len(earlier) == len(stored) and may_be_cut(earlier, limit):
+            return earlier  # the store may have more before those that are held
+        return [*earlier, *held][:limit]
 
     async def _with_blocks(self, events: Sequence[Event]) -> Sequence[Event]:
         return await self.blocks.read_first_events(events, self.session.log)
@@ -373,7 +375,7 @@ class Journal:
         if self.forwarder is None:
             return check_events(stored)
         copied = await self.forwarder.history.events(self.session_id, after=after, limit=limit)
-        return check_events(merged_events(copied, stored)[:limit])
+        return check_events(merged_events(copied, stored, limit))
 
 
 def _failed(verb: str, error: Exception) -> StoreError:

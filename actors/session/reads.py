@@ -228,7 +228,8 @@ class SessionReads:
             async for messages in self._messages_of_turns(start, end):
                 yield messages
             end = start
-            await asyncio.sleep(0)
+            if end > 0:
+                await asyncio.sleep(0)
 
     async def _messages_of_turns(self, start: int, end: int) -> AsyncIterator[list[ChatMessage]]:
         """Yield the messages of each turn, the newest turn first."""

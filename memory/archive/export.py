@@ -158,7 +158,7 @@ async def _events_of(store: SessionStore, session_id: str, history: HistoryStore
     while True:
         page = check_events(await store.events(session_id, after=after, limit=PAGE))
         if history:  # read last, since events move there from the store
-            page = merged_events(await history.events(session_id, after=after, limit=PAGE), page)[:PAGE]
+            page = merged_events(await history.events(session_id, after=after, limit=PAGE), page, PAGE)
         if not page:
             return
         for event in page:

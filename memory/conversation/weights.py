@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -33,6 +33,14 @@ def weight(value: object) -> int:
 
 
 _NUMBERS = (int, float, bool, type(None))
+
+
+def may_be_cut(page: Sequence[object], limit: int) -> bool:
+    """Return whether more may follow a page of a store: stores cut those whose texts have `PAGE_BYTES`.
+
+    What a record has as text is never eight times as long as its weight, also if it is escaped, named and encrypted.
+    """
+    return len(page) >= limit or sum(map(weight, page)) > PAGE_BYTES // 8
 
 
 def first_of(items: list[Item]) -> list[Item]:

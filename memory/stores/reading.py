@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Spans, cut
-from turnwise.memory.conversation.weights import MAX_PAGE
+from turnwise.memory.conversation.weights import MAX_PAGE, may_be_cut
 from turnwise.memory.stores.base import SessionStore
 
 Item = TypeVar("Item")
@@ -29,14 +30,14 @@ async def steps_of_blocks(store: SessionStore, spans: Spans) -> AsyncIterator[tu
             await asyncio.sleep(0)
 
 
-def merged_events(copied: Sequence[AnyEvent], stored: Sequence[AnyEvent]) -> list[AnyEvent]:
+def merged_events(copied: Sequence[AnyEvent], stored: Sequence[AnyEvent], limit: int) -> list[AnyEvent]:
     """Return two pages of the same session's events as one, by number: the page of its history, and that of its store.
 
-    Either may be cut, so what is behind the end of one page is left out if that page may have been cut before it.
+    What is behind the end of a page that may be cut is left out.
     """
-    upto = min(page[-1].seq for page in (copied, stored) if page) if copied or stored else 0
+    upto = min((page[-1].seq for page in (copied, stored) if may_be_cut(page, limit)), default=math.inf)
     merged = {event.seq: event for event in (*copied, *stored) if event.seq <= upto}
-    return [merged[seq] for seq in sorted(merged)]
+    return [merged[seq] for seq in sorted(merged)][:limit]
 
 
 async def read_blocks(store: SessionStore, spans: Spans) -> list[str]:

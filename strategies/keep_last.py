@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -27,17 +28,19 @@ class KeepLast:
     """The most exchanges of a request: prompts, with all that follows up to the next prompt."""
     messages: int | None = None
     """The most messages of a request: blocks of one role that follow each other are one message."""
-    max_tokens: int | None = None
+    max_tokens: int = sys.maxsize
     """The most tokens of a request, if below its budget. The newest exchange stays even if it takes more."""
 
     def __post_init__(self) -> None:
         if (self.turns is None) == (self.messages is None):
             raise ConfigError("KeepLast", self, "give either turns or messages")
-        for name in ("turns", "messages", "max_tokens"):
+        for name in ("turns", "messages"):
             check_whole_number(f"KeepLast.{name}", getattr(self, name), 1, may_be_none=True)
+        if self.max_tokens != sys.maxsize:
+            check_whole_number("KeepLast.max_tokens", self.max_tokens, 1)
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
-        cut, limit = self._cut(window), min(self.max_tokens or budget.max_tokens, budget.max_tokens)
+        cut, limit = self._cut(window), min(self.max_tokens, budget.max_tokens)
         if not cut and window.taken(budget) <= limit:
             return None
         return trimmed(window, budget, limit, strategy="KeepLast", at_least=cut, why=self._why)

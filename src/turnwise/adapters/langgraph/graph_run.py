@@ -539,13 +539,13 @@ class GraphRun:
         for each in waiting:
             for call_id, why in each.reasons.items():
                 use = self._uses[call_id]
-                state = CallState(name=use.name, wants="approval", why=why, question=each.question)
+                asks = CallState(name=use.name, wants="approval", why=why, question=each.question)
                 if result := refusal(use):  # the graph gets it in place of a decision
-                    states[call_id] = replace(state, verdict="provided")
+                    states[call_id] = replace(asks, verdict="provided")
                     results.append(result)
                     events.append(_ended(use, result, 0.0))
                     continue
-                states[call_id] = state
+                states[call_id] = asks
                 asked = {"call_id": call_id, "name": use.name, "input": use.input, "wants": "approval", "why": why}
                 events.append((ApprovalRequested, asked))
         askers = {each.asker for each in waiting if each.asker is not None}

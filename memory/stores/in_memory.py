@@ -24,7 +24,7 @@ from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, first_of
+from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, count_first, first_of, weight
 from turnwise.memory.stores.base import (
     Activation,
     Commit,
@@ -215,8 +215,8 @@ class InMemoryStore:
         if cursor is not None:
             before = parse_cursor(cursor)
             rows = [row for row in rows if (getattr(row.session, order_by), row.order) < before]
-        page = rows[: check_limit(limit)]
-        more = len(rows) > limit
+        page = _first_sessions(rows[: check_limit(limit)])
+        more = len(rows) > len(page)
         return Page(
             tuple(row.session for row in page),
             cursor_of(getattr(page[-1].session, order_by), page[-1].order) if more else None,
@@ -305,11 +305,15 @@ class InMemoryStore:
 
 
 def _page(rows: Iterable[_Row], limit: int) -> tuple[list[_Row], str | None]:
-    """Return the first `limit` rows, which are in order of creation, and the next page's cursor if there are more."""
-    page = list(itertools.islice(rows, check_limit(limit) + 1))
-    if len(page) <= limit:
-        return page, None
-    return page[:limit], cursor_of(0.0, page[limit - 1].order)
+    """Return a page of rows, which are in order of creation, and the next page's cursor if there are more."""
+    following = list(itertools.islice(rows, check_limit(limit) + 1))
+    page = _first_sessions(following[:limit])
+    return page, cursor_of(0.0, page[-1].order) if len(following) > len(page) else None
+
+
+def _first_sessions(rows: list[_Row]) -> list[_Row]:
+    """Return the first rows whose sessions weigh `PAGE_BYTES` together."""
+    return rows[: count_first(weight(row.session) for row in rows)]
 
 
 def _is_of(event: AnyEvent, commit: Commit) -> bool:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from turnwise.errors import InvalidInputError, SessionFencedError
+from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.conformance.fixtures import IDS, USAGE, Owner, a_run, a_session, a_turn, an_event, own
@@ -108,6 +110,29 @@ async def check_sessions_are_listed_newest_first(store: SessionStore) -> None:
     equal(found, list("dcabg"), "the pages behind a cursor, when sessions came and went")
     for limit in (0, -1):
         await refuses(InvalidInputError, store.query(limit=limit), f"a limit of {limit}")
+
+
+@_law
+async def check_pages_of_large_sessions_are_shorter(store: SessionStore) -> None:
+    """A page has about `PAGE_BYTES`, and the others follow: with metadata of 300 KB each, at most five sessions."""
+    metadata = freeze({"notes": "x" * 300_000})
+    names = [f"s{number}" for number in range(11)]
+    for at, name in enumerate(names, start=1):
+        await store.create(a_session(name, created_at=float(at), updated_at=float(at), ttl_s=1.0, metadata=metadata))
+    reads: list[tuple[list[str], Callable[..., Awaitable[Page[SessionRecord]]]]] = [
+        (names[::-1], store.query),
+        (names, functools.partial(store.expired, 1e9)),
+    ]
+    for order, read in reads:
+        listed: list[str] = []
+        page = await read(limit=100)
+        while True:
+            equal(0 < len(page) <= 5, True, f"a page of {len(page)} sessions has one to five")  # noqa: PLR2004
+            listed += [session.session_id for session in page]
+            if page.cursor is None:
+                break
+            page = await read(cursor=page.cursor, limit=100)
+        equal(listed, order, "all sessions, once and in order")
 
 
 @_law

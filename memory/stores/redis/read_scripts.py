@@ -98,9 +98,26 @@ if not place then return {'', number} end
 return {'', number, one(key(number, take()), place) or place}
 """
 
-_QUERY = r"""
+_SHOWN = (
+    _FIRST
+    + r"""
+local shown, size, is_cut = {}, 0, 0
+
+-- Add a session; return false if those before it have enough text: then it is the last, and not of the page.
+local function add(number)
+  is_cut = size > PAGE_BYTES and 1 or 0
+  shown[#shown + 1] = show(number)
+  size = size + #(shown[#shown][3] or '')
+  return is_cut == 0
+end
+"""
+)
+
+_QUERY = (
+    _SHOWN
+    + r"""
 local order, place, limit, time, before = take(), take(), tonumber(take()), take(), take()
-local entries, shown = {}, {}
+local entries = {}
 
 local function behind(set)
   if time == '' then return 0 end
@@ -125,11 +142,13 @@ table.sort(entries, function(a, b)
   return a[1] > b[1]
 end)
 for index = 1, math.min(limit, #entries) do
-  shown[index] = show(number_of(entries[index][1]))
+  local has_room = add(number_of(entries[index][1]))
   shown[index][7] = entries[index][3] -- its time, also if its record cannot be read
+  if not has_room then break end
 end
-return {'', shown}
+return {'', shown, is_cut}
 """
+)
 
 _COUNT = r"""
 local place, count = take(), 0
@@ -150,16 +169,19 @@ end
 return {'', shown}
 """
 
-_EXPIRED = r"""
-local shown, now, before, limit = {}, take(), take(), tonumber(take())
+_EXPIRED = (
+    _SHOWN
+    + r"""
+local now, before, limit = take(), take(), tonumber(take())
 local members = redis.call('ZRANGEBYSCORE', expiring, '-inf', now)
 table.sort(members)
 for _, found in ipairs(members) do
   if #shown == limit then break end
-  if found > before then shown[#shown + 1] = show(number_of(found)) end
+  if found > before and not add(number_of(found)) then break end
 end
-return {'', shown}
+return {'', shown, is_cut}
 """
+)
 
 READS = {
     name: COMMON + body

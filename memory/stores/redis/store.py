@@ -215,8 +215,8 @@ class RedisStore(RedisDatabase):
         behind = ("", "") if cursor is None else _behind(cursor)
         first: list[Argument] = [order_by.removesuffix("_at"), _place(user_id, agent)]
         args = [*first, min(check_limit(limit), _MANY) + 1, *behind, *_statuses(status)]
-        (shown,) = await self._do("query", args, again=True)
-        return self._sessions(shown, limit)
+        shown, is_cut = await self._do("query", args, again=True)
+        return self._sessions(shown, len(shown) - 1 if is_cut else limit)
 
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
@@ -240,8 +240,8 @@ class RedisStore(RedisDatabase):
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         after = "" if cursor is None else _behind(cursor)[1]
         args: list[Argument] = [repr(float(now)), after, min(check_limit(limit), _MANY) + 1]
-        (shown,) = await self._do("expired", args, again=True)
-        return self._sessions(shown, limit)
+        shown, is_cut = await self._do("expired", args, again=True)
+        return self._sessions(shown, len(shown) - 1 if is_cut else limit)
 
     async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
         args = [encode(session_id), "" if epoch is None else epoch, "" if log is None else encode(log)]

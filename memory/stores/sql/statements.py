@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from turnwise.memory.conversation.ranges import MAX_COUNT
 from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.turns import OPEN_STATUSES
 from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES
@@ -319,16 +320,21 @@ def first_rows(
 
 
 def read_first(rows: Any, parse: Callable[[Any], Result]) -> list[Result]:
-    """Parse rows up to the first with which they have `PAGE_BYTES` of text, and close them."""
-    found: list[Result] = []
+    """Parse the first rows, up to the one with which they have `PAGE_BYTES` of text, and close them."""
+    return [parse(row) for row in read_page(rows, MAX_COUNT)[0]]
+
+
+def read_page(rows: Any, limit: int) -> tuple[list[Any], bool]:
+    """Return the first `limit` rows, or fewer with `PAGE_BYTES` of text, and whether there are more; close them."""
+    page: list[Any] = []
     size = 0
     with closing(rows):
         for row in rows:
-            found.append(parse(row))
+            if len(page) == limit or size > PAGE_BYTES:
+                return page, True
+            page.append(row)
             size += sum(len(text) for text in row if isinstance(text, str))
-            if size > PAGE_BYTES:
-                break
-    return found
+    return page, False
 
 
 def _literals(values: Iterable[str]) -> list[sa.ColumnElement[str]]:

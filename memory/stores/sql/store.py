@@ -60,7 +60,7 @@ from turnwise.memory.stores.sql.rows import (
     turn_row,
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
-from turnwise.memory.stores.sql.statements import Statement, read_first, statements_of
+from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of
 
 Result = TypeVar("Result")
 
@@ -335,11 +335,9 @@ class SQLStore(SecureDeleteDatabase):
             before, key = parse_cursor(cursor)
             statement = statement.where((moved < before) | ((moved == before) & (table.key < key)))
         statement = statement.order_by(moved.desc(), table.key.desc()).limit(check_limit(limit) + 1)
-        rows = await self._read(lambda connection: connection.execute(statement).all())
-        page = rows[:limit]
-        more = cursor_of(getattr(page[-1], order_by), page[-1].key) if len(rows) > limit else None
+        page, has_more = await self._read(lambda connection: read_page(connection.execute(statement), limit))
         sessions, unreadable = read_sessions(page)
-        return Page(sessions, more, unreadable)
+        return Page(sessions, cursor_of(getattr(page[-1], order_by), page[-1].key) if has_more else None, unreadable)
 
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
@@ -439,10 +437,8 @@ class SQLStore(SecureDeleteDatabase):
         """Return a page of a statement's rows in order of creation, and the next page's cursor if there are more."""
         values["after"] = 0 if cursor is None else parse_cursor(cursor)[1]
         values["limit"] = check_limit(limit) + 1
-        rows = await self._read(lambda connection: select(connection, values).all())
-        if len(rows) <= limit:
-            return rows, None
-        return rows[:limit], cursor_of(0.0, rows[limit - 1].key)
+        page, has_more = await self._read(lambda connection: read_page(select(connection, values), limit))
+        return page, cursor_of(0.0, page[-1].key) if has_more else None
 
     async def _stored_key(self, session_id: str, commit: Commit) -> str | None:
         """Return the key or id of a commit that is stored already, or that it has twice; None if there is none."""

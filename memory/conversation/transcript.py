@@ -13,7 +13,6 @@ from turnwise.memory.conversation.blocks import (
     Block,
     CacheCheckpoint,
     Recalled,
-    Summary,
     System,
     Text,
     Thinking,
@@ -78,8 +77,8 @@ def messages_of(blocks: Iterable[Block]) -> list[Message]:
 def prompts_apart(blocks: Iterable[Block]) -> list[list[Block]]:
     """Return blocks of the user as the messages that they were: each has one text of the user, and what belongs to it.
 
-    Pictures and files belong to the text before them; those before the first text, to that one. Summaries and recalled
-    texts belong to the text behind them.
+    Pictures, files and summaries belong to the text before them; those before the first text, to that one. Recalled
+    texts belong to the text behind them. A text in place of a file is a message of its own.
     """
     prompts: list[list[Block]] = []
     for block in blocks:
@@ -91,7 +90,7 @@ def prompts_apart(blocks: Iterable[Block]) -> list[list[Block]]:
 
 def begins_prompt(block: Block, before: Iterable[Block]) -> bool:
     """Return whether a block begins a message of the user, behind these blocks of the message before: see above."""
-    return isinstance(block, User | Summary | Recalled) and any(isinstance(each, User) for each in before)
+    return isinstance(block, User | Recalled) and any(isinstance(each, User) for each in before)
 
 
 def _by_side(blocks: Iterable[Block]) -> Iterator[tuple[bool, Block]]:

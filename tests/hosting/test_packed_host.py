@@ -440,7 +440,7 @@ async def test_a_host_that_lost_a_session_to_another_owner_says_so_once_and_then
     assert hosting.host.resident_ids == []
     await hosting.run("a", "again", "run-2")
     await refused(SessionFencedError, other.append(["too late"], key="y"))
-    turns = await hosting.ask("a", "turns", -1, 10, ())
+    turns, _ = await hosting.ask("a", "turns", -1, 10, ())
     assert [turn.record.run_id for turn in turns] == ["run-1", "run-2"]
 
 

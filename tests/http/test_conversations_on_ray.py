@@ -154,7 +154,7 @@ def test_an_item_that_waits_is_deleted_and_a_call_goes_with_its_output(service: 
     items.delete(listed[0], conversation_id=made.id)
     items.delete(listed[2], conversation_id=made.id)
     assert [item.id for item in items.list(made.id)] == [listed[1]]
-    assert ann.responses.create(model="local", input="three", conversation=made.id).output_text == "1: two\n\nthree"
+    assert ann.responses.create(model="local", input="three", conversation=made.id).output_text == "2: three"
 
 
 def test_an_item_is_not_deleted_while_a_response_runs_or_waits(service: Served) -> None:

@@ -64,7 +64,7 @@ async def test_no_body_breaks_the_service(ray_session: None, tmp_path: Path) -> 
             assert answer.headers["content-type"] == "application/problem+json", body[:80]
             assert found["status"] == answer.status_code and found["title"] and found["detail"], body[:80]
             assert len(answer.content) < 4000, body[:80]
-        assert (await client.get("/v1/sessions/chat/turns")).json() == {"items": []}
+        assert (await client.get("/v1/sessions/chat/turns")).json() == {"items": [], "next": None}
         plain = await client.post(
             "/v1/sessions/chat/runs", content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"}
         )

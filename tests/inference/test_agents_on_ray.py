@@ -45,6 +45,7 @@ from turnwise.memory.conversation.model_params import ModelParams
 from turnwise.memory.conversation.tool_calls import PendingCall
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.openai_chat import PARAGRAPH
 from turnwise.memory.providers.openai_responses import unpack_reasoning
 from turnwise.testing import LocalProvider, Message, tool_script
 
@@ -55,7 +56,7 @@ def obey(messages: list[Message]) -> Message:
     """Answer as the user's last message says: see `agent_tools.prompt`."""
     content = [message["content"] for message in messages if message["role"] == "user"][-1]
     asked = content if isinstance(content, str) else content[-1]["text"]
-    wanted = json.loads(asked)
+    wanted = json.loads(asked.split(PARAGRAPH)[-1])  # behind what was recalled for it
     return tool_script(wanted["steps"], reasoning=wanted["thought"])(messages)
 
 

@@ -309,7 +309,7 @@ def test_a_session_goes_on_with_an_engine_that_takes_less(provider: LocalProvide
         core.use(engine(provider), core.engines.config)
         await check_goes_on(core)
         (message,) = [m for m in provider.requests[-1].body["messages"] if "v.mp4" in str(m["content"])]
-        assert message["content"].startswith("look\n\n[document v.mp4 (video/mp4) is left out: OpenAI Chat")
+        assert message["content"].startswith("[document v.mp4 (video/mp4) is left out: OpenAI Chat")
 
     play(story())
 

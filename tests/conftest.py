@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -152,11 +153,15 @@ def ray_session() -> Iterator[ModuleType]:
     )
 
     def start() -> None:
-        try:
-            init()
-        except Exception as error:  # Ray raises no class of its own
-            if "timed out during startup" not in str(error):
-                raise
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # a start that times out leaves its processes to Python
+            try:
+                init()
+            except Exception as error:  # Ray raises no class of its own
+                if "timed out during startup" not in str(error):
+                    raise
+            gc.collect()
+        if not ray.is_initialized():
             init()
         node: Any = ray._private.worker._global_node
         node.kill_log_monitor()  # it reads all logs ten times in a second, and prints none

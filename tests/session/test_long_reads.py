@@ -18,11 +18,13 @@ from open_stores import closing
 from schedules import SESSION
 from turnwise.actors.hosting.reader import Reader
 from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.archive.export import export_session
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Text, User, encode
 from turnwise.memory.conversation.events import CustomEvent, Event
+from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, weight
@@ -31,6 +33,7 @@ from turnwise.memory.stores.conformance.fixtures import Owner, own
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.testing import LocalProvider
 
 PART = 1_000
 TURNS = 10_000
@@ -146,25 +149,29 @@ async def test_no_read_of_large_contents_holds_a_loop_or_store(make_store: Calla
 
 async def holds_nobody(store: SessionStore, turns: int) -> None:
     measured = Measured(store)
+    await check_holds(lambda: read_all(measured, turns))
+    assert measured.most <= PAGE_BYTES, "besides its largest record"
+
+
+async def check_holds(work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work, up to three times, until no step of the event loop takes long: a machine is slow now and then."""
     measure_this_loop()
     held: dict[str, Any] = {}
-    for _ in range(3):  # a machine is slow now and then
+    for _ in range(3):
         scale = slowness()
         gc.collect()
         gc.disable()  # processes of sessions collect rarely, and this one has all tests to look through
         try:
             await asyncio.sleep(0)
             HOLDS.take()
-            await read_all(measured, turns)
+            await work()
             await asyncio.sleep(0)
             held = HOLDS.take()
         finally:
             gc.enable()
         if held["loop_s"] <= LOOP_S * max(scale, slowness()):
-            break
-    else:
-        pytest.fail(f"a step of the event loop took {held['loop_s']:.3f} s: {held['what']}")
-    assert measured.most <= PAGE_BYTES, "besides its largest record"
+            return
+    pytest.fail(f"a step of the event loop took {held['loop_s']:.3f} s: {held['what']}")
 
 
 async def test_pages_of_large_contents_say_that_there_are_more() -> None:
@@ -208,3 +215,22 @@ async def test_a_small_page_costs_no_more_reads_than_before() -> None:
         await read(limit=100)
         counts.append(store.reads)
     assert counts == [3, 2, 2]  # two of them say where the session stands
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_no_run_of_a_long_conversation_holds_a_loop(api: Any) -> None:
+    """The request of a model is made by a thread, of a window of ten thousand blocks."""
+    store = InMemoryStore()
+    await converse(store, TURNS // 2)
+    with LocalProvider() as provider:
+        core = SessionCore(SESSION, store, OpenAIEngine("local", base_url=provider.base_url, api_key="none", api=api))
+
+        async def run() -> None:
+            run_id = new_id()
+            await core.start(["hello"], run_id=run_id)
+            outcome = await core.reads.wait(run_id)
+            assert outcome and outcome.run.state == "completed"
+
+        await check_holds(run)
+        await core.engines.close(core.engines.remove_all())
+    assert len(str(provider.requests[-1].body)) > 10 * TURNS

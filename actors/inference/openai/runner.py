@@ -53,6 +53,9 @@ _QUOTED = 500
 
 _TOO_LONG = "context_length_exceeded"
 
+_AT_ONCE = 400
+"""Of how many blocks a request is made on the event loop. That takes some 50 µs for each."""
+
 TOO_LONG_MESSAGE = re.compile(
     r"maximum context length|exceeds? ((the|its|this model's) (available )?context|context limit)"
     r"|context (window|length|size) exceeded"
@@ -269,7 +272,7 @@ class OpenAIRunner:
     ) -> tuple[Stream, Form | None]:
         """Send the request; return the stream of the answer, and the form that was requested."""
         client = self._client.with_options(default_headers=headers) if headers else self._client
-        form, request = self._request(blocks, output)
+        form, request = await self._made(blocks, output)
         while True:
             try:
                 async with asyncio.timeout(
@@ -288,9 +291,17 @@ class OpenAIRunner:
                 if message and (other := self._api.without_thoughts(request, message)):
                     request = other
                 elif message and self._api.adapt(message, form):
-                    form, request = self._request(blocks, output)
+                    form, request = await self._made(blocks, output)
                 else:
                     raise self._refused(error) from self._safe(error)
+
+    async def _made(
+        self, blocks: Sequence[Block], output: OutputType | None
+    ) -> tuple[Form | None, Mapping[str, Any]]:
+        """Return the request. That of a long conversation is made by a thread, so that it holds no other session up."""
+        if len(blocks) <= _AT_ONCE:
+            return self._request(blocks, output)
+        return await asyncio.to_thread(self._request, blocks, output)
 
     def _request(self, blocks: Sequence[Block], output: OutputType | None) -> tuple[Form | None, Mapping[str, Any]]:
         form = self._api.settings.form(output, self._api.fields) if output else None

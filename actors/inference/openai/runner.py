@@ -295,9 +295,7 @@ class OpenAIRunner:
                 else:
                     raise self._refused(error) from self._safe(error)
 
-    async def _made(
-        self, blocks: Sequence[Block], output: OutputType | None
-    ) -> tuple[Form | None, Mapping[str, Any]]:
+    async def _made(self, blocks: Sequence[Block], output: OutputType | None) -> tuple[Form | None, Mapping[str, Any]]:
         """Return the request. That of a long conversation is made by a thread, so that it holds no other session up."""
         if len(blocks) <= _AT_ONCE:
             return self._request(blocks, output)

@@ -347,3 +347,25 @@ def status_of(port: int, path: str) -> int:
         return client.getresponse().status
     finally:
         client.close()
+
+
+async def test_a_connection_that_cannot_be_checked_ends_no_check_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def close_if_stalled(self, now: float, limits: ConnectionLimits) -> None:
+            raise OSError("its transport is gone")
+
+    class Whole:
+        checks = 0
+
+        def close_if_stalled(self, now: float, limits: ConnectionLimits) -> None:
+            self.checks += 1
+
+    monkeypatch.setattr(connections, "SWEEP_S", 0.001)
+    held, whole = connections.Connections(ConnectionLimits()), Whole()
+    both: list[Any] = [Broken(), whole]
+    for connection in both:
+        held.made(connection)
+    while whole.checks < 3:
+        await asyncio.sleep(0.001)
+    for connection in both:
+        held.lost(connection)

@@ -47,7 +47,7 @@ class RequestSettings(Generic[Engine_co]):
     @property
     def profile(self) -> Profile:
         """The server's profile, as far as it is known now."""
-        return taught(self.given_profile, self.refused)
+        return taught(self.given_profile, frozenset(self.refused))  # a copy: a thread may make a request meanwhile
 
     def form(self, output: OutputType, fields: Mapping[str, Any]) -> Form:
         """Return how to ask for an answer of this type in a request with these fields."""

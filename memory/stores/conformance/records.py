@@ -267,7 +267,7 @@ async def check_blocks_are_read_by_spans(store: SessionStore) -> None:
     a, b = owner.session.log, another.session.log
     spans = [Span(b, 1, 3), Span(a, 0, 2), Span(a, 1, 1), Span(b, 0, 1), Span(a, 2, 5), Span(b, 2, 3)]
     expected = ["b1", "b2", "a0", "a1", "b0", encode(User(text=TEXT)), "x" * 1_000_000, "", "b2"]
-    equal(await read_blocks(store, spans), expected, "the blocks")
+    equal(await read_blocks(store, tuple(spans)), expected, "the blocks")
     equal(await store.blocks([]), [], "the blocks of no spans")
     for missing in (Span(b, 3, 4), Span(b, 2, 4), Span(a, 5, 9), Span("no such log", 0, 1), Span("-1", 0, 1)):
         error = await refuses(CorruptRecordError, store.blocks([Span(a, 0, 1), missing]), f"blocks of {missing}")

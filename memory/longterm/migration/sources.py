@@ -107,7 +107,7 @@ def _read_postgresql(url: str, name: str, namespace: FlatNamespace) -> Iterator[
     with _translated(name):
         engine = sa.create_engine(parsed, poolclass=sa.NullPool)
         with engine.connect() as connection:
-            connection.execution_options(postgresql_readonly=True, yield_per=1000)
+            connection.execution_options(postgresql_readonly=True, yield_per=100)
             known = sa.inspect(connection).get_columns("store") if sa.inspect(connection).has_table("store") else ()
             columns = _columns(name, (column["name"] for column in known))
             chosen = ", ".join(f"extract(epoch from {time})" if time in columns else "NULL" for time in _TIMES)

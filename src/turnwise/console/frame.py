@@ -128,15 +128,15 @@ def _why(error: Exception) -> str:
 def _theme(client: Client, viewer: Viewer) -> None:
     chosen = client.request.cookies.get(_THEME, "auto")
     chosen = chosen if chosen in _THEMES else "auto"
-    mode = ui.dark_mode(_THEMES[chosen])
+    ui.dark_mode(_THEMES[chosen])
     names = list(_THEMES)
 
     def switch() -> None:
         nonlocal chosen
         chosen = names[(names.index(chosen) + 1) % len(names)]
-        mode.value = _THEMES[chosen]
         replace_text(switcher, f"Theme: {chosen}")
         cookie = f"{_THEME}={chosen};path={viewer.root or '/'};max-age=31536000;samesite=lax"
-        client.run_javascript(f"document.cookie = {json.dumps(cookie)}")
+        dark = "auto" if chosen == "auto" else _THEMES[chosen]
+        client.run_javascript(f"document.cookie = {json.dumps(cookie)}; Quasar.Dark.set({json.dumps(dark)})")
 
     switcher = button(f"Theme: {chosen}", switch, "quiet")

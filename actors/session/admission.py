@@ -117,11 +117,8 @@ class _StartRequest:
         digest."""
 
     def _fingerprint(self) -> str:
-        said = [self.options.get(name) for name in ("model", "params", "output")]
-        own = [self.options.get(name) for name in ("instructions", "tools")]
-        said += own if any(own) else []  # digests of older versions stay as they are
-        more = [json.dumps(said, sort_keys=True)] if any(said) else []
-        return hashlib.sha256("\n".join([*self.encoded, *more]).encode()).hexdigest()
+        asked = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools")]
+        return hashlib.sha256("\n".join([*self.encoded, json.dumps(asked, sort_keys=True)]).encode()).hexdigest()
 
 
 class RunAdmission:

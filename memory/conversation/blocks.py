@@ -115,7 +115,7 @@ class _Payload(Block):
     def flaw(self) -> str | None:
         """Why no provider accepts the block (invalid base64, media type or url); None if nothing is wrong.
 
-        The first read is O(size of the data). Stored blocks may have a flaw, since older versions did not check.
+        The first read is O(size of the data). Prompts and tool results are refused if they have one.
         """
         if self.media_type and (flaw := self._flaw_of_type(self.media_type)):
             return flaw

@@ -38,7 +38,7 @@ class Rebuilt:
         """Apply the next event.
 
         Raises:
-            TranscriptError: an event lacks its blocks, as those that an older version has stored, or the session was
+            TranscriptError: an event lacks its blocks, as those of a session store do, or the session was
                 reverted, so that its earlier events do not tell the conversation.
         """
         if isinstance(event, SessionReverted):
@@ -85,7 +85,7 @@ def rebuild(events: Iterable[Event]) -> list[AnyBlock]:
             own part of the conversation.
 
     Raises:
-        TranscriptError: an event lacks its blocks, since an older version has stored it; or the session was reverted.
+        TranscriptError: an event lacks its blocks, as those of a session store do; or the session was reverted.
     """
     rebuilt = Rebuilt()
     for event in events:

@@ -64,9 +64,7 @@ class ApprovalDecision:
     @property
     def digest(self) -> str:
         """A hash of the decision, equal for equal decisions."""
-        parts: tuple[Any, ...] = (self.verdict, self.input, self.text, self.is_error)
-        parts = (*parts, True) if self.is_json else parts  # digests of older versions stay as they are
-        parts = (*parts, *map(encode, self.blocks))
+        parts = (self.verdict, self.input, self.text, self.is_error, self.is_json, *map(encode, self.blocks))
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

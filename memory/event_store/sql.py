@@ -20,7 +20,7 @@ from turnwise.memory.stores.sql.statements import Statement, first_rows, read_fi
 
 tables = MetaData()
 
-SCHEMA = Schema(name="history_version", version=1, tables=tables, migrations={})
+SCHEMA = Schema(name="history_version", version=1, tables=tables)
 
 history = Table(
     "turnwise_history",

@@ -120,6 +120,6 @@ class FactTable(SQLDatabase):
         self._ready = True
 
 
-_NO_SCHEMA = Schema(name="none", version=0, tables=sa.MetaData(), migrations={})
+_NO_SCHEMA = Schema(name="none", version=0, tables=sa.MetaData())
 
 _EVERYONE = Scope(user_id="everyone")

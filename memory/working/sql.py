@@ -14,7 +14,7 @@ from turnwise.memory.working.base import Change, check_scope, decode_note
 
 tables = MetaData()
 
-SCHEMA = Schema(name="notes_version", version=1, tables=tables, migrations={})
+SCHEMA = Schema(name="notes_version", version=1, tables=tables)
 
 notes = Table(
     "turnwise_notes",

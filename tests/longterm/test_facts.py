@@ -5,7 +5,6 @@ import pickle
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -185,39 +184,11 @@ async def test_ids_of_deleted_facts_are_refused_for_ninety_days(
     await facts.close()
 
 
-def test_ids_deleted_by_an_earlier_version_are_refused_for_ninety_days_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, now = f"sqlite:///{tmp_path}/facts.db", time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
-    using(url, lambda facts: facts.put(USER, items(3)))
-    using(url, lambda facts: facts.delete(USER, ["0"]))
-    with closing(sqlite3.connect(tmp_path / "facts.db")) as connection:
-        connection.executescript("""
-            DROP INDEX turnwise_facts_deleted_at;
-            ALTER TABLE turnwise_facts_deleted DROP COLUMN at;
-            ALTER TABLE turnwise_facts DROP COLUMN name;
-            ALTER TABLE turnwise_facts DROP COLUMN aliases;
-            ALTER TABLE turnwise_facts DROP COLUMN expires_at;
-            ALTER TABLE turnwise_facts DROP COLUMN status;
-            ALTER TABLE turnwise_facts DROP COLUMN pinned;
-            ALTER TABLE turnwise_facts DROP COLUMN uses;
-            UPDATE turnwise_meta SET value = '1' WHERE name = 'facts_version';
-        """)
-    assert using(url, lambda facts: facts.put(USER, items(1))) == []
-    using(url, lambda facts: facts.delete(USER, ["1"]))
-    now += TOMBSTONE_S - 60
-    assert using(url, lambda facts: facts.put(USER, items(1))) == []
-    now += 120
-    using(url, lambda facts: facts.delete(USER, ["2"]))
-    assert using(url, lambda facts: facts.put(USER, items(1))) == ["0"]
-
-
 def test_facts_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/facts.db"
     using(url, lambda facts: facts.put(USER, items(2)))
-    edit(tmp_path / "facts.db", "UPDATE turnwise_meta SET value = '6' WHERE name = 'facts_version'")
-    with pytest.raises(SchemaVersionError, match="has schema version 6, this turnwise writes 5"):
+    edit(tmp_path / "facts.db", "UPDATE turnwise_meta SET value = '2' WHERE name = 'facts_version'")
+    with pytest.raises(SchemaVersionError, match="has schema version 2, this turnwise writes 1"):
         using(url, lambda facts: facts.query(USER))
 
 

@@ -4,7 +4,6 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +13,6 @@ from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedE
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.base import TOMBSTONE_S
-from turnwise.memory.longterm.search.analyzer import words
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.search.user_index import find, index_of
 from turnwise.memory.longterm.types import MemoryType
@@ -150,54 +148,6 @@ async def test_words_of_forgotten_items_are_in_no_file(text: SQLItems, tmp_path:
     assert b"lighthouse" in held
     assert b"xylophon" not in held
     assert b"quizzic" not in held
-
-
-OLD_TERMS = (
-    "CREATE TABLE turnwise_vector_terms (owner INTEGER NOT NULL, word TEXT NOT NULL, row INTEGER NOT NULL, "
-    "PRIMARY KEY (owner, word, row)) WITHOUT ROWID"
-)
-OLD_WORDS = (
-    "CREATE VIRTUAL TABLE turnwise_vector_words "
-    "USING fts5(words, day, columnsize = 0, tokenize = \"porter unicode61 categories 'L* N* M* Co'\")"
-)
-
-
-def as_it_was(path: Path, version: int) -> None:
-    """Make of a file one of version 1, which had words in FTS5, or of version 2, which had a table of them."""
-    with closing(sqlite3.connect(path)) as database, database:
-        if version == 2:
-            database.execute(OLD_TERMS)
-            database.execute(
-                "INSERT INTO turnwise_vector_terms SELECT row >> 32, 'xylophon', row FROM turnwise_vector_items"
-            )
-            database.execute("UPDATE turnwise_meta SET value = '2' WHERE name = 'vector_memory'")
-            return
-        database.execute(OLD_WORDS)
-        rows = database.execute("SELECT row, text FROM turnwise_vector_items").fetchall()
-        for row, text in rows:
-            values = row, " ".join(words(text)), "2023 may 8 monday"
-            database.execute("INSERT INTO turnwise_vector_words (rowid, words, day) VALUES (?, ?, ?)", values)
-        database.execute("DROP INDEX turnwise_vector_forgotten_at")
-        database.execute("ALTER TABLE turnwise_vector_forgotten DROP COLUMN at")
-        database.execute("UPDATE turnwise_meta SET value = '1' WHERE name = 'vector_memory'")
-
-
-@pytest.mark.parametrize("version", [1, 2])
-async def test_files_of_earlier_versions_give_the_same_results(text: SQLItems, tmp_path: Path, version: int) -> None:
-    path = tmp_path / "memory.db"
-    await text.add([(ANN, [item("go", "She hiked in Žilina", created_at=1683547200.0), item("x", "A xylophone")])])
-    await text.add([(Scope(user_id="bob"), [item("go", "Bob hikes")])])
-    await text.close()
-    as_it_was(path, version)
-    later = SQLItems(f"sqlite:///{path}")
-    for query in ("hike", "zilina", "May", "2023"):
-        assert await ids_with(later, "ann", query) == ["go"]
-    assert await ids_with(later, "bob", "hiking") == ["go"]
-    assert await later.forget(ANN, None) == 2
-    await later.close()
-    held = bytes_in(tmp_path)
-    assert b"xylophon" not in held and b"zilina" not in held and b"turnwise_vector_words" not in held
-    assert b"turnwise_vector_terms" not in held
 
 
 async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) -> None:

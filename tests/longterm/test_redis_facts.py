@@ -44,7 +44,7 @@ from turnwise.memory.working.urls import open_notes
 
 USER = Scope(user_id="u")
 EVER = FactFilter(superseded=True)
-ITEMS, TEXTS, TIMES, ORDER, USED, SUCCESSORS, DELETED, LAST, BURIED = (f"{{turnwise:facts}}:{key}" for key in KEYS)
+ITEMS, TEXTS, TIMES, ORDER, USED, SUCCESSORS, DELETED, LAST = (f"{{turnwise:facts}}:{key}" for key in KEYS)
 
 
 def items(count: int, **values: Any) -> list[MemoryItem]:
@@ -72,8 +72,7 @@ def audit(server: RedisServer) -> int:
         names: dict[str, list[Any]] = {
             key: [name.decode() for name in client.zrange(key, 0, -1)] for key in (TIMES, ORDER, USED, SUCCESSORS)
         }
-        deleted: Any = client.zrange(BURIED, 0, -1)
-        assert not client.exists(DELETED)
+        deleted: Any = client.zrange(DELETED, 0, -1)
         last = int(client.get(LAST) or 0)
     assert {digest.decode() for digest in texts} == set(facts)
     assert sorted(names[TIMES]) == sorted(fact["place"] + digest for digest, fact in facts.items())
@@ -601,19 +600,15 @@ def test_on_a_cluster_every_call_uses_one_node(own_server: Callable[..., RedisSe
     using(server.url, use)
 
 
-async def test_ids_of_deleted_facts_of_all_versions_are_refused_for_ninety_days(
-    facts: RedisFacts, redis_server: RedisServer
-) -> None:
+async def test_ids_of_deleted_facts_are_refused_for_ninety_days(facts: RedisFacts, redis_server: RedisServer) -> None:
     await facts.put(USER, items(4))
     await facts.delete(USER, ["0"])
     with redis_server.client as client:
-        client.delete(BURIED)
-        client.sadd(DELETED, digest_of("u", "0").hex())  # as it was kept before
         assert await facts.put(USER, items(1)) == []
         await facts.delete(USER, ["1"])
-        assert client.zcard(BURIED) == 2 and not client.exists(DELETED)
+        assert client.zcard(DELETED) == 2
         for name, age_s in (("0", TOMBSTONE_S + 60), ("1", TOMBSTONE_S - 60)):
-            client.zadd(BURIED, {digest_of("u", name).hex(): time.time() - age_s})
+            client.zadd(DELETED, {digest_of("u", name).hex(): time.time() - age_s})
     await facts.delete(USER, ["2"])
     assert await facts.put(USER, items(2)) == ["0"]
 
@@ -644,7 +639,7 @@ def test_deleted_text_is_in_no_key_and_no_rewritten_file(
         await notes.close()
         with server.client as client:
             keys: Any = client.keys()
-            assert sorted(keys) == sorted([BURIED.encode(), LAST.encode()])
+            assert sorted(keys) == sorted([DELETED.encode(), LAST.encode()])
             client.bgrewriteaof()
             while client.info("persistence")["aof_rewrite_in_progress"]:
                 await asyncio.sleep(0.01)

@@ -2,16 +2,12 @@
 
 import asyncio
 import itertools
-import logging
 import random
-import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -22,7 +18,7 @@ from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import Recall, Scope, Source, trouble_of
 from turnwise.memory.longterm.deletion import erase
 from turnwise.memory.longterm.search import passages, user_index
-from turnwise.memory.longterm.search.passages import MOST_VECTORS, vectors_of
+from turnwise.memory.longterm.search.passages import MOST_VECTORS
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.index import MAX_EMBEDDED, VectorIndex
 from turnwise.memory.longterm.vector.item_rows import key_of
@@ -448,37 +444,6 @@ async def test_a_passage_deep_in_a_long_item_is_found_and_forgotten_with_it(make
     erased = await erase(memory, ANN, ["deep"])
     assert (erased.items, erased.verified, erased.why) == (1, True, None)
     assert not memory._index.get(keys) and memory._index.count() == len(others)
-    await memory.close()
-
-
-async def test_a_long_item_keeps_its_old_vector_until_its_passages_have_vectors(
-    make: MakeMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    memory = make(Spotting())
-    text = STORY + " Somewhere there was a crab."
-    others = [item(f"other-{at}", f"A lighthouse, number {at}") for at in range(30)]
-    turns = [item(f"{at}", text, type=MemoryType.INTERACTION) for at in range(3)]
-    await memory.remember(ANN, [*turns, *others])
-    await memory.flush()
-    pending = [one for one in await memory._text.pending("another", 10) if one.text == text]
-    memory._index.delete([one.key for one in pending])
-    vectors = np.array([[0.6, 0.8]] * 3, np.float32)
-    memory._index.add([one.key for one in pending], ["ann"] * 3, vectors)
-    with closing(sqlite3.connect(tmp_path / "memory.db")) as database, database:
-        database.execute("UPDATE turnwise_vector_items SET embedded = ?", (memory._index.embedding,))
-    await memory.close()
-
-    memory = make(Spotting())
-    asked = "Which edible crustaceans inhabit saltwater, crustacean-wise?"
-    assert len(await ids(memory, asked)) == 3 and memory.trouble is None
-    with caplog.at_level(logging.INFO, "turnwise.memory.longterm.vector.memory"):
-        while await memory.catch_up(limit=1):
-            assert len(await ids(memory, asked)) == 3
-    assert "3 of 3 items have their vectors" in caplog.text
-    health = await memory.check()
-    assert (health.ok, health.strays, health.count) == (True, 0, len(others) + 3 * len(vectors_of("", text)))
-    (found, *_) = await memory.recall(ANN, asked)
-    assert "there was a crab" in (found.passage or "")
     await memory.close()
 
 

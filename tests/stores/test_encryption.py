@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import pickle
 import sqlite3
 import sys
@@ -52,7 +51,7 @@ from turnwise.memory.stores.conformance import suite as contract
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.stores.encrypted import keys as encryption_keys
 from turnwise.memory.stores.encrypted.keys import KeyRing, Place, Unsealing
-from turnwise.memory.stores.encrypted.records import SEALED, _labels_place
+from turnwise.memory.stores.encrypted.records import SEALED
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -189,22 +188,6 @@ async def test_only_the_documented_fields_of_records_stay_readable() -> None:
     for event, hidden in zip(await store.events("s"), await inner.events("s"), strict=True):
         shown = hidden.model_dump(exclude={"kind", "stored_kind", "payload"})
         assert shown == event.model_dump(include=set(shown)) and event.kind not in repr(hidden)
-
-
-async def test_an_encrypted_run_of_a_version_without_parameters_can_be_read() -> None:
-    inner = InMemoryStore()
-    store = EncryptedStore(inner, ENCRYPTION)
-    await fill(store, "s", "u")
-    run, session = await store.run("run of s"), await inner.get("s")
-    key = await store._keys.of("u")
-    older = {SEALED: key.seal(_labels_place("s", run), json.dumps([run.labels, run.fingerprint]))}
-    await inner.activate("s")
-    session = (await inner.activate("s")).session
-    sealed = replace(await inner.run("run of s"), labels=freeze(older))
-    await inner.commit("s", session.epoch, Commit(session=session.committed(), runs=[sealed]))
-    assert await store.run("run of s") == replace(
-        run, params=freeze({}), output=None, instructions=None, tools=freeze({})
-    )
 
 
 def raw_sqlite(folder: Path) -> bytes:

@@ -8,8 +8,7 @@ The keys have one hash tag, so that on a cluster they are on one node:
     order      sorted  digests by number of insertion
     used       sorted  digests by time of last use
     successors sorted  digest of a successor and digest of the fact that it superseded, by name
-    deleted    set     digests of facts deleted by an earlier version, which move to `buried` in small steps
-    buried     sorted  digests of deleted facts by time of deletion, in seconds since the epoch
+    deleted    sorted  digests of deleted facts by time of deletion, in seconds since the epoch
     last       number  of the last insertion
 
 A place is the user's digest, the time as 16 digits that sort like times, and the number of insertion as 16 digits.
@@ -20,15 +19,14 @@ from __future__ import annotations
 from turnwise.memory.longterm.items.base import TOMBSTONE_S
 from turnwise.memory.stores.redis.database import MISFIT
 
-KEYS = ("items", "texts", "times", "order", "used", "successors", "deleted", "last", "buried")
+KEYS = ("items", "texts", "times", "order", "used", "successors", "deleted", "last")
 
 _COMMON = """
-local items, texts, times, order, used, successors, deleted, last, buried = unpack(KEYS)
+local items, texts, times, order, used, successors, deleted, last = unpack(KEYS)
 
 local function wrong_key()
   local name, why = misfit('hash', {items, texts})
-  if not name then name, why = misfit('zset', {times, order, used, successors, buried}) end
-  if not name then name, why = misfit('set', {deleted}) end
+  if not name then name, why = misfit('zset', {times, order, used, successors, deleted}) end
   local number = not name and redis.call('GET', last)
   if number and not string.match(number, '^%d+$') then name, why = last, 'it is no number' end
   return name and corrupt_key(name, why)
@@ -71,7 +69,7 @@ local function save(digest, fact)
 end
 
 local function was_deleted(digest)
-  return redis.call('ZSCORE', buried, digest) or redis.call('SISMEMBER', deleted, digest) == 1
+  return redis.call('ZSCORE', deleted, digest)
 end
 
 local function add(tag, at, digest, raw, text, time, successor)
@@ -103,9 +101,8 @@ end
 
 local function bury(digest, fact)
   local now = tonumber(redis.call('TIME')[1])
-  redis.call('ZADD', buried, 'NX', now, digest)
-  for _, earlier in ipairs(redis.call('SPOP', deleted, 10)) do redis.call('ZADD', buried, 'NX', now, earlier) end
-  redis.call('ZREMRANGEBYSCORE', buried, '-inf', '(' .. (now - TOMBSTONE_S))
+  redis.call('ZADD', deleted, 'NX', now, digest)
+  redis.call('ZREMRANGEBYSCORE', deleted, '-inf', '(' .. (now - TOMBSTONE_S))
   restore(digest, fact or {})
 end
 

@@ -258,7 +258,6 @@ class SQLFacts(SecureDeleteDatabase):
         if digests := [*(row.digest for row in rows), *(digest_of(user_id, name) for name in missing)]:
             now = time.time()
             connection.execute(insert, [{"digest": digest, "at": now} for digest in digests])
-            connection.execute(sa.update(deleted).where(deleted.c.at.is_(None)).values(at=now))
             connection.execute(sa.delete(deleted).where(deleted.c.at < now - TOMBSTONE_S))
         ends = dict.fromkeys(missing, NO_END) | {row.id: (row.superseded_at, row.superseded_by) for row in rows}
         for chunk in _chunks([*ends]):

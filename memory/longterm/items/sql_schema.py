@@ -12,22 +12,7 @@ from turnwise.memory.stores.sql.database import Schema
 
 tables = MetaData()
 
-_MIGRATIONS = {
-    1: (
-        "ALTER TABLE turnwise_facts_deleted ADD COLUMN at DOUBLE PRECISION",
-        "CREATE INDEX turnwise_facts_deleted_at ON turnwise_facts_deleted (at)",
-    ),
-    2: (
-        "ALTER TABLE turnwise_facts ADD COLUMN name TEXT",
-        "ALTER TABLE turnwise_facts ADD COLUMN aliases TEXT",
-        "ALTER TABLE turnwise_facts ADD COLUMN expires_at DOUBLE PRECISION",
-        "ALTER TABLE turnwise_facts ADD COLUMN status TEXT",
-    ),
-    3: ("ALTER TABLE turnwise_facts ADD COLUMN pinned BOOLEAN",),
-    4: ("ALTER TABLE turnwise_facts ADD COLUMN uses BIGINT",),
-}
-
-SCHEMA = Schema(name="facts_version", version=5, tables=tables, migrations=_MIGRATIONS)
+SCHEMA = Schema(name="facts_version", version=1, tables=tables)
 
 facts = Table(
     "turnwise_facts",
@@ -65,6 +50,6 @@ deleted = Table(
     "turnwise_facts_deleted",
     tables,
     Column("digest", LargeBinary, primary_key=True),
-    Column("at", Double),  # NULL if deleted by schema version 1
+    Column("at", Double, nullable=False),
     Index("turnwise_facts_deleted_at", "at"),
 )

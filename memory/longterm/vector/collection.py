@@ -103,14 +103,14 @@ class VectorCollection:
                 found |= zip(got["ids"], np.asarray(got["embeddings"], dtype=np.float32), strict=True)
         return found
 
-    def delete(self, keys: Sequence[str], others: bool) -> None:
-        """Delete the vectors of these keys, and of items of these; with `others`, of all embedding functions.
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete the vectors of these keys, and of items of these, of all embedding functions.
 
         Chroma only marks a vector in its index as deleted, so another is put in its place first, made by chance. That
         takes some milliseconds each, so better delete a few at a time.
         """
         with self._opened() as collection:
-            for each in (collection, *(self._others() if others else ())):
+            for each in (collection, *self._others()):
                 for page in _pages(len(keys)):
                     for found in _of_keys(each, list(keys[page])):
                         there = list(found["ids"])

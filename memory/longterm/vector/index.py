@@ -129,9 +129,9 @@ class VectorIndex:
         """Return the vectors of those keys that are there."""
         return cast("dict[str, Vectors]", self._ask("get", keys))
 
-    def delete(self, keys: Sequence[str], *, others: bool = True) -> None:
-        """Delete the vectors of these keys, and of items of these; with `others`, of all embedding functions."""
-        self._ask("delete", keys, others)
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete the vectors of these keys, and of items of these, of all embedding functions."""
+        self._ask("delete", keys)
 
     def push(self, changes: int) -> None:
         """Submit this many no-op deletions, so that Chroma reaches `SYNC_CHANGES` and writes its index files."""
@@ -240,7 +240,7 @@ class NoVectors(VectorIndex):
     def count(self) -> int:
         return 0
 
-    def delete(self, keys: Sequence[str], *, others: bool = True) -> None:
+    def delete(self, keys: Sequence[str]) -> None:
         """Do nothing: there is nothing."""
 
     def push(self, changes: int) -> None:

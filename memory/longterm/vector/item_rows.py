@@ -64,8 +64,6 @@ class Pending:
     user_id: str
     key: str
     text: str
-    has_whole: bool = False
-    """Whether it has a vector as a whole, as of earlier versions, where each passage is to have its own."""
 
 
 def key_of(user_id: str, id: str, text: str) -> str:
@@ -78,7 +76,7 @@ def key_of(user_id: str, id: str, text: str) -> str:
 
 
 _ROW = "row, id, agent, text, type, record"
-_OWNED = "turnwise_vector_items JOIN turnwise_vector_owners ON owner = row >> 32"
+OWNED = "turnwise_vector_items JOIN turnwise_vector_owners ON owner = row >> 32"
 _SELECT = f"SELECT {_ROW} FROM turnwise_vector_items WHERE "  # noqa: S608
 
 
@@ -116,11 +114,7 @@ def _for_postgres(statement: str) -> str:
     if statement.startswith(_OR_IGNORE):
         statement = f"INSERT INTO {statement.removeprefix(_OR_IGNORE)} ON CONFLICT DO NOTHING"
     statement = statement.replace("embedded IS NOT ", "embedded IS DISTINCT FROM ")
-    return (
-        statement.replace("embedded IS ?", "embedded IS NOT DISTINCT FROM ?")
-        .replace("embedded IS CASE", "embedded IS NOT DISTINCT FROM CASE")
-        .replace("?", "%s")
-    )
+    return statement.replace("embedded IS ?", "embedded IS NOT DISTINCT FROM ?").replace("?", "%s")
 
 
 _OR_IGNORE = "INSERT OR IGNORE INTO "
@@ -225,7 +219,7 @@ class Rows:
     def longest_unused(self, before: float, types: Collection[MemoryType], limit: int) -> dict[str, list[Row]]:
         """Return rows of these types that were last used before a time, the longest unused first, by user."""
         which = f"used < ? AND {_of(types)} ORDER BY used, row LIMIT ?"
-        select = f"SELECT user_id, {_ROW} FROM {_OWNED} WHERE {which}"  # noqa: S608
+        select = f"SELECT user_id, {_ROW} FROM {OWNED} WHERE {which}"  # noqa: S608
         rows: dict[str, list[Row]] = {}
         for user_id, *values in self._all(select, before, *types, limit):
             rows.setdefault(user_id, []).append(_decode_damaged(user_id, values))
@@ -287,7 +281,6 @@ class Rows:
         now = time.time()
         insert = "INSERT OR IGNORE INTO turnwise_vector_forgotten (digest, at) VALUES (?, ?)"
         self._cursor.executemany(insert, [(digest_of(user_id, name), now) for name in ends])
-        self._cursor.execute("UPDATE turnwise_vector_forgotten SET at = ? WHERE at IS NULL", (now,))
         self._cursor.execute("DELETE FROM turnwise_vector_forgotten WHERE at < ?", (now - TOMBSTONE_S,))
         self._drop(rows)
         first, last = _range(self.revision(user_id).owner)

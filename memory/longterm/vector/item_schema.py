@@ -8,15 +8,7 @@ from turnwise.memory.stores.sql.database import WHERE, Schema
 
 tables = sa.MetaData()
 
-_WORDS = "DROP TABLE IF EXISTS turnwise_vector_words", "DROP TABLE IF EXISTS turnwise_vector_terms"
-"""Indexes of earlier versions. What items say is indexed in memory by now, so no index is of an older analysis."""
-
-_TIMES = (
-    "ALTER TABLE turnwise_vector_forgotten ADD COLUMN at DOUBLE PRECISION",
-    "CREATE INDEX turnwise_vector_forgotten_at ON turnwise_vector_forgotten (at)",
-)
-
-SCHEMA = Schema(name="vector_memory", version=3, tables=tables, migrations={1: _TIMES, 2: _WORDS})
+SCHEMA = Schema(name="vector_memory", version=1, tables=tables)
 
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """SQLite's integers have 8 bytes, and only a key that is called INTEGER is the row's own number."""
@@ -53,7 +45,7 @@ forgotten = sa.Table(
     "turnwise_vector_forgotten",
     tables,
     sa.Column("digest", sa.LargeBinary, primary_key=True),
-    sa.Column("at", sa.Double),  # none if it was forgotten under version 1
+    sa.Column("at", sa.Double, nullable=False),
     sa.Index("turnwise_vector_forgotten_at", "at"),
 )
 

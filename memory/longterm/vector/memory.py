@@ -651,13 +651,7 @@ class VectorMemory:
         ]
         by_text = _by_text(parts, [vector for vectors in made for vector in vectors])
         done = [one for one in pending if one.text in parts]
-        if old := [one.key for one in done if one.has_whole]:
-            await asyncio.to_thread(partial(self._index.delete, old, others=False))
         await self._add([(one, _keyed(one, by_text[one.text])) for one in done])
-        with self._lock:
-            for one in done:
-                if one.has_whole:
-                    self._take_down(one.user_id)  # who has the vector of the item as a whole
         before, self._made = self._made, self._made + len(done)
         if self._to_make > limit and 10 * before // self._to_make < 10 * self._made // self._to_make:
             _log.info("%r: %d of %d items have their vectors", self._text, self._made, self._to_make)
@@ -814,9 +808,8 @@ class VectorMemory:
             if missing := user_index.missing() if some is None else list(some):
                 user_index.take(self._held_vectors(missing))
                 missing = user_index.missing() if some is None else missing
-                # An item of earlier versions has one vector as a whole, until each of its passages has its own.
-                if left := {name for key in missing for name in (key, item_key(key))}:
-                    lacking[user] = left
+                if missing:
+                    lacking[user] = set(missing)
         if not lacking or self._pauses():
             return [*lacking], self.trouble if self._pauses() else None
         try:

@@ -25,9 +25,18 @@ from turnwise.memory.longterm.items.base import (
     parse_position,
 )
 from turnwise.memory.longterm.retention import Expiry, Use
-from turnwise.memory.longterm.search.passages import LONG, vectors_of
+from turnwise.memory.longterm.search.passages import vectors_of
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.item_rows import NOTHING, Pending, PostgresCursor, Revision, Row, Rows, key_of
+from turnwise.memory.longterm.vector.item_rows import (
+    NOTHING,
+    OWNED,
+    Pending,
+    PostgresCursor,
+    Revision,
+    Row,
+    Rows,
+    key_of,
+)
 from turnwise.memory.longterm.vector.item_schema import SCHEMA, dropped, items
 from turnwise.memory.stores.base import Page, check_limit
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
@@ -39,9 +48,6 @@ _PAGE = 1000
 
 _LISTED = 100
 """The least rows that are read at once for a list."""
-
-_EMBEDDED = f"CASE WHEN length(text) > {LONG} THEN ? || ' by passages' ELSE ? END"
-"""What stands in `embedded` of an item that has its vectors. Before there was one a passage it was the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,22 +338,17 @@ class SQLItems(SecureDeleteDatabase):
     # Vectors are kept elsewhere: which are missing there, and which are of no item any more
 
     async def pending(self, embedding: str, limit: int) -> list[Pending]:
-        """Return up to `limit` items whose text has no vectors of this embedding, the oldest first.
-
-        Of an item of several passages that has one vector as a whole, as of earlier versions, they are missing.
-        """
+        """Return up to `limit` items whose text has no vectors of this embedding, the oldest first."""
 
         def work(connection: sa.Connection) -> list[Pending]:
             cursor = _cursor(connection)
             cursor.execute(
-                "SELECT row, user_id, id, text, embedded IS ? FROM turnwise_vector_items "  # noqa: S608
-                f"JOIN turnwise_vector_owners ON owner = row >> 32 WHERE embedded IS NOT {_EMBEDDED} "
-                "ORDER BY row LIMIT ?",
-                (embedding, embedding, embedding, limit),
+                f"SELECT row, user_id, id, text FROM {OWNED} WHERE embedded IS NOT ? ORDER BY row LIMIT ?",  # noqa: S608
+                (embedding, limit),
             )
             return [
-                Pending(row=row, user_id=user, key=key_of(user, name, text), text=text, has_whole=bool(has_whole))
-                for row, user, name, text, has_whole in cursor.fetchall()
+                Pending(row=row, user_id=user, key=key_of(user, name, text), text=text)
+                for row, user, name, text in cursor.fetchall()
                 if UNDECODABLE not in (user, name, text)
             ]
 
@@ -355,8 +356,8 @@ class SQLItems(SecureDeleteDatabase):
 
     async def lacking(self, embedding: str) -> int:
         """Return how many items have no vectors of this embedding: O(all)."""
-        query = f"SELECT count(*) FROM turnwise_vector_items WHERE embedded IS NOT {_EMBEDDED}"  # noqa: S608
-        found = await self._read(lambda connection: _cursor(connection).execute(query, (embedding,) * 2).fetchone())
+        query = "SELECT count(*) FROM turnwise_vector_items WHERE embedded IS NOT ?"
+        found = await self._read(lambda connection: _cursor(connection).execute(query, (embedding,)).fetchone())
         return int(found[0])
 
     async def mark(self, pending: Sequence[Pending], embedding: str) -> None:
@@ -366,8 +367,8 @@ class SQLItems(SecureDeleteDatabase):
             cursor = self._cursor(driver)
             for one in sorted(pending, key=lambda one: one.row):
                 cursor.execute(
-                    f"UPDATE turnwise_vector_items SET embedded = {_EMBEDDED} WHERE row = ? AND text = ?",  # noqa: S608
-                    (embedding, embedding, one.row, one.text),
+                    "UPDATE turnwise_vector_items SET embedded = ? WHERE row = ? AND text = ?",
+                    (embedding, one.row, one.text),
                 )
                 if not cursor.rowcount:
                     cursor.execute("INSERT OR IGNORE INTO turnwise_vector_dropped VALUES (?)", (one.key,))
@@ -385,17 +386,13 @@ class SQLItems(SecureDeleteDatabase):
         def work(connection: sa.Connection) -> tuple[list[str], list[str]]:
             cursor = _cursor(connection)
             cursor.execute(
-                f"SELECT embedded IS {_EMBEDDED}, user_id, id, text FROM turnwise_vector_items "  # noqa: S608
-                "JOIN turnwise_vector_owners ON owner = row >> 32 ORDER BY row DESC",
-                (embedding, embedding),
+                f"SELECT embedded IS ?, user_id, id, text FROM {OWNED} ORDER BY row DESC",  # noqa: S608
+                (embedding,),
             )
             found: tuple[list[str], list[str]] = ([], [])
             for has, *parts in cursor:
                 if UNDECODABLE not in parts:
-                    key, text = key_of(*parts), parts[-1]
-                    found[not has].extend(name for name, _ in vectors_of(key, text))
-                    if not has:
-                        found[1].append(key)
+                    found[not has].extend(name for name, _ in vectors_of(key_of(*parts), parts[-1]))
             return found
 
         return await self._read(work)

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 tables = sa.MetaData()
 
-SCHEMA = Schema(name="vectors_version", version=1, tables=tables, migrations={})
+SCHEMA = Schema(name="vectors_version", version=1, tables=tables)
 
 vectors = sa.Table(
     "turnwise_vectors",
@@ -98,11 +98,10 @@ class SQLVectors(SQLDatabase):
 
         return self._do(work)
 
-    def delete(self, keys: Sequence[str], others: bool) -> None:
+    def delete(self, keys: Sequence[str]) -> None:
         """See `VectorCollection.delete`. PostgreSQL overwrites deleted vectors later, when it vacuums."""
         of_keys = sa.or_(vectors.c.key.in_(list(keys)), vectors.c.item.in_(list(keys)))
-        which = self._named if others else self._own
-        self._do(lambda connection: connection.execute(sa.delete(vectors).where(which, of_keys)).rowcount)
+        self._do(lambda connection: connection.execute(sa.delete(vectors).where(self._named, of_keys)).rowcount)
 
     def push(self, changes: int) -> None:
         """Do nothing: there are no files of an index."""

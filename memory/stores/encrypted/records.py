@@ -79,16 +79,15 @@ def _event_place(session_id: str, event: Event) -> Place:
 
 
 def seal_session(key: UserKey, session: SessionRecord) -> SessionRecord:
-    # Sessions without a title are stored as older versions store them.
-    texts = session.metadata if session.title is None else [session.metadata, session.title]
-    sealed = replace(session, metadata=_seal(key, _session_place(session), texts), title=None)
-    # Most sessions have no parameters. Older versions did not store any.
+    sealed = replace(
+        session, metadata=_seal(key, _session_place(session), [session.metadata, session.title]), title=None
+    )
+    # Most sessions have no parameters.
     return replace(sealed, params=_seal(key, _params_place(session), session.params)) if session.params else sealed
 
 
 async def open_session(texts: Unsealing, session: SessionRecord) -> SessionRecord:
-    found = await _open(texts, _session_place(session), session.metadata)
-    metadata, title = found if isinstance(found, list) else (found, None)
+    metadata, title = await _open(texts, _session_place(session), session.metadata)
     opened = replace(session, metadata=freeze(metadata), title=title)
     if not session.params:
         return opened
@@ -107,9 +106,7 @@ async def open_turn(texts: Unsealing, session_id: str, turn: TurnRecord) -> Turn
 
 def seal_run(key: UserKey, session_id: str, run: RunRecord) -> RunRecord:
     """Return the encrypted run. It has two encrypted parts, because commits change only one of them."""
-    asked = [run.labels, run.fingerprint, run.params, run.output]
-    if run.instructions or run.tools:  # other runs are stored as older versions store them
-        asked += [run.instructions, run.tools]
+    asked = [run.labels, run.fingerprint, run.params, run.output, run.instructions, run.tools]
     return replace(
         run,
         labels=_seal(key, _labels_place(session_id, run), asked),
@@ -124,14 +121,9 @@ def seal_run(key: UserKey, session_id: str, run: RunRecord) -> RunRecord:
     )
 
 
-_NOTHING: tuple[Any, ...] = (None, None, {}, None, None, {})
-"""The first encrypted part of a run that has nothing in it."""
-
-
 async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
-    # Runs of older versions, which had no parameters, have two values; runs without instructions and tools have four.
-    found: list[Any] = await _open(texts, _labels_place(run.session_id, run), run.labels)
-    labels, fingerprint, params, output, instructions, tools = [*found, *_NOTHING[len(found) :]]
+    asked = await _open(texts, _labels_place(run.session_id, run), run.labels)
+    labels, fingerprint, params, output, instructions, tools = asked
     calls, why, stop_reason = await _open(texts, _run_place(run.session_id, run), run.calls)
     return replace(
         run,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -56,7 +56,7 @@ class Schema:
     version: int
     """The version of the tables. Increase it with every change to the tables."""
     tables: sa.MetaData
-    migrations: Mapping[int, Sequence[str]]
+    migrations: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """By version: the statements that migrate its tables to the next version, in SQL for both SQLite and PostgreSQL."""
 
 

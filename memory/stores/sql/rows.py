@@ -34,7 +34,10 @@ _KEY_DIGITS = 19
 
 _SPANS = ("prompt", "appended", "input", "output", "carried", "removed")
 _TURN_TEXTS = {*_SPANS, "usage", "stop_reason", "metadata"}
-_RUN_TEXTS = {"labels", "why", "usage", "stop_reason", "calls", "params", "output"}
+_RUN_TEXTS = {
+    *("labels", "why", "usage", "stop_reason", "calls", "params", "output"),
+    *("instructions", "tools", "trace"),
+}
 _SESSION_TEXTS = {"metadata", "title", "params"}
 """The fields whose columns are JSON text."""
 
@@ -64,7 +67,7 @@ _SHORT = {
     "cost": "cost",
     "counted_tokens": "counted",
 }
-"""Short names of usage fields, since every turn and run stores them as text. Version 1 wrote the long names."""
+"""Short names of usage fields, since every turn and run stores them as text."""
 
 _LONG = {short: name for name, short in _SHORT.items()}
 
@@ -186,11 +189,7 @@ def read_turn(row: Any, session_id: str) -> TurnRecord:
     return decoded(f"turn {session_id}#{row.idx}", decode)
 
 
-_RUN_FIELDS = [
-    field.name
-    for field in fields(RunRecord)
-    if field.name not in ("session_id", "instructions", "tools", "joins", "trace", "successor")
-]
+_RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name not in ("session_id", "joins")]
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
@@ -200,32 +199,20 @@ def run_row(key: int, run: RunRecord) -> dict[str, Any]:
         **{name: values[name] for name in _RUN_FIELDS},
         "labels": to_json(run.labels or None),
         "memory": _unless_on(run.memory),
-        "params": to_json({**run.params, **_beside_params(run)} or None),
+        "params": to_json(run.params or None),
         "output": to_json(run.output),
-        "code": _code_text(run),
+        "instructions": to_json(run.instructions),
+        "tools": to_json(run.tools or None),
+        "trace": to_json(run.trace or None),
+        "joins": run.joins or None,
         **_run_texts(run),
     }
 
 
-_BESIDE_PARAMS = {name: f"turnwise.{name}" for name in ("instructions", "tools", "joins", "trace")}
-"""The fields of a run that are stored in the column of its parameters, and their names there."""
-
-
-def _beside_params(run: RunRecord) -> dict[str, Any]:
-    return {name: value for field, name in _BESIDE_PARAMS.items() if (value := getattr(run, field))}
-
-
-CHANGED_RUN_COLUMNS = tuple(name for name in RUN_CHANGES if name != "successor")
+CHANGED_RUN_COLUMNS = RUN_CHANGES
 """The columns of a run that commits change."""
 
 _BOUND_OF_RUN = {f"b_{name}": name for name in CHANGED_RUN_COLUMNS}
-
-_BEFORE_SUCCESSOR = "\x1f"
-"""Between the code of a run and its successor, in the column of the code. No id has it."""
-
-
-def _code_text(run: RunRecord) -> str | None:
-    return run.code if run.successor is None else f"{run.code or ''}{_BEFORE_SUCCESSOR}{run.successor}"
 
 
 def _run_texts(run: RunRecord) -> dict[str, str | None]:
@@ -239,7 +226,7 @@ def _run_texts(run: RunRecord) -> dict[str, str | None]:
 
 def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
     """Return the fields of a run that may change after it was stored, for the `put_run` statement."""
-    values = {**vars(run), "code": _code_text(run), **_run_texts(run)}
+    values = {**vars(run), **_run_texts(run)}
     changed = {bound: values[name] for bound, name in _BOUND_OF_RUN.items()}
     return {"b_session": key, "b_turn_index": run.turn_index, **changed}
 
@@ -247,13 +234,7 @@ def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
 def read_run(row: Any, session_id: str) -> RunRecord:
     def decode() -> RunRecord:
         values = _values(row, _RUN_FIELDS, _RUN_TEXTS)
-        params = values.get("params")
-        if isinstance(params, dict):
-            values |= {field: params.pop(name) for field, name in _BESIDE_PARAMS.items() if name in params}
-        if isinstance(code := values.get("code"), str) and _BEFORE_SUCCESSOR in code:
-            code, _, values["successor"] = code.partition(_BEFORE_SUCCESSOR)
-            values["code"] = code or None
-        return record_of(RunRecord, values, session_id=session_id)
+        return record_of(RunRecord, values, session_id=session_id, joins=bool(row.joins))
 
     return decoded(f"run {row.run_id}", decode)
 

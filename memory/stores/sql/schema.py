@@ -25,11 +25,10 @@ from sqlalchemy import (
 
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.sql.database import WHERE, Schema
-from turnwise.memory.stores.sql.migrations import MIGRATIONS
 
 tables = MetaData()
 
-SCHEMA = Schema(name="schema_version", version=12, tables=tables, migrations=MIGRATIONS)
+SCHEMA = Schema(name="schema_version", version=1, tables=tables)
 
 # The key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -42,7 +41,7 @@ USAGE: dict[str, type[int | float]] = {
 sessions = Table(
     "turnwise_sessions",
     tables,
-    Column("key", _Key, primary_key=True, autoincrement=True),
+    Column("key", _Key, primary_key=True, autoincrement=False),
     Column("session_id", Text, nullable=False, unique=True),
     Column("user_id", Text, nullable=False),
     Column("agent", Text),
@@ -57,19 +56,15 @@ sessions = Table(
     Column("next_index", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
-    Column("revision", BigInteger, nullable=False, server_default="0"),
+    Column("revision", BigInteger, nullable=False),
     Column("memory", Text),
-    Column("saved", BigInteger, nullable=False, server_default="-1"),
+    Column("saved", BigInteger, nullable=False),
     Column("ttl_s", Double),
     Column("model", Text),
     Column("params", Text),
-    *(
-        Column(name, BigInteger if number is int else Double, nullable=False, server_default="0")
-        for name, number in USAGE.items()
-    ),
+    *(Column(name, BigInteger if number is int else Double, nullable=False) for name, number in USAGE.items()),
     Index("turnwise_sessions_created", "created_at", "key"),
     Index("turnwise_sessions_user", "user_id", "created_at", "key"),
-    sqlite_autoincrement=True,  # kept from older versions, which numbered keys; today `new_key` makes them
 )
 
 borrowed = Table(
@@ -138,14 +133,19 @@ runs = Table(
     Column("idempotency_key", Text),
     Column("fingerprint", Text),
     Column("code", Text),
+    Column("successor", Text),
     Column("usage", Text),
     Column("stop_reason", Text),
     Column("calls", Text),
-    Column("resumes", BigInteger, nullable=False, server_default="0"),
+    Column("resumes", BigInteger, nullable=False),
     Column("memory", Text),
     Column("model", Text),
     Column("params", Text),
     Column("output", Text),
+    Column("instructions", Text),
+    Column("tools", Text),
+    Column("joins", Boolean),  # NULL if not
+    Column("trace", Text),
     Column("parent", Text),
     Column("engine", Text),
     PrimaryKeyConstraint("session", "turn_index"),

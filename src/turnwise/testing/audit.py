@@ -294,7 +294,7 @@ def _events_tell(events: Iterable[Event], steps: Iterable[_Step]) -> Iterator[Fi
     for event in events:
         try:
             rebuilt.add(event)
-        except TranscriptError:  # the session was reverted, or begun by an older version
+        except TranscriptError:  # the session was reverted
             return
         step = ended.get(event.run_id)
         if not event.terminal or step is None:

@@ -20,7 +20,7 @@ _AT_ONCE = 200
 
 tables = MetaData()
 
-SCHEMA = Schema(name="langgraph_checkpoints_version", version=1, tables=tables, migrations={})
+SCHEMA = Schema(name="langgraph_checkpoints_version", version=1, tables=tables)
 
 _ID = Text(collation="C").with_variant(Text(), "sqlite")
 """Ids sort by their bytes in all databases."""

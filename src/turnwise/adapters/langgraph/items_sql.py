@@ -14,7 +14,7 @@ from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 
 tables = MetaData()
 
-SCHEMA = Schema(name="langgraph_items_version", version=1, tables=tables, migrations={})
+SCHEMA = Schema(name="langgraph_items_version", version=1, tables=tables)
 
 _NAME = Text(collation="C").with_variant(Text(), "sqlite")
 """Namespaces sort by their bytes in all databases, so that a prefix is a range."""

@@ -16,7 +16,8 @@ from turnwise.actors.session.transactor import Transactor
 from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.errors import CompactionError, ContextOverflowError, TurnwiseError, WindowOverflowError
 from turnwise.memory.conversation.events import InputReplaced
-from turnwise.memory.conversation.spans import to_places
+from turnwise.memory.conversation.limits import MAX_WINDOW_BLOCKS
+from turnwise.memory.conversation.spans import size, to_places
 from turnwise.memory.conversation.turns import Turn
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.strategy import OverflowStrategy, acts, decide
@@ -27,6 +28,11 @@ _log = logging.getLogger(__name__)
 _NO_STRATEGY = (
     "session %s: the provider refused a request as too long, and no overflow strategy makes room: pass overflow= to "
     "the manager, and SessionConfig(max_context_tokens=...) if the size of the model's window is not known"
+)
+
+_TOO_MANY = (
+    "the window of session {!r} has {} blocks, and a request takes MAX_WINDOW_BLOCKS ({}) at most: pass overflow= to "
+    "the manager, or clear() the session"
 )
 
 LAST_RESORTS = 8
@@ -78,7 +84,14 @@ class RequestFitting:
         await compactor.shrink(run.record, run.turn, self._journal.blocks.cache, run.recalled)
 
     def _shown(self, run: ActiveRun) -> Turn:
-        """Return the run's turn for its engine: with the retrieved memory text."""
+        """Return the run's turn for its engine: with the retrieved memory text.
+
+        Raises:
+            ContextOverflowError: it has more than `MAX_WINDOW_BLOCKS`.
+        """
+        count = size(run.turn.input) + size(run.turn.output)
+        if count > MAX_WINDOW_BLOCKS:
+            raise ContextOverflowError(_TOO_MANY.format(self._state.session_id, count, MAX_WINDOW_BLOCKS))
         turn = self._journal.blocks.turn(run.turn)
         return turn.recalling(run.recalled) if run.recalled else turn
 

@@ -28,6 +28,9 @@ MAX_VALUES = 10_000
 MAX_MESSAGES = 100_000
 """The most messages of one conversation that are read."""
 
+MAX_WINDOW_BLOCKS = 10_000
+"""The most blocks of one request of a model. A conversation may be longer: its overflow strategy makes room."""
+
 MAX_NAMES = 1_000
 """The most ids, names, labels or kinds of one argument."""
 

@@ -225,3 +225,16 @@ def test_pages_fit_the_screen_and_follow_the_systems_colours(
     expect(page.locator("body.body--dark")).to_have_count(1)
     page.reload()
     expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+
+
+def test_links_lead_to_sessions_whose_ids_have_any_character(
+    console: Console, manager: SessionManager, open_page: Callable[..., Page]
+) -> None:
+    ids = ["a/b", "a?b=c&user=eve#d", "50%2Fä + 日本", "..."]
+    for session_id in ids:
+        manager.open(session_id).run(f"I am {session_id}").wait()
+    page = open_page(f"{console.url}/sessions")
+    for session_id in ids:
+        page.get_by_role("link", name=session_id, exact=True).click()
+        expect(page.get_by_text(f"I am {session_id}", exact=True).first).to_be_visible()
+        page.get_by_role("link", name="Sessions").click()

@@ -1,6 +1,7 @@
-"""`make agent` works on a bare machine: no key, an empty home, no terminal."""
+"""`make agent` works with no key, an empty home and no terminal."""
 
 import re
+from types import ModuleType
 
 import pytest
 
@@ -10,9 +11,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def printed(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the example prints."""
-    return run_example(tmp_path_factory, "agent_with_tools.py")[0]
+    address = ray_session.get_runtime_context().gcs_address
+    return run_example(tmp_path_factory, "agent_with_tools.py", ray_address=address)[0]
 
 
 def section(printed: str, prompt: str) -> str:

@@ -1,4 +1,4 @@
-"""`make memory` works on a bare machine; and the simulated model answers correctly."""
+"""`make memory` works with no key, an empty home and no terminal; and the simulated model answers correctly."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -59,11 +60,12 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """What the example prints and leaves."""
     began = datetime.now(UTC) - timedelta(days=DAYS)
     args = "--days", str(DAYS), "--keep", "kept"
-    printed, folder = run_example(tmp_path_factory, "hr_policy_chat.py", *args, timeout_s=380)
+    address = ray_session.get_runtime_context().gcs_address
+    printed, folder = run_example(tmp_path_factory, "hr_policy_chat.py", *args, timeout_s=380, ray_address=address)
     kept = folder / "kept"
     sent = list(map(json.loads, (kept / "requests.jsonl").read_text(encoding="utf-8").splitlines()))
     return Ran(printed, kept, sent, f"{began:%Y-%m-%d}")

@@ -1,6 +1,7 @@
-"""`make window` works on a bare machine: no key, an empty home, no terminal."""
+"""`make window` works with no key, an empty home and no terminal."""
 
 import re
+from types import ModuleType
 
 import pytest
 
@@ -14,9 +15,10 @@ NAMES = ["Trim", "DeleteOldest", "Summarize", "FlushToMemory"]
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def printed(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What a shorter run of the example prints. It has checked that all requests fit and all turns are readable."""
-    return run_example(tmp_path_factory, "long_conversation.py", "--turns", str(TURNS))[0]
+    address = ray_session.get_runtime_context().gcs_address
+    return run_example(tmp_path_factory, "long_conversation.py", "--turns", str(TURNS), ray_address=address)[0]
 
 
 def row(printed: str, title: str) -> dict[str, str]:

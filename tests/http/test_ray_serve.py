@@ -38,6 +38,7 @@ def replicas(ray: Any) -> set[str]:
     return {actor["name"] for actor in actors if actor["name"].startswith("SERVE_REPLICA::")}
 
 
+@pytest.mark.soak
 def test_clients_resume_at_another_replica_when_theirs_is_killed_or_replaced(
     ray_session: Any, ray_address: str, tmp_path: Path
 ) -> None:

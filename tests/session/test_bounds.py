@@ -11,6 +11,7 @@ from engines import ScriptedEngine
 from schedules import SESSION
 from turnwise.actors.client.importing import PART, Conversation, read_conversation, send_conversation
 from turnwise.actors.client.requests import AwaitStep
+from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, StoreError, TooManyError, TurnsChangedError
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
@@ -28,6 +29,8 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.strategies.delete_oldest import DeleteOldest
+from turnwise.strategies.strategy import OverflowStrategy
 
 
 class Counting(InMemoryStore):
@@ -234,6 +237,30 @@ async def test_too_many_messages_and_too_long_turns_are_refused_by_name() -> Non
         await conversation_of([{}] * (MAX_MESSAGES + 1))
     with pytest.raises(TooManyError, match="messages of one turn: 2049 are more than MAX_BLOCKS"):
         await conversation_of([{"role": "user", "content": "x"}] * (MAX_BLOCKS + 1))
+
+
+@pytest.mark.parametrize("overflow", [None, DeleteOldest()], ids=["none", "delete"])
+async def test_a_window_of_too_many_blocks_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch, overflow: OverflowStrategy | None
+) -> None:
+    monkeypatch.setattr("turnwise.actors.session.request_fitting.MAX_WINDOW_BLOCKS", 30)
+    store, engine = InMemoryStore(), ScriptedEngine()
+    await store.create(SessionRecord(session_id=SESSION))
+    core = SessionCore(SESSION, store, engine, SessionConfig(max_context_tokens=400), overflow=overflow)
+    await send(await conversation_of(dialogue(20)), core)
+    runs = []
+    for _ in range(2):
+        await core.start(["more"], run_id=(run_id := new_id()))
+        await core.reads.wait(run_id)
+        runs.append(await core.reads.run(run_id))
+        if runs[0].state == "failed":
+            await core.clear()
+    assert runs[1].state == "completed"
+    if overflow is None:
+        assert (runs[0].state, runs[0].code) == ("failed", "window")
+        assert "41 blocks, and a request takes MAX_WINDOW_BLOCKS (30) at most: pass overflow=" in (runs[0].why or "")
+    else:
+        assert runs[0].state == "completed"
 
 
 def test_an_argument_of_many_members_is_refused_before_they_are_looked_at() -> None:

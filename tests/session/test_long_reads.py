@@ -25,6 +25,7 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Text, User, encode
 from turnwise.memory.conversation.events import CustomEvent, Event
 from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.limits import MAX_WINDOW_BLOCKS
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, weight
@@ -219,9 +220,9 @@ async def test_a_small_page_costs_no_more_reads_than_before() -> None:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 async def test_no_run_of_a_long_conversation_holds_a_loop(api: Any) -> None:
-    """The request of a model is made by a thread, of a window of ten thousand blocks."""
+    """The request of a model is made by a thread, of as many blocks as a request may have."""
     store = InMemoryStore()
-    await converse(store, TURNS // 2)
+    await converse(store, MAX_WINDOW_BLOCKS // 2 - 5)
     with LocalProvider() as provider:
         core = SessionCore(SESSION, store, OpenAIEngine("local", base_url=provider.base_url, api_key="none", api=api))
 

@@ -68,6 +68,8 @@ class Siege:
         self._leaks = folder / "leaks.txt"
         self._dice = random.Random(f"{stage.seed}/{stage.name}")
         self._over = asyncio.Event()
+        self._server = asyncio.Lock()
+        """Held while the server of the store is crashed or frozen: one that is down cannot be frozen."""
         self._manager = AsyncSessionManager(
             store.url,
             engine=SiegeEngine(str(self._leaks)),
@@ -151,11 +153,13 @@ class Siege:
 
     async def _crash_store(self) -> None:
         if self._stage.name != "sqlite":
-            await asyncio.to_thread(self._store.crash)
+            async with self._server:
+                await asyncio.to_thread(self._store.crash)
             self.ledger.deeds["crash of the server"] += 1
 
     async def _freeze_store(self) -> None:
-        await asyncio.to_thread(self._store.freeze, 1 + 2 * self._dice.random())
+        async with self._server:
+            await asyncio.to_thread(self._store.freeze, 1 + 2 * self._dice.random())
         self.ledger.deeds["freeze of the store"] += 1
 
     async def _cut(self) -> None:

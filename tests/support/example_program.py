@@ -20,11 +20,22 @@ QUICK = {"RAY_worker_niceness": "0", "REPORTER_UPDATE_INTERVAL_MS": "60000"}
 
 
 def run_example(
-    folders: pytest.TempPathFactory, program: str, *args: str, timeout_s: float = 280, **env: str
+    folders: pytest.TempPathFactory,
+    program: str,
+    *args: str,
+    timeout_s: float = 280,
+    ray_address: str | None = None,
+    **env: str,
 ) -> tuple[str, Path]:
-    """Return what the program prints, and the empty folder in which it ran. It must succeed and write no stderr."""
+    """Return what the program prints, and the empty folder in which it ran. It must succeed and write no stderr.
+
+    Args:
+        ray_address: the Ray that it joins; if omitted, it starts one.
+    """
     folder = folders.mktemp("elsewhere")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN)}
+    if ray_address is not None:
+        env["RAY_ADDRESS"] = ray_address
     ran = subprocess.run(
         [sys.executable, EXAMPLES / program, *args],
         cwd=folder,

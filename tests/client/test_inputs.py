@@ -495,7 +495,8 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         url = request.getfixturevalue(fixtures[request.param])
     if request.param == "postgresql":
         of_notes = url
-    world = World(*(partial(make, url) for make in MAKERS[request.param]), partial(SQLNotes, of_notes))
+    store, items = MAKERS[request.param]
+    world = World(partial(store, url), partial(items, url), partial(SQLNotes, of_notes))
     yield world
     parts: list[Any] = [world.client.store, world.client.memories[0].memory, world.client.working_memory]
     for part in parts:

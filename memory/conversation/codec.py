@@ -32,7 +32,7 @@ def to_json(value: Any) -> str | None:
     return None if value is None else encode_json(value)
 
 
-def decode_text(text: bytes | str) -> str:
+def decode_text(text: str) -> str:
     """Return the text that `to_json` encoded. Call it in `decoded`: it raises TypeError or ValueError otherwise."""
     return str(_plain((str,), json.loads(text)))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from turnwise.errors import StoreURLError
+from turnwise.errors import ConfigError, StoreURLError
 
 if TYPE_CHECKING:
     from turnwise.memory.stores.base import SessionStore
@@ -126,9 +126,21 @@ def resolve_own_url(url: str) -> str:
     return url
 
 
-def is_redis(url: str) -> bool:
-    """Return whether the URL names a Redis."""
-    return isinstance(url, str) and url.partition("://")[0] in REDIS_SCHEMES
+def resolve_non_redis_url(url: str, what: str) -> str:
+    """Return the resolved URL of one of turnwise's own stores, for what Redis does not keep.
+
+    Args:
+        what: what is kept at the URL, for the error.
+
+    Raises:
+        StoreURLError: the scheme belongs to another package's store, or is not known.
+        ConfigError: the URL names a Redis.
+    """
+    url = resolve_own_url(url)
+    if url.partition("://")[0] in REDIS_SCHEMES:
+        why = f"Redis keeps sessions and memory items only: use sqlite:/// or postgresql:// for {what}"
+        raise ConfigError("store", redact(url), why)
+    return url
 
 
 def _is_foreign(scheme: str) -> bool:

@@ -48,7 +48,7 @@ def check_scope(scope: Scope) -> None:
     check_names("user_id, session_id", scope.user_id, scope.session_id)
 
 
-def decode_note(scope: Scope, stored: bytes | str | None) -> str | None:
+def decode_note(scope: Scope, stored: str | None) -> str | None:
     """Return the note from its stored JSON text; None if there is none.
 
     Raises:

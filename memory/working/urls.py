@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from turnwise.memory.stores.urls import is_redis, resolve_own_url
+from turnwise.memory.stores.urls import resolve_non_redis_url
 
 if TYPE_CHECKING:
     from turnwise.memory.working.base import NoteStore
 
 
 def open_notes(url: str) -> NoteStore:
-    """Return a note store for the URL. The URL may also be a fact store's.
+    """Return a note store for the URL, which may be that of a session or fact store in SQLite or PostgreSQL.
 
     Imports and connects as `open_store` does.
 
     Raises:
         StoreURLError: the URL's scheme is not known, or its driver is not installed.
+        ConfigError: the URL names a Redis, which keeps sessions and memory items only.
     """
-    if is_redis(url):
-        from turnwise.memory.working.redis import RedisNotes
-
-        return RedisNotes(url)
-    url = resolve_own_url(url)
+    url = resolve_non_redis_url(url, "notes")
     if url.startswith("memory:"):
         from turnwise.memory.working.base import InMemoryNotes
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, TypedDict
 
 import pytest
 import sqlalchemy as sa
@@ -38,14 +38,13 @@ from turnwise.errors import (
     CorruptRecordError,
     InvalidIdError,
     StoreClosedError,
-    StoreError,
     StoreURLError,
     ThreadExistsError,
     ThreadNotFoundError,
 )
 
 T: Any = {"configurable": {"thread_id": "t"}}
-STORES = ["memory", "sqlite", "postgresql", "redis"]
+STORES = ["memory", "sqlite", "postgresql"]
 
 
 def url_of(request: pytest.FixtureRequest, folder: Path) -> str:
@@ -53,7 +52,7 @@ def url_of(request: pytest.FixtureRequest, folder: Path) -> str:
         return "memory://"
     if request.param == "sqlite":
         return f"sqlite:///{folder}/threads.db"
-    return str(request.getfixturevalue("redis_url" if request.param == "redis" else "database"))
+    return str(request.getfixturevalue("database"))
 
 
 @pytest.fixture(params=STORES)
@@ -399,30 +398,6 @@ def test_a_list_reads_the_values_of_many_checkpoints_at_once(quick: TurnwiseSave
     assert [each.checkpoint for each in quick.list(None)] == [each.checkpoint for each in found]
 
 
-@pytest.mark.parametrize("url", ["redis"], indirect=True)
-def test_a_checkpoint_with_more_pending_writes_than_a_script_unpacks_is_read(saver: TurnwiseSaver) -> None:
-    config = saver.put(T, made("1"), {}, {})
-    saver.put_writes(config, [("a", 1)], "task")
-    store: Any = saver._threads._store
-    copy = """
-        local data = redis.call('HVALS', KEYS[1])[1]
-        for number = 1, 9000 do
-          redis.call('HSET', KEYS[1], 'f1\\0' .. number, data)
-          redis.call('ZADD', KEYS[2], 0, 'f1\\0' .. number)
-        end
-    """
-
-    async def write() -> None:
-        space = (await saver._threads._store.spaces("t"))[0][1]
-        names = [f"{store._prefix}:{{langgraph}}:{kind}:{space.key}" for kind in ("writes", "numbers")]
-        await store._thread.run(lambda: store._client.eval(copy, 2, *names))
-
-    saver._loop.wait(write)
-    found = saver.get_tuple(config)
-    assert found and [write[2] for write in found.pending_writes or ()] == [1]
-    saver.delete_thread("t")
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_a_list_of_spans_has_the_elements_in_order(seed: int) -> None:
     chance, codec = random.Random(seed), Codec(InMemorySaver().serde)
@@ -547,30 +522,6 @@ def test_deleting_runs_leaves_the_others_and_what_nothing_refers_to_goes(saver: 
     assert latest(app, copied)[-2:] == ["on", "re on"]
     assert {each.config["configurable"]["thread_id"] for each in saver.list(None)} == {"copy"}
     saver.delete_for_runs(["r0", "r1"])
-
-
-@pytest.mark.parametrize("url", ["redis"], indirect=True)
-def test_pruning_and_deleting_runs_free_a_redis_that_is_full(saver: TurnwiseSaver) -> None:
-    app, store = chat(saver), cast(Any, saver._threads._store)
-    for number in range(3):
-        app.invoke(said(f"{number}"), {**T, "metadata": {"run_id": f"r{number}"}})
-
-    def limit(size: int) -> None:
-        saver._loop.wait(lambda: store._thread.run(lambda: store._client.config_set("maxmemory", size)))
-
-    before = len([*saver.list(T)])
-    limit(1)
-    try:
-        with pytest.raises(StoreError):
-            app.invoke(said("more"), T)
-        saver.delete_for_runs(["r2"])
-        assert 1 < len([*saver.list(T)]) < before
-        saver.prune(["t"])
-        assert len([*saver.list(T)]) == 1
-    finally:
-        limit(0)
-    assert latest(app) == ["0", "re 0", "1", "re 1"]
-    saver.delete_thread("t")
 
 
 def test_a_run_of_a_thread_that_is_deleted_meanwhile_does_not_bring_it_back(quick: TurnwiseSaver) -> None:

@@ -18,17 +18,16 @@ from langgraph.store.base import (
 )
 from langgraph.store.memory import InMemoryStore
 
-from redis_server import RedisServer
 from turnwise.adapters import TurnwiseStore
-from turnwise.errors import ConfigError, CorruptRecordError, StoreClosedError, StoreError, StoreURLError
+from turnwise.errors import ConfigError, CorruptRecordError, StoreClosedError
 from turnwise.testing.embedding import HashEmbedding
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "redis"])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/items.db"
-    return str(request.getfixturevalue("redis_url" if request.param == "redis" else "database"))
+    return str(request.getfixturevalue("database"))
 
 
 @pytest.fixture
@@ -120,29 +119,6 @@ def test_a_batch_reads_what_was_before_and_writes_all_or_nothing(store: Turnwise
     assert names(store.search(("b",))) == ["two"]
 
 
-def test_a_full_redis_refuses_a_batch_as_a_whole_is_read_and_expired_items_make_room(
-    redis_url: str, redis_server: RedisServer, clock: list[float]
-) -> None:
-    with TurnwiseStore(redis_url) as store, redis_server.client as client:
-        store.put(("f",), "expires", {}, ttl=1)
-        for key in ("one", "two"):
-            store.put(("f",), key, {})
-        try:
-            client.config_set("maxmemory", 1)
-            with pytest.raises(StoreError, match=r"maxmemory.*out of memory"):
-                store.batch([PutOp(("f",), "three", {}), PutOp(("f",), "one", None)])
-            assert {*names(store.search(("f",)))} == {"expires", "one", "two"}
-            store.batch([PutOp(("f",), "one", None), PutOp(("f",), "three", {})])
-            assert {*names(store.search(("f",)))} == {"expires", "two", "three"}
-            clock[0] += 100
-            store.put(("f",), "four", {})
-            assert {*names(store.search(("f",)))} == {"two", "three", "four"} and store.sweep_ttl() == 0
-            with pytest.raises(StoreError, match=r"maxmemory.*out of memory"):
-                store.put(("f",), "five", {})
-        finally:
-            client.config_set("maxmemory", 0)
-
-
 def test_many_writers_in_several_stores_do_not_lose_an_item(url: str) -> None:
     async def play() -> None:
         async with TurnwiseStore(url) as one, TurnwiseStore(url) as two:
@@ -165,7 +141,7 @@ def test_bad_input_is_refused_and_a_store_travels_as_its_settings(store: Turnwis
         store.search((), limit=-1)
     with pytest.raises(ConfigError, match="ttl"):
         store.put(("a",), "k", {}, ttl=0)
-    with pytest.raises(StoreURLError, match="SQLite, PostgreSQL or Redis"):
+    with pytest.raises(ConfigError, match="use sqlite:/// or postgresql://"):
         TurnwiseStore("memory://")
     store.put(("a",), "k", {"n": 1})
     with pickle.loads(pickle.dumps(store)) as again:

@@ -69,7 +69,6 @@ from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.base import InMemoryNotes, NoteStore
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.redis import RedisNotes
 from turnwise.memory.working.sql import SQLNotes
 
 PORTAL = Portal()
@@ -474,11 +473,7 @@ def test_an_error_shows_a_value_shortened_whatever_its_repr_does() -> None:
     assert len(shown([[["x" * 100] * 100] * 100] * 100)) < 130
 
 
-MAKERS = {
-    "sqlite": (SQLStore, SQLFacts, SQLNotes),
-    "postgresql": (SQLStore, SQLFacts, SQLNotes),
-    "redis": (RedisStore, RedisFacts, RedisNotes),
-}
+MAKERS = {"sqlite": (SQLStore, SQLFacts), "postgresql": (SQLStore, SQLFacts), "redis": (RedisStore, RedisFacts)}
 
 EDGES: dict[str, list[Any]] = {
     "int": [0, -1, 1, 2**31 - 1, 2**31, 2**53, -(2**63), 2**63 - 1],
@@ -493,12 +488,15 @@ EDGES: dict[str, list[Any]] = {
 
 @pytest.fixture(params=["sqlite", "postgresql", "redis"])
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """A session in a store of each kind, with its memories there too."""
+    """A session in a store of each kind, with its memories there too; its notes are in SQLite if that is a Redis."""
     fixtures = {"postgresql": "database", "redis": "redis_url"}
-    url = f"sqlite:///{tmp_path}/all.db"
+    url = of_notes = f"sqlite:///{tmp_path}/all.db"
     if request.param != "sqlite":
         url = request.getfixturevalue(fixtures[request.param])
-    world = World(*(partial(make, url) for make in MAKERS[request.param]))
+    if request.param == "postgresql":
+        of_notes = url
+    store, items = MAKERS[request.param]
+    world = World(partial(store, url), partial(items, url), partial(SQLNotes, of_notes))
     yield world
     parts: list[Any] = [world.client.store, world.client.memories[0].memory, world.client.working_memory]
     for part in parts:

@@ -1,4 +1,4 @@
-"""The laws of `FactStore` on Redis, and the keys, faults and URLs of `RedisFacts` and `RedisNotes`."""
+"""The laws of `FactStore` on Redis, and the keys, faults and URLs of `RedisFacts`."""
 
 import asyncio
 import json
@@ -37,10 +37,6 @@ from turnwise.memory.longterm.items.urls import open_facts
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.conformance.fixtures import TEXT
 from turnwise.memory.stores.conformance.laws import Law, check_law
-from turnwise.memory.working.base import InMemoryNotes
-from turnwise.memory.working.redis import RedisNotes
-from turnwise.memory.working.sql import SQLNotes
-from turnwise.memory.working.urls import open_notes
 
 USER = Scope(user_id="u")
 EVER = FactFilter(superseded=True)
@@ -230,15 +226,12 @@ async def test_equally_old_facts_are_swept_in_order_of_insertion(facts: RedisFac
 
 async def test_prefixes_and_databases_are_separate(redis_url: str) -> None:
     stores = [RedisFacts(redis_url), RedisFacts(redis_url, prefix="other:1"), RedisFacts(redis_url[:-1] + "1")]
-    notes = [RedisNotes(redis_url), RedisNotes(redis_url, prefix="other:1"), RedisNotes(redis_url[:-1] + "1")]
-    for at, (facts, pad) in enumerate(zip(stores, notes, strict=True)):
+    for at, facts in enumerate(stores):
         assert await facts.put(USER, items(at + 1)) == [str(n) for n in range(at + 1)]
-        assert await pad.change(USER, f"{at} {{}}".format) == f"{at} None"
     assert [await facts.count(USER) for facts in stores] == [1, 2, 3]
-    assert await stores[1].purge("u") == ["0", "1"] and await notes[1].purge("u") == 1
+    assert await stores[1].purge("u") == ["0", "1"]
     assert [await facts.count(USER) for facts in stores] == [1, 0, 3]
-    assert [await pad.read(USER) for pad in notes] == ["0 None", None, "2 None"]
-    await asyncio.gather(*(each.close() for each in (*stores, *notes)))
+    await asyncio.gather(*(facts.close() for facts in stores))
 
 
 def test_a_store_serves_several_event_loops_and_completes_calls_before_closing(redis_url: str) -> None:
@@ -262,12 +255,11 @@ def test_a_store_serves_several_event_loops_and_completes_calls_before_closing(r
     assert using(redis_url, lambda again: again.count(USER)) == 218
 
 
-def test_stores_in_a_redis_pickle_as_their_settings(redis_url: str) -> None:
-    for kind in (RedisFacts, RedisNotes):
-        store: Any = kind(redis_url, prefix="p", timeout_s=3.0, connections=2)
-        again = pickle.loads(pickle.dumps(store))
-        assert type(again) is kind and again._settings == store._settings == (redis_url, "p", 3.0, 2)
-        assert repr(again) == repr(store) == f"{kind.__name__}({redis_url!r})"
+def test_a_store_pickles_as_its_settings(redis_url: str) -> None:
+    store = RedisFacts(redis_url, prefix="p", timeout_s=3.0, connections=2)
+    again = pickle.loads(pickle.dumps(store))
+    assert type(again) is RedisFacts and again._settings == store._settings == (redis_url, "p", 3.0, 2)
+    assert repr(again) == repr(store) == f"RedisFacts({redis_url!r})"
 
 
 @pytest.mark.parametrize(
@@ -329,55 +321,6 @@ async def test_writes_that_meet_a_corrupt_fact_change_nothing(
         assert error.value.key == f"{ITEMS} {digest}"
     with redis_server.client as client:
         assert {key: client.dump(key) for key in client.scan_iter()} == before
-
-
-async def test_a_corrupt_note_is_named_and_can_be_deleted(redis_url: str, redis_server: RedisServer) -> None:
-    notes = RedisNotes(redis_url)
-    scope = Scope(user_id="u", session_id="s")
-    await notes.change(scope, lambda _: "x")
-    with redis_server.client as client:
-        (key,) = client.keys("turnwise:notes:*")
-        (field,) = client.hkeys(key)
-        for raw in ("{", "", "5", "null"):
-            client.hset(key, field, raw)
-            for call in (notes.read(scope), notes.change(scope, lambda _: "y")):
-                with pytest.raises(CorruptRecordError, match="record note of session 's' of user 'u' in the store"):
-                    await call
-    assert await notes.purge("u", session_id="s") == 1
-    assert await notes.read(scope) is None
-    await notes.close()
-
-
-async def test_a_failed_change_of_a_note_changes_nothing(redis_url: str) -> None:
-    notes = RedisNotes(redis_url)
-    await notes.change(USER, lambda _: "x\0")
-    with pytest.raises(StoreError, match="surrogates not allowed"):
-        await notes.change(USER, lambda _: "\ud800")
-    with pytest.raises(ZeroDivisionError):
-        await notes.change(USER, lambda _: str(1 / 0))
-    assert await notes.read(USER) == "x\0"
-    await notes.close()
-
-
-async def test_a_change_of_a_note_is_repeated_after_a_concurrent_change(redis_url: str) -> None:
-    notes, other = RedisNotes(redis_url), RedisNotes(redis_url)
-    seen: list[str | None] = []
-    loop = asyncio.get_running_loop()
-
-    def change(text: str | None) -> str | None:
-        seen.append(text)
-        if len(seen) < len(meanwhile):
-            work = asyncio.run_coroutine_threadsafe(other.change(USER, lambda _: meanwhile[len(seen)]), loop)
-            work.result()
-        return f"{text} and mine"
-
-    # The verb runs on a loop of its own thread here, so that another can be faster while it decides.
-    for meanwhile in (["", "theirs", None, "more"], ["", None], ["", "theirs"]):
-        seen.clear()
-        made = await asyncio.to_thread(asyncio.run, notes.change(USER, change))
-        assert made == await other.read(USER) == f"{meanwhile[-1]} and mine"
-        assert seen[1:] == meanwhile[1:]
-    await asyncio.gather(notes.close(), other.close())
 
 
 def test_fifty_concurrent_writers_are_each_applied_once_and_completely(
@@ -457,17 +400,14 @@ def test_a_stopped_server_is_a_store_error_until_it_is_back(
     server = own_server()
 
     async def use(facts: RedisFacts) -> None:
-        notes = RedisNotes(server.url)
         await facts.put(USER, items(3))
-        await notes.change(USER, lambda _: "kept")
         server.kill()
-        for call in (facts.put(USER, items(4)), facts.query(USER), facts.purge("u"), notes.read(USER)):
+        for call in (facts.put(USER, items(4)), facts.query(USER), facts.purge("u")):
             with pytest.raises(StoreError, match=r"^store redis://127\.0\.0\.1:\d+/0: .*; is it reachable"):
                 await call
         server.start()
         assert await facts.put(USER, items(4)) == ["3"]
-        assert await facts.count(USER) == 4 and await notes.read(USER) == "kept"
-        await notes.close()
+        assert await facts.count(USER) == 4
 
     using(server.url, use)
 
@@ -491,10 +431,7 @@ async def test_only_idempotent_calls_are_repeated_after_a_lost_answer(
 ) -> None:
     async with Line(redis_server.port) as line:
         facts = RedisFacts(f"{line.url}?retry_on_timeout=yes", connections=1)
-        notes = RedisNotes(line.url, connections=1)
         await facts.put(USER, items(2))
-        await notes.change(USER, lambda _: "x")
-        assert await notes.read(USER) == "x" and await notes.purge("v") == 0
         new = MemoryItem(id="9", text="x", created_at=9.0)
         for call in (facts.delete(USER, ["9-9"]), facts.purge("v"), facts.sweep(0.0), facts.touch("u", [], 1.0)):
             await call  # so that each script is there
@@ -504,7 +441,6 @@ async def test_only_idempotent_calls_are_repeated_after_a_lost_answer(
             (lambda: facts.update(USER, "1", "text 1", at=1.0), True),
             (lambda: facts.supersede(USER, "1", new), True),
             (lambda: facts.touch("u", ["1"], 1.0), None),
-            (lambda: notes.read(USER), "x"),
         ]
         for verb, expected in again:
             line.lose = 1
@@ -523,27 +459,17 @@ async def test_only_idempotent_calls_are_repeated_after_a_lost_answer(
                 await verb()
             left.append(await facts.count(USER, EVER))
         assert left == [4, 3, 2, 0]
-
-        def change(text: str | None) -> str:
-            line.lose = 1
-            return f"{text}!"
-
-        with pytest.raises(StoreError):
-            await notes.change(USER, change)
-        assert await notes.read(USER) == "x!"
-        await asyncio.gather(facts.close(), notes.close())
+        await facts.close()
 
 
 async def test_a_refused_write_is_a_store_error_and_changes_nothing(
-    facts: RedisFacts, redis_url: str, redis_server: RedisServer
+    facts: RedisFacts, redis_server: RedisServer
 ) -> None:
     await facts.put(USER, items(3))
-    notes = RedisNotes(redis_url)
     writes: list[Callable[[], Awaitable[Any]]] = [
         lambda: facts.put(USER, items(9)),
         lambda: facts.update(USER, "1", "else", at=1.0),
         lambda: facts.supersede(USER, "1", MemoryItem(id="n", text="x", created_at=1.0)),
-        lambda: notes.change(USER, lambda _: "x"),
     ]
     with redis_server.client as client:
         try:
@@ -564,7 +490,6 @@ async def test_a_refused_write_is_a_store_error_and_changes_nothing(
             client.config_set("maxmemory", 0)
             client.replicaof("NO", "ONE")
     assert await facts.put(USER, items(4)) == ["3"]
-    await notes.close()
 
 
 def test_a_password_is_needed_and_not_shown(own_server: Callable[..., RedisServer]) -> None:
@@ -585,7 +510,6 @@ def test_on_a_cluster_every_call_uses_one_node(own_server: Callable[..., RedisSe
             time.sleep(0.01)
 
     async def use(facts: RedisFacts) -> None:
-        notes = RedisNotes(server.url)
         await facts.put(USER, items(5), at=1.0)
         await facts.supersede(USER, "1", items(3)[2])
         assert await facts.update(USER, "0", "else", at=2.0) and await facts.count(USER) == 4
@@ -593,9 +517,6 @@ def test_on_a_cluster_every_call_uses_one_node(own_server: Callable[..., RedisSe
         await facts.touch("u", ["3"], 9.0)
         assert len(await facts.scan()) == len(await facts.get(USER, "0123456")) == 3
         assert len(await facts.purge("u")) == 3
-        assert await notes.change(USER, lambda _: "x") == await notes.read(USER) == "x"
-        assert await notes.purge("u") == 1
-        await notes.close()
 
     using(server.url, use)
 
@@ -627,16 +548,12 @@ def test_deleted_text_is_in_no_key_and_no_rewritten_file(
         return b"".join(path.read_bytes() for path in server.folder.iterdir())
 
     async def use(facts: RedisFacts) -> None:
-        notes = RedisNotes(server.url)
         given = [
             MemoryItem(id=f"sarah-{at}", text="Trondheim", type=MemoryType.SKILL, source=source) for at in range(9)
         ]
         await facts.put(sarah, given)
-        await notes.change(sarah, lambda _: "Trondheim")
         assert words(files()) == {b"Trondheim", b"sarah", b"agent-x"}
         await facts.purge("sarah-connor")
-        await notes.purge("sarah-connor")
-        await notes.close()
         with server.client as client:
             keys: Any = client.keys()
             assert sorted(keys) == sorted([DELETED.encode(), LAST.encode()])
@@ -648,26 +565,23 @@ def test_deleted_text_is_in_no_key_and_no_rewritten_file(
     using(server.url, use)
 
 
-def test_urls_open_stores_of_facts_and_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_opens_the_fact_store_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    kinds: dict[str, tuple[type, type]] = {
-        "memory://": (InMemoryFacts, InMemoryNotes),
-        "memory://name": (InMemoryFacts, InMemoryNotes),
-        "sqlite:///a.db": (SQLFacts, SQLNotes),
-        "postgresql://u@h/x": (SQLFacts, SQLNotes),
-        "redis://h": (RedisFacts, RedisNotes),
-        "rediss://u:p@h:1/2?ssl_cert_reqs=none": (RedisFacts, RedisNotes),
+    kinds: dict[str, type] = {
+        "memory://": InMemoryFacts,
+        "memory://name": InMemoryFacts,
+        "sqlite:///a.db": SQLFacts,
+        "postgresql://u@h/x": SQLFacts,
+        "redis://h": RedisFacts,
+        "rediss://u:p@h:1/2?ssl_cert_reqs=none": RedisFacts,
     }
-    for url, expected in kinds.items():
-        assert (type(open_facts(url)), type(open_notes(url))) == expected
+    for url, kind in kinds.items():
+        assert type(open_facts(url)) is kind
     assert repr(open_facts("sqlite:///a.db")) == f"SQLFacts('sqlite:///{tmp_path}/a.db')"
-    assert repr(open_notes("sqlite:///a.db")) == f"SQLNotes('sqlite:///{tmp_path}/a.db')"
     wrong: Any
-    opens: Callable[[str], Any]
     for wrong in ("", "mysql://h", "redis:h", "sqlite://", "Redis://h", None):
-        for opens in (open_facts, open_notes):
-            with pytest.raises(StoreURLError, match=r"or redis://host:6379/0"):
-                opens(wrong)
+        with pytest.raises(StoreURLError, match=r"or redis://host:6379/0"):
+            open_facts(wrong)
 
 
 @pytest.mark.parametrize(
@@ -678,10 +592,9 @@ def test_urls_open_stores_of_facts_and_notes(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_an_invalid_redis_url_is_refused_without_showing_its_password(url: str) -> None:
-    for kind in (RedisFacts, RedisNotes):
-        with pytest.raises(StoreURLError) as error:
-            kind(url)
-        assert "secret" not in f"{error.value} {error.value.__cause__}".replace("sqlite:///secret.db", "")
+    with pytest.raises(StoreURLError) as error:
+        RedisFacts(url)
+    assert "secret" not in f"{error.value} {error.value.__cause__}".replace("sqlite:///secret.db", "")
 
 
 def test_a_setting_out_of_its_range_is_refused() -> None:

@@ -42,7 +42,6 @@ from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import open_store, redact
-from turnwise.memory.working.redis import RedisNotes
 from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing import LocalProvider, tool_script
 
@@ -183,7 +182,7 @@ URLS = [
     ("redis", "redis://user:{}@127.0.0.1:1/0?no_such_option=1"),
 ]
 MAKERS: dict[str, list[Callable[[str], Any]]] = {
-    "redis": [RedisStore, RedisFacts, RedisNotes, open_store, open_facts],
+    "redis": [RedisStore, RedisFacts, open_store, open_facts],
     "postgresql": [SQLStore, SQLHistory, SQLFacts, SQLNotes, open_store, open_history, open_facts],
 }
 MAKERS["mysql"] = MAKERS["postgresql"]
@@ -194,7 +193,7 @@ async def ask(store: Any) -> None:
     match store:
         case RedisFacts() | SQLFacts():
             await store.scan("u")
-        case RedisNotes() | SQLNotes():
+        case SQLNotes():
             await store.read(Scope(user_id="u"))
         case SQLHistory():
             await store.events("s")

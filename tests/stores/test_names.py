@@ -28,7 +28,6 @@ from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.error_hints import remedy
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.base import InMemoryNotes
-from turnwise.memory.working.redis import RedisNotes
 from turnwise.memory.working.sql import SQLNotes
 
 
@@ -45,13 +44,13 @@ OPENED: Mapping[str, Mapping[str, Any]] = {
     "sessions": {"memory": InMemoryStore, "sql": SQLStore, "redis": RedisStore},
     "events": {"memory": InMemoryHistory, "sql": SQLHistory},
     "items": {"memory": InMemoryFacts, "sql": SQLFacts, "redis": RedisFacts},
-    "notes": {"memory": InMemoryNotes, "sql": SQLNotes, "redis": RedisNotes},
+    "notes": {"memory": InMemoryNotes, "sql": SQLNotes},
 }
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Any]:
-    """Opens stores of a kind; returns None for events, which Redis has with its sessions only."""
+    """Opens stores of a kind; returns None for what Redis does not keep: notes, and events apart from sessions."""
 
     def make(kind: str) -> Any:
         if request.param == "memory":
@@ -98,8 +97,9 @@ async def test_each_event_item_and_note_store_refuses_such_a_name(name: str, ope
     async with closing(opened("items")) as items:
         await refused(items.put(Scope(user_id="u"), [an_item("good"), an_item(name)]), name)
         assert await items.count(Scope(user_id="u")) == 0
-    async with closing(opened("notes")) as notes:
-        await refused(notes.change(Scope(user_id="u", session_id=name), lambda _: "text"), name)
+    if note_store := opened("notes"):
+        async with closing(note_store) as notes:
+            await refused(notes.change(Scope(user_id="u", session_id=name), lambda _: "text"), name)
     if history := opened("events"):
         async with closing(history) as events:
             await refused(events.append("s", [an_event(1), an_event(2, name)]), name)
@@ -117,20 +117,21 @@ async def test_the_longest_names_are_taken_by_each_store(opened: Callable[[str],
         name = varied(MAX_INDEXED_BYTES)
         await store.create(a_session(name, user_id=user))
         assert (await store.get(name)).user_id == user
-    async with closing(opened("notes")) as notes:
-        await notes.change(Scope(user_id=user, session_id=session), lambda _: "text")
+    if note_store := opened("notes"):
+        async with closing(note_store) as notes:
+            await notes.change(Scope(user_id=user, session_id=session), lambda _: "text")
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "redis"])
-def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/store.db"
-    return str(request.getfixturevalue("redis_url" if request.param == "redis" else "database"))
+    return str(request.getfixturevalue("database"))
 
 
 @pytest.mark.parametrize("name", BAD.values(), ids=BAD)
-def test_langgraphs_store_refuses_such_a_name_before_anything_is_done(name: str, any_url: str) -> None:
-    with TurnwiseStore(any_url) as store:
+def test_langgraphs_store_refuses_such_a_name_before_anything_is_done(name: str, sql_url: str) -> None:
+    with TurnwiseStore(sql_url) as store:
         for verb in (
             lambda: store.put(("n",), name, {"a": 1}),
             lambda: store.put(("n", name), "k", {"a": 1}),
@@ -148,14 +149,14 @@ def test_langgraphs_store_refuses_such_a_name_before_anything_is_done(name: str,
 
 
 @pytest.mark.parametrize("name", BAD.values(), ids=BAD)
-def test_langgraphs_saver_refuses_such_a_name(name: str, any_url: str) -> None:
+def test_langgraphs_saver_refuses_such_a_name(name: str, sql_url: str) -> None:
     def config(**named: str) -> Any:
         return {"configurable": {"thread_id": "t", "checkpoint_ns": "", **named}}
 
     def checkpoint(channel: str) -> Any:
         return {"id": "1", "channel_values": {channel: 1}, "channel_versions": {channel: "1"}, "versions_seen": {}}
 
-    with TurnwiseSaver(any_url) as saver:
+    with TurnwiseSaver(sql_url) as saver:
         for verb in (
             lambda: saver.put(config(checkpoint_ns=name), checkpoint("c"), {}, {"c": "1"}),
             lambda: saver.put(config(), checkpoint(name), {}, {name: "1"}),

@@ -10,6 +10,9 @@ from urllib.parse import quote
 
 import pytest
 
+from turnwise.adapters import TurnwiseSaver, TurnwiseStore
+from turnwise.adapters.langgraph.checkpoints import open_checkpoints
+from turnwise.adapters.langgraph.items import open_items
 from turnwise.errors import ConfigError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.event_store.urls import check_history_url, open_history
@@ -89,6 +92,14 @@ def test_a_redis_keeps_no_history_apart() -> None:
         assert "secret" not in str(error.value)
 
 
+@pytest.mark.parametrize("opens", [open_notes, open_checkpoints, open_items, TurnwiseSaver, TurnwiseStore])
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_a_redis_url_is_refused_for_notes_checkpoints_and_graph_items(opens: Callable[[str], Any], scheme: str) -> None:
+    with pytest.raises(ConfigError, match=r"use sqlite:/// or postgresql://") as error:
+        opens(f"{scheme}://:secret@h")
+    assert "secret" not in str(error.value)
+
+
 def test_a_store_of_another_package_is_opened_by_its_scheme(install: Install) -> None:
     with pytest.raises(StoreURLError, match=r"scheme is not known.*entry point of the group turnwise\.stores"):
         open_store("mongo://h/x")
@@ -102,7 +113,7 @@ def test_a_store_of_another_package_is_opened_by_its_scheme(install: Install) ->
         open_history("mongo://u:secret@h/x")
     assert "secret" not in str(error.value)
     opens: Callable[[str], Any]
-    for opens in (open_facts, open_notes):
+    for opens in (open_facts, open_notes, open_checkpoints, open_items):
         with pytest.raises(StoreURLError, match="another package's store keeps sessions only"):
             opens("mongo://h/x")
     for wrong in ("Mongo://h", "mongo:h", "mongo"):

@@ -4,7 +4,6 @@ import asyncio
 import json
 import pickle
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from turnwise.memory.stores.conformance.fixtures import IDS, TEXT
 from turnwise.memory.working.base import InMemoryNotes, NoteStore
 from turnwise.memory.working.formats import Form, FreeText, JsonForm, Markdown, merge_json
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.redis import RedisNotes
 from turnwise.memory.working.sql import SQLNotes
 
 SESSION = Scope(user_id="u", session_id="s", agent="a")
@@ -30,14 +28,12 @@ USER = Scope(user_id="u")
 MakeNotes = Callable[[], NoteStore]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def make_notes(request: pytest.FixtureRequest, tmp_path: Path) -> MakeNotes:
     """Opens stores on the same data, empty at first."""
     if request.param == "memory":
         notes = InMemoryNotes()
         return lambda: notes
-    if request.param == "redis":
-        return partial(RedisNotes, request.getfixturevalue("redis_url"))
     url = f"sqlite:///{tmp_path}/notes.db" if request.param == "sqlite" else request.getfixturevalue("database")
     return lambda: SQLNotes(url)
 

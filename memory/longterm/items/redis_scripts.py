@@ -29,7 +29,7 @@ local function wrong_key()
   if not name then name, why = misfit('zset', {times, order, used, successors, deleted}) end
   local number = not name and redis.call('GET', last)
   if number and not string.match(number, '^%d+$') then name, why = last, 'it is no number' end
-  return name and corrupt_key(name, why)
+  return name and redis.error_reply('CORRUPT key ' .. name .. ' ' .. why)
 end
 
 local function corrupt(digest, why)

@@ -5,26 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnwise.memory.stores.urls import is_redis, resolve_own_url
+from turnwise.memory.stores.urls import REDIS_SCHEMES, resolve_own_url
 
 if TYPE_CHECKING:
     from turnwise.memory.longterm.items.base import FactStore
 
 
 def open_facts(url: str) -> FactStore:
-    """Return the fact store for a URL, which may be the URL of a session store or of Redis.
+    """Return the fact store for a URL, which may be a session store's.
 
     Imports the driver, so call it off the event loop. The store connects at first use.
 
     Raises:
         StoreURLError: the scheme is unknown, or its driver is not installed.
     """
-    if is_redis(url):
+    url = resolve_own_url(url)
+    scheme = url.partition("://")[0]
+    if scheme in REDIS_SCHEMES:
         from turnwise.memory.longterm.items.redis import RedisFacts
 
         return RedisFacts(url)
-    url = resolve_own_url(url)
-    if url.startswith("memory:"):
+    if scheme == "memory":
         from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 
         return InMemoryFacts()

@@ -1,5 +1,5 @@
-"""The session store in Redis, and the database code that all Redis stores share.
+"""The session store in Redis, and the database code that it shares with the store of memory items, `RedisFacts`.
 
-`store.py` has the store; `database.py` is what items, working memory and LangGraph's checkpoints build on. Programs
-open the store by a `redis://` URL; `RedisStore` is imported from `turnwise.stores`.
+`store.py` has the session store, `database.py` what both share. Programs open the store by a `redis://` URL;
+`RedisStore` is imported from `turnwise.stores`.
 """

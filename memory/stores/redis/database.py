@@ -1,4 +1,4 @@
-"""`RedisDatabase`: the base of Redis stores, with connections, scripts as transactions, and error conversion."""
+"""`RedisDatabase`: the base of both Redis stores, with connections, scripts as transactions, and error conversion."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from turnwise.errors import ConfigError, CorruptRecordError, StoreError, StoreURLError
 from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
-from turnwise.memory.stores.redis.loop_thread import LoopThread
+from turnwise.memory.stores.loop_thread import LoopThread
 from turnwise.memory.stores.sharing import RayId, Shared, rivals_among
 from turnwise.memory.stores.urls import REDIS_SCHEMES, redact
 
@@ -30,19 +30,15 @@ local function misfit(kind, names)
     if other ~= 'none' and other ~= kind then return name, 'it is a ' .. other .. ', and has to be a ' .. kind end
   end
 end
-
-local function corrupt_key(name, why)
-  return redis.error_reply('CORRUPT key ' .. name .. ' ' .. why)
-end
 """
 """Lua for scripts: `misfit` returns the first of the keys that is of another kind, and why; nil if there is none."""
 
 
 class RedisDatabase(Shared):
-    """Base of the stores in Redis, 6.2 or later. Connects at first use. A pickle has its settings, with the password.
+    """Base of `RedisStore` and `RedisFacts`, in Redis 6.2 or later. Connects at first use.
 
     Each method is one script, which Redis runs atomically. Scripts are called on the store's own event loop, so the
-    store can be used from several event loops.
+    store can be used from several event loops. A pickle has the settings, with the password.
 
     Acknowledged writes are on disk only with `appendonly yes` and `appendfsync always`. With `everysec` a crash may
     lose a second of writes, without an append-only file more. With a `maxmemory-policy` other than `noeviction`, Redis

@@ -227,14 +227,11 @@ def open_checkpoints(url: str) -> CheckpointStore:
 
     Raises:
         StoreURLError: the URL's scheme is not known, or its driver is not installed.
+        ConfigError: the URL names a Redis, which keeps sessions and memory items only.
     """
-    from turnwise.memory.stores.urls import is_redis, resolve_own_url
+    from turnwise.memory.stores.urls import resolve_non_redis_url
 
-    if is_redis(url):
-        from turnwise.adapters.langgraph.checkpoints_redis import RedisCheckpoints
-
-        return RedisCheckpoints(url)
-    url = resolve_own_url(url)
+    url = resolve_non_redis_url(url, "checkpoints")
     if url.startswith("memory:"):
         return InMemoryCheckpoints()
     from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints

@@ -1,10 +1,15 @@
-"""`GraphItems`: what a store of `TurnwiseStore`'s items can do."""
+"""What `TurnwiseStore` asks of the database with its items, and the function that opens it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from turnwise.adapters.langgraph.items_sql import SQLGraphItems
 
 Name = tuple[str, str]
 """An item's namespace as it is stored, each label followed by a dot; and its key."""
@@ -32,44 +37,18 @@ class Batch:
     """Columns; None for an item that goes."""
 
 
-class GraphItems(Protocol):
-    """Durable storage of items. Methods raise `StoreError` if the store cannot be reached, read or written."""
-
-    async def read(self, batch: Batch) -> tuple[dict[Name, Any], list[list[Any]], list[str]]:
-        """Return rows by name, the rows of each search, and all namespaces, at one moment.
-
-        A row has an attribute for each column. Those of a search have the latest updated first. Expired items are as if
-        deleted.
-        """
-
-    async def refresh(self, names: Sequence[Name], now: float) -> None:
-        """Let the time of these items begin again."""
-
-    async def write(self, batch: Batch) -> None:
-        """Store and delete items, and delete the expired ones, in one transaction."""
-
-    async def sweep(self, now: float) -> int:
-        """Delete the expired items; return how many."""
-
-    async def close(self) -> None:
-        """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
-
-
-def open_items(url: str) -> GraphItems:
+def open_items(url: str) -> SQLGraphItems:
     """Return a store of items for the URL. Imports and connects as `open_store` does.
 
     Raises:
-        StoreURLError: the URL names no store that keeps items, or its driver is not installed.
+        StoreURLError: the URL's scheme is not known, or its driver is not installed.
+        ConfigError: the URL names no SQLite or PostgreSQL.
     """
-    from turnwise.errors import StoreURLError
-    from turnwise.memory.stores.urls import SQL_SCHEMES, is_redis, redact
+    from turnwise.memory.stores.urls import SQL_SCHEMES, redact, resolve_own_url
 
-    if is_redis(url):
-        from turnwise.adapters.langgraph.items_redis import RedisGraphItems
-
-        return RedisGraphItems(url)
+    url = resolve_own_url(url)
     if url.partition("://")[0] not in SQL_SCHEMES:
-        raise StoreURLError(redact(url), "TurnwiseStore keeps items in SQLite, PostgreSQL or Redis")
+        raise ConfigError("store", redact(url), "does not keep LangGraph's items: use sqlite:/// or postgresql://")
     from turnwise.adapters.langgraph.items_sql import SQLGraphItems
 
     return SQLGraphItems(url)

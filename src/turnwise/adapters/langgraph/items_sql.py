@@ -36,7 +36,7 @@ items = Table(
 
 
 class SQLGraphItems(SecureDeleteDatabase):
-    """Stores items in a table of their own, through SQLAlchemy Core. See `GraphItems`.
+    """Stores items in a table of their own, through SQLAlchemy Core.
 
     Deleted data in a SQLite file is overwritten, and a pickle has the settings: see `SecureDeleteDatabase`.
 
@@ -52,9 +52,16 @@ class SQLGraphItems(SecureDeleteDatabase):
     schema = SCHEMA
 
     async def read(self, batch: Batch) -> tuple[dict[Name, Any], list[list[Any]], list[str]]:
+        """Return rows by name, the rows of each search, and all namespaces, at one moment.
+
+        A row has an attribute for each column. Those of a search have the latest updated first. Expired items are as if
+        deleted.
+        """
         return await self._read_snapshot(lambda connection: _rows(connection, batch))
 
     async def refresh(self, names: Sequence[Name], now: float) -> None:
+        """Let the time of these items begin again."""
+
         def refresh(connection: sa.Connection) -> None:
             for namespace, key in sorted(names):
                 here = (items.c.namespace == namespace, items.c.key == key, items.c.expires_at > now)
@@ -63,6 +70,8 @@ class SQLGraphItems(SecureDeleteDatabase):
         await self._write(refresh)
 
     async def write(self, batch: Batch) -> None:
+        """Store and delete items, and delete the expired ones, in one transaction."""
+
         def write(connection: sa.Connection) -> int:
             gone = connection.execute(sa.delete(items).where(items.c.expires_at <= batch.now)).rowcount
             insert = insert_into(items, connection.dialect)
@@ -80,6 +89,7 @@ class SQLGraphItems(SecureDeleteDatabase):
         await self._erase(write)
 
     async def sweep(self, now: float) -> int:
+        """Delete the expired items; return how many."""
         delete = sa.delete(items).where(items.c.expires_at <= now)
         (swept,) = await self._erase(lambda connection: connection.execute(delete).rowcount)
         return swept

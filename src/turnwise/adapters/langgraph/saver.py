@@ -14,7 +14,7 @@ from turnwise.adapters.langgraph.threads import GraphThreads, Put, Stored, Write
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, ThreadExistsError, ThreadNotFoundError
 from turnwise.memory.conversation.ids import check_id, check_names
-from turnwise.memory.stores.redis.loop_thread import LoopThread
+from turnwise.memory.stores.loop_thread import LoopThread
 from turnwise.memory.stores.urls import redact, resolve_own_url
 
 with framework("langgraph-checkpoint", extra="langgraph", tested="4.3"):
@@ -45,7 +45,7 @@ _FILLED_AT_ONCE = 20
 
 
 class TurnwiseSaver(BaseCheckpointSaver[str]):
-    """Keeps the checkpoints of LangGraph's graphs in SQLite, PostgreSQL, Redis or memory.
+    """Keeps the checkpoints of LangGraph's graphs in SQLite, PostgreSQL or memory.
 
     Each element of a list in a channel is stored once, so a conversation takes space in proportion to its length, and
     not to its square. What is stored goes through LangGraph's own serializer. A checkpoint is stored whole or not at
@@ -70,12 +70,13 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
     `EncryptedSerializer`. Lists of numbers only, and lists inside of other values, are stored whole at each change.
 
     Args:
-        url: `sqlite:///path/to/file.db`, `postgresql://user:password@host/name`, `redis://host:6379/0` or `memory://`;
-            it may be a session store's.
+        url: `sqlite:///path/to/file.db`, `postgresql://user:password@host/name` or `memory://`; it may be a session
+            store's. Redis keeps sessions and memory items only.
         serde: LangGraph's serializer; `JsonPlusSerializer()` if not given.
 
     Raises:
-        StoreURLError: the URL names no store that can be used here.
+        StoreURLError: the URL's scheme is not known, or its driver is not installed.
+        ConfigError: the URL names a Redis.
     """
 
     def __init__(self, url: str, *, serde: SerializerProtocol | None = None) -> None:

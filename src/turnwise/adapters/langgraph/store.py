@@ -16,8 +16,8 @@ from turnwise.adapters.langgraph.items import Batch, Found, Name, open_items
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.ids import check_names
-from turnwise.memory.stores.redis.loop_thread import LoopThread
-from turnwise.memory.stores.urls import redact, resolve_own_url
+from turnwise.memory.stores.loop_thread import LoopThread
+from turnwise.memory.stores.urls import redact
 
 with framework("langgraph-checkpoint", extra="langgraph", tested="4.3"):
     from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -58,7 +58,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 class TurnwiseStore(BaseStore):
-    """Keeps the items of LangGraph's graphs in SQLite, PostgreSQL or Redis, beside sessions if wanted.
+    """Keeps the items of LangGraph's graphs in SQLite or PostgreSQL, beside sessions if wanted.
 
     Methods of one store may be called from any threads and event loops, and several processes may use one database.
 
@@ -74,15 +74,16 @@ class TurnwiseStore(BaseStore):
     cannot be compared does not match.
 
     Args:
-        url: `sqlite:///path/to/file.db`, `postgresql://user:password@host/name` or `redis://host:6379/0`; it may be a
-            session store's.
+        url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`; it may be a session store's.
+            Redis keeps sessions and memory items only.
         embedding: what makes vectors, as `VectorMemory` takes it; None for no vectors.
         fields: the paths of an item's value that are embedded, each text by itself; `$` is the whole value as JSON.
         ttl: LangGraph's `TTLConfig`: `default_ttl` in minutes, and `refresh_on_read`.
         serde: LangGraph's serializer of values; `JsonPlusSerializer()` if not given.
 
     Raises:
-        StoreURLError: the URL names no store that can be used here.
+        StoreURLError: the URL's scheme is not known, or its driver is not installed.
+        ConfigError: the URL names no SQLite or PostgreSQL.
     """
 
     supports_ttl = True
@@ -96,12 +97,11 @@ class TurnwiseStore(BaseStore):
         ttl: TTLConfig | None = None,
         serde: SerializerProtocol | None = None,
     ) -> None:
-        resolved = resolve_own_url(url)
         self.ttl_config = ttl
         self._settings = (url, embedding, tuple(fields), ttl, serde)
         self._embedding, self._fields = embedding, tuple(fields)
         self._serde = serde or JsonPlusSerializer()
-        self._items = open_items(resolved)
+        self._items = open_items(url)
         self._loop = LoopThread(redact(url))
 
     def __repr__(self) -> str:

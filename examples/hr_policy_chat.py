@@ -282,7 +282,7 @@ def forget(manager: SessionManager, sam: Session, story: Story, data: Path) -> N
     show_report(report)
     story.claim(report.sessions == 3 and report.notes == 1, "all of her sessions are gone, and the notes about her")
     story.claim(all(report.items.values()), "each memory had something of hers")
-    story.claim(report.verified, "each memory has searched its files, and found nothing")
+    story.claim(report.verified, "each memory has searched what it deleted from, and found nothing")
     found = traces(data, TRACES)
     story.claim(not found, f"neither is there in any file here{', but for ' * bool(found)}{', '.join(found)}")
 

@@ -29,7 +29,6 @@ from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.weights import MAX_PAGE
 from turnwise.memory.longterm.base import Status
-from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory, MemoryType
 
 Given = ParamSpec("Given")
@@ -212,12 +211,6 @@ def _item_status(value: Any) -> Status:
     raise ValueError(f"must be one of {', '.join(get_args(Status))}")
 
 
-def _verify_mode(value: Any) -> Verify:
-    if value is True or value is False or (isinstance(value, str) and value == "files"):
-        return cast(Verify, value)
-    raise ValueError("must be True, False or 'files'")
-
-
 def _removable(value: Any) -> Any:
     if not isinstance(value, Turn | ChatMessage):
         raise ValueError("must be a turn or a message of the session")
@@ -280,7 +273,6 @@ Blocks = Annotated[tuple[Count, ...], BeforeValidator(partial(few, limit="MAX_VA
 Names = Annotated[Collection[str], PlainValidator(_names)]
 ItemStatus = Annotated[Status, PlainValidator(_item_status)]
 """The status of a memory item."""
-VerifyMode = Annotated[Verify, PlainValidator(_verify_mode)]
 Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
 Model = Annotated[str, PlainValidator(partial(check_id, "model"))]
 Format = Annotated[MessageFormat, Field()]

@@ -52,7 +52,6 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.urls import check_history_url
 from turnwise.memory.longterm.base import LongTermMemory, is_local
-from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -406,7 +405,7 @@ class ClusterClient:
         return self.unpack(found[0], cache) if found[0] else None
 
     def delete(
-        self, session_id: str, *, memory: bool, verify: Verify, updated_at: float | None = None
+        self, session_id: str, *, memory: bool, verify: bool, updated_at: float | None = None
     ) -> Request[Forgotten]:
         """Delete a session; if `memory` is set, this client's memories forget it too."""
         done: Forgotten = yield from (
@@ -417,13 +416,13 @@ class ClusterClient:
         self.drop(session_id)
         return done
 
-    def forget_turn(self, session_id: str, index: int, *, verify: Verify) -> Request[Forgotten]:
+    def forget_turn(self, session_id: str, index: int, *, verify: bool) -> Request[Forgotten]:
         """Remove a turn from the session's window and from this client's memories."""
         done: Forgotten = yield from self.ask(session_id, "forget_turn", index, verify, with_engine=True)
         return done
 
     def clear(
-        self, session_id: str, keep_last: int, *, memory: bool, verify: Verify, updated_at: float | None = None
+        self, session_id: str, keep_last: int, *, memory: bool, verify: bool, updated_at: float | None = None
     ) -> Request[Forgotten]:
         """Remove a session's older turns from its history; if `memory` is set, this client's memories forget them."""
         given = (keep_last, memory, verify, updated_at, new_id())

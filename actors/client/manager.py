@@ -27,7 +27,6 @@ from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page, SessionOrder
 
@@ -336,21 +335,16 @@ class SessionManager(ManagerRequests):
         """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""
         return carry_out(self._usage(user_id, agent), self._client.portal)
 
-    def forget(self, user_id: str, *, verify: Verify = True) -> Forgotten:
+    def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
         """Delete a user's sessions and what this manager's memories keep for the user; return what was removed.
 
         Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
         cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this
         user stays in their own memories.
 
-        With `verify="files"`, the call returns before the files are searched. The result's `progress` says how far the
-        search is; repeat the call to read it again, with `verified` set once `progress` is 1. The search continues
-        after a crash where it stopped.
-
         Args:
-            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
-                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
-                See `Verify`.
+            verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
+                grows with what is forgotten.
 
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.
@@ -707,21 +701,16 @@ class AsyncSessionManager(ManagerRequests):
         """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""
         return await self._carry_out(self._usage(user_id, agent))
 
-    async def forget(self, user_id: str, *, verify: Verify = True) -> Forgotten:
+    async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
         """Delete a user's sessions and what this manager's memories keep for the user; return what was removed.
 
         Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
         cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this
         user stays in their own memories.
 
-        With `verify="files"`, the call returns before the files are searched. The result's `progress` says how far the
-        search is; repeat the call to read it again, with `verified` set once `progress` is 1. The search continues
-        after a crash where it stopped.
-
         Args:
-            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
-                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
-                See `Verify`.
+            verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
+                grows with what is forgotten.
 
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.

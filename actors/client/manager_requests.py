@@ -32,7 +32,6 @@ from turnwise.actors.client.arguments import (
     Time,
     Title,
     UserId,
-    VerifyMode,
     checked,
     json_object,
     named,
@@ -570,7 +569,7 @@ class ManagerRequests:
             raise ReadOnlyStoreError(session_id, verb)
 
     @checked
-    def _forget(self, user_id: UserId, verify: VerifyMode) -> Request[Forgotten]:
+    def _forget(self, user_id: UserId, verify: bool) -> Request[Forgotten]:
         self._check_writes("*", "forget")
         done = Forgotten()
         tried: set[str] = set()
@@ -593,14 +592,14 @@ class ManagerRequests:
             if is_read_only(slot.memory):
                 continue
             if verify and isinstance(slot.memory, Eraser):
-                erased[slot.name] = yield AwaitStep(partial(slot.memory.erase, scope, files=verify == "files"))
+                erased[slot.name] = yield AwaitStep(partial(slot.memory.erase, scope))
                 items[slot.name] = erased[slot.name].items
             else:
                 items[slot.name] = yield AwaitStep(partial(slot.memory.forget, scope))
         notes = 0
         if working := self._client.working_memory:
             notes = yield AwaitStep(partial(working.forget, scope))
-        return done + Forgotten(items=items, erased=erased, notes=notes, was_checked=bool(verify))
+        return done + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
     def _delete(self, session_id: str) -> Request[Forgotten]:
         """Delete a session: by its process if it is live, else from the store, which refuses any later process."""

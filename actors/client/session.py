@@ -34,7 +34,6 @@ from turnwise.actors.client.arguments import (
     Title,
     TurnId,
     TurnRef,
-    VerifyMode,
     WaitSeconds,
     checked,
     json_object,
@@ -64,7 +63,6 @@ from turnwise.memory.conversation.runs import IfBusy, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, places, union
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.compaction import Compaction
@@ -328,12 +326,12 @@ class _Session:
         return removed
 
     @checked
-    def _clear(self, keep_last: Count, memory: bool, verify: VerifyMode, updated_at: Time | None) -> Request[Forgotten]:
+    def _clear(self, keep_last: Count, memory: bool, verify: bool, updated_at: Time | None) -> Request[Forgotten]:
         given: dict[str, Any] = {"memory": memory, "verify": verify, "updated_at": updated_at}
         return (yield from self._client.clear(self._stored_id, keep_last, **given))
 
     @checked
-    def _delete(self, memory: bool, verify: VerifyMode) -> Request[Forgotten]:
+    def _delete(self, memory: bool, verify: bool) -> Request[Forgotten]:
         return (yield from self._client.delete(self._stored_id, memory=memory, verify=verify))
 
 
@@ -715,7 +713,7 @@ class Session(_Session):
         return carry_out(self._remove(what, blocks), self._client.portal)
 
     def clear(
-        self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
+        self, keep_last: int = 0, *, memory: bool = True, verify: bool = False, updated_at: float | None = None
     ) -> Forgotten:
         """Remove the messages of the session for good, with what this manager's memories keep of them.
 
@@ -727,7 +725,7 @@ class Session(_Session):
         Args:
             keep_last: how many of the newest turns stay, pending ones included.
             memory: if false, memories keep what they have of the turns.
-            verify: how memories are checked afterwards for remains; see `delete`.
+            verify: whether memories are checked afterwards for remains; see `delete`.
             updated_at: clear only if the session's last change was at this time, as `info().session.updated_at` says.
 
         Raises:
@@ -738,14 +736,13 @@ class Session(_Session):
         request = self._clear(keep_last, memory, verify, updated_at)
         return carry_out(request, self._client.portal)
 
-    def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
+    def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:
         """Delete the session permanently, with what this manager's memories keep of it. Its forks stay complete.
 
         Args:
             memory: if false, memories keep what they have of the session.
-            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
-                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
-                See `Verify`.
+            verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
+                grows with what is forgotten.
 
         Raises:
             SessionInUseError: a run is active or queued.
@@ -1136,7 +1133,7 @@ class AsyncSession(_Session):
         return await carry_out_async(self._remove(what, blocks))
 
     async def clear(
-        self, keep_last: int = 0, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
+        self, keep_last: int = 0, *, memory: bool = True, verify: bool = False, updated_at: float | None = None
     ) -> Forgotten:
         """Remove the messages of the session for good, with what this manager's memories keep of them.
 
@@ -1148,7 +1145,7 @@ class AsyncSession(_Session):
         Args:
             keep_last: how many of the newest turns stay, pending ones included.
             memory: if false, memories keep what they have of the turns.
-            verify: how memories are checked afterwards for remains; see `delete`.
+            verify: whether memories are checked afterwards for remains; see `delete`.
             updated_at: clear only if the session's last change was at this time, as `info().session.updated_at` says.
 
         Raises:
@@ -1159,14 +1156,13 @@ class AsyncSession(_Session):
         request = self._clear(keep_last, memory, verify, updated_at)
         return await carry_out_async(request)
 
-    async def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
+    async def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:
         """Delete the session permanently, with what this manager's memories keep of it. Its forks stay complete.
 
         Args:
             memory: if false, memories keep what they have of the session.
-            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
-                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
-                See `Verify`.
+            verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
+                grows with what is forgotten.
 
         Raises:
             SessionInUseError: a run is active or queued.

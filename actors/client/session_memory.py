@@ -19,7 +19,6 @@ from turnwise.actors.client.arguments import (
     Time,
     Type,
     Types,
-    VerifyMode,
     WaitSeconds,
     checked,
 )
@@ -31,7 +30,6 @@ from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.notebook_display import Rows
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
-from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.longterm.recalled_content import RecalledContent
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryType, types_of
@@ -98,7 +96,7 @@ class _SessionMemory:
         return self._ask("delete", ids)
 
     @checked
-    def _forget(self, turn_index: Number, verify: VerifyMode) -> Request[Forgotten]:
+    def _forget(self, turn_index: Number, verify: bool) -> Request[Forgotten]:
         return self._client.forget_turn(self._session_id, turn_index, verify=verify)
 
     @checked
@@ -289,16 +287,15 @@ class SessionMemory(_SessionMemory):
         """
         return int(carry_out(self._delete(ids), self._client.portal))
 
-    def forget(self, turn_index: int, *, verify: Verify = False) -> Forgotten:
+    def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:
         """Forget what a turn added; return what was removed.
 
         Memory items that were derived from the turn and summaries that cover it are removed, and no later request
         contains the turn. The history still shows the turn until the session is deleted. The call may be repeated.
 
         Args:
-            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
-                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
-                See `Verify`.
+            verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
+                grows with what is forgotten.
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
@@ -486,16 +483,15 @@ class AsyncSessionMemory(_SessionMemory):
         """
         return int(await carry_out_async(self._delete(ids)))
 
-    async def forget(self, turn_index: int, *, verify: Verify = False) -> Forgotten:
+    async def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:
         """Forget what a turn added; return what was removed.
 
         Memory items that were derived from the turn and summaries that cover it are removed, and no later request
         contains the turn. The history still shows the turn until the session is deleted. The call may be repeated.
 
         Args:
-            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
-                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
-                See `Verify`.
+            verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
+                grows with what is forgotten.
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.

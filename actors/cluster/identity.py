@@ -20,8 +20,9 @@ def identity(value: object) -> str:
 
     Dataclasses, pydantic models and all else that pickles count by their class and what they hold, whatever the order
     in mappings and sets. What a process can import counts by its name. Functions and classes that travel by value, such
-    as those of a script or a notebook, count by their code and what that refers to, line numbers and comments aside. An
-    engine that has an `engine_name` counts by that alone.
+    as those of a script or a notebook, count by their code and what that refers to, line numbers and comments aside:
+    cloudpickle gives such a class another random id in each process. An engine that has an `engine_name` counts by that
+    alone.
 
     Raises:
         Exception: some of it cannot be pickled.

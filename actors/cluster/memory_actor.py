@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Collection, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast, runtime_checkable
+from typing import Any, Protocol, Unpack, cast, runtime_checkable
 
 from turnwise.actors.cluster.batcher import Batcher
 from turnwise.actors.cluster.gc_tuning import collect_rarely
@@ -18,7 +18,7 @@ from turnwise.actors.cluster.wire import Refused
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.errors import LongTermMemoryError, TurnwiseError
-from turnwise.memory.background import log_failure, putting_off_after, retry
+from turnwise.memory.background import log_failure, putting_off_after
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Listing,
@@ -33,15 +33,12 @@ from turnwise.memory.longterm.base import (
     recalled,
     trouble_of,
 )
-from turnwise.memory.longterm.deletion import Erasing, Erasure, erase, searches_of
+from turnwise.memory.longterm.deletion import Erasure, erase
 from turnwise.memory.longterm.retention import Sweeping
 from turnwise.memory.longterm.search import word_frequency as frequency
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page
-
-if TYPE_CHECKING:
-    from turnwise.memory.longterm.file_search import FileSearch
 
 PATIENCE_S = 0.1
 """How long recalls hold up those that come after them, in seconds: to read all that a user has may take ten."""
@@ -114,8 +111,6 @@ class MemoryHost:
         """What a memory that is not `Batched` is being given, by user."""
         self._erasing: dict[Hashable, asyncio.Task[Erasure]] = {}
         """What is being erased: who asks for the same again waits for the same."""
-        self._searches: dict[str, tuple[FileSearch, asyncio.Task[None]]] = {}
-        """What is searched for, by its name."""
         self._listening: asyncio.Task[str | None] | None = None
         self._server: asyncio.Server | None = None
         self._recalls = Batcher(self._recall_many, patience_s=PATIENCE_S)
@@ -224,38 +219,15 @@ class MemoryHost:
         self._catch_up_soon(memory)
         return count
 
-    async def do_erase(
-        self, scope: Scope, ids: Collection[str] | None, turn_index: int | None, files: bool = False
-    ) -> Erasure:
-        asked = scope, None if ids is None else frozenset(ids), turn_index, files
+    async def do_erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
+        asked = scope, None if ids is None else frozenset(ids), turn_index
         if (erasing := self._erasing.get(asked)) is None:
-            work = self._erase_and_search if files else self._erase
-            erasing = self._erasing[asked] = asyncio.create_task(work(scope, ids, turn_index))
+            erasing = self._erasing[asked] = asyncio.create_task(self._erase(scope, ids, turn_index))
             erasing.add_done_callback(lambda _: self._erasing.pop(asked))
         return await asyncio.shield(erasing)
 
     async def _erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
         return await erase(await self._behind_gifts(scope), scope, ids, **_turn(turn_index))
-
-    async def _erase_and_search(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
-        from turnwise.memory.longterm import file_search  # whose numpy a memory that searches nothing need not load
-
-        memory = await self._behind_gifts(scope)
-        name = file_search.name_of(scope, ids, turn_index)
-        known, _ = self._searches.get(name, (None, None))
-        erasure, search = await file_search.begin(memory, scope, ids, search=known, **_turn(turn_index))
-        if search is not None and search.is_under_way and name not in self._searches:
-            self._search_on(name, search)
-        return erasure
-
-    def _search_on(self, name: str, search: FileSearch) -> None:
-        task = asyncio.create_task(self._search(search))
-        self._searches[name] = search, task
-        task.add_done_callback(lambda _: self._searches.pop(name))
-
-    async def _search(self, search: FileSearch) -> None:
-        while search.is_under_way:
-            await retry(search.step, f"a search in the files of {await self._memory()}")
 
     async def _behind_gifts(self, scope: Scope) -> LongTermMemory:
         """Return the memory once it has what the user was given before, so that what is then forgotten stays so."""
@@ -299,23 +271,9 @@ class MemoryHost:
         if self._opened is None:
             self._opened, self._batches_profiles = memory, isinstance(memory, BatchedProfiled)
             self._catch_up_soon(memory)  # with what an earlier process left
-            self._take_up_searches(memory)
             if isinstance(memory, Sweeping):
                 self._sweeping = asyncio.create_task(self._sweep(memory))
         return memory
-
-    def _take_up_searches(self, memory: LongTermMemory) -> None:
-        if isinstance(memory, Erasing) and (files := searches_of(memory)):
-            from turnwise.memory.longterm.file_search import FileSearch
-
-            for name in (file.name.rpartition("-")[2] for file in files):
-                try:
-                    search = FileSearch(memory, name)
-                except TurnwiseError as error:
-                    log_failure(f"a search in the files of {memory}", error)
-                    continue
-                if search.is_under_way and name not in self._searches:
-                    self._search_on(name, search)
 
     async def _sweep(self, memory: Sweeping) -> None:
         while True:

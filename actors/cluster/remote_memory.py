@@ -188,13 +188,13 @@ class RemoteMemory:
         return int(await self._ask("forget", scope, ids, turn_index))
 
     async def erase(
-        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None, files: bool = False
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> Erasure:
-        """See `erasing.erase`; with `files`, `file_search.begin`, and search on behind everything else.
+        """See `deletion.erase`.
 
         What takes longer than the deadline goes on; the same call again waits for the same answer.
         """
-        return cast(Erasure, await self._ask("erase", scope, ids, turn_index, files))
+        return cast(Erasure, await self._ask("erase", scope, ids, turn_index))
 
     def warm(self) -> None:
         """Let its process start and the memory be opened, without waiting for it."""

@@ -20,7 +20,6 @@ from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import CorruptRecordError, TurnNotFoundError, TurnwiseError
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.spans import Spans
-from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.strategies.compaction import Compaction
 
@@ -206,7 +205,7 @@ class SessionService:
     async def do_end(self) -> bool:
         return await self.core.end(timeout_s=ENDING_S)
 
-    async def do_delete(self, memory: bool, verify: Verify, updated_at: float | None) -> Forgotten:
+    async def do_delete(self, memory: bool, verify: bool, updated_at: float | None) -> Forgotten:
         done = await self.core.delete(memory=memory, verify=verify, updated_at=updated_at)
         self.is_deleted = True
         return done
@@ -215,11 +214,11 @@ class SessionService:
         await self.core.activate()
         return (await getattr(self.core.retrieval.memory_access(), verb)(*args, **options),)
 
-    async def do_forget_turn(self, index: int, verify: Verify) -> Forgotten:
+    async def do_forget_turn(self, index: int, verify: bool) -> Forgotten:
         return await self.core.forget_turn(index, verify=verify)
 
     async def do_clear(
-        self, keep_last: int, memory: bool, verify: Verify, updated_at: float | None, key: str
+        self, keep_last: int, memory: bool, verify: bool, updated_at: float | None, key: str
     ) -> Forgotten:
         return await self.core.clear(keep_last, memory=memory, verify=verify, updated_at=updated_at, key=key)
 

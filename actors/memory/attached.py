@@ -35,9 +35,9 @@ class MemorySlot:
 
 @runtime_checkable
 class Eraser(Protocol):
-    """A memory in another process, which also searches there for remains of what it forgets."""
+    """A memory in another process, which verifies deletions there."""
 
     async def erase(
-        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None, files: bool = False
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> Erasure:
-        """See `deletion.erase`; with `files`, all files are searched too, in the background."""
+        """See `deletion.erase`."""

@@ -46,7 +46,6 @@ from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
-from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.providers.message_reading import Given
 from turnwise.memory.stores.base import Activation, SessionStore
@@ -297,14 +296,14 @@ class SessionCore:
         return self._forking.fork(at, session_id)
 
     def delete(
-        self, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
+        self, *, memory: bool = True, verify: bool = False, updated_at: float | None = None
     ) -> Coroutine[Any, Any, Forgotten]:
         """See `Forgetting.delete`."""
         return self._forgetting.delete(memory=memory, verify=verify, updated_at=updated_at)
 
     # Memory and the window: see Forgetting, MemoryIngestion, MemoryRetrieval, WindowCompaction
 
-    def forget_turn(self, index: int, *, verify: Verify = False) -> Coroutine[Any, Any, Forgotten]:
+    def forget_turn(self, index: int, *, verify: bool = False) -> Coroutine[Any, Any, Forgotten]:
         """See `Forgetting.forget_turn`."""
         return self._forgetting.forget_turn(index, verify=verify)
 
@@ -313,7 +312,7 @@ class SessionCore:
         keep_last: int = 0,
         *,
         memory: bool = True,
-        verify: Verify = False,
+        verify: bool = False,
         updated_at: float | None = None,
         key: str | None = None,
     ) -> Coroutine[Any, Any, Forgotten]:

@@ -35,7 +35,7 @@ from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap,
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.base import Scope, is_read_only
-from turnwise.memory.longterm.deletion import Erasure, Verify, erase
+from turnwise.memory.longterm.deletion import Erasure, erase
 from turnwise.memory.longterm.deletion_report import Forgotten
 
 TURNS_PAGE = 1000
@@ -81,11 +81,11 @@ class Forgetting:
         self._ingestion = ingestion
         self._progress = progress
 
-    async def forget_turn(self, index: int, *, verify: Verify = False) -> Forgotten:
+    async def forget_turn(self, index: int, *, verify: bool = False) -> Forgotten:
         """Forget what a turn added; return what was removed. May be repeated; repeat it if a memory fails.
 
         Args:
-            verify: how memories are checked afterwards for remains; see `deletion.Verify`.
+            verify: whether memories are checked afterwards for remains; see `deletion.erase`.
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
@@ -120,7 +120,7 @@ class Forgetting:
         keep_last: int = 0,
         *,
         memory: bool = True,
-        verify: Verify = False,
+        verify: bool = False,
         updated_at: float | None = None,
         key: str | None = None,
     ) -> Forgotten:
@@ -267,9 +267,7 @@ class Forgetting:
         left = from_user(both, range(len(blocks), len(both)))  # prompts of answers that stay may have been removed
         return join(where[at - len(blocks)] for at in left), summaries
 
-    async def delete(
-        self, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
-    ) -> Forgotten:
+    async def delete(self, *, memory: bool = True, verify: bool = False, updated_at: float | None = None) -> Forgotten:
         """Delete the session permanently, with what memories keep of it; forks keep the blocks that they use.
 
         Memories are cleared first, so that a delete that fails can be repeated.
@@ -310,7 +308,7 @@ class Forgetting:
         async with self._transactor.alone:
             return await self._delete_unread(updated_at, memory=memory, verify=verify)
 
-    async def _delete_unread(self, updated_at: float | None, *, memory: bool, verify: Verify) -> Forgotten:
+    async def _delete_unread(self, updated_at: float | None, *, memory: bool, verify: bool) -> Forgotten:
         """Delete a session that cannot be loaded, because one of its records is corrupt.
 
         Raises:
@@ -372,7 +370,7 @@ class Forgetting:
         left, _ = await without(held, tuple(gone), self._journal.blocks.read) if gone else (held, 0)
         return turn if left == held else carrying(turn, left, tuple(gone))
 
-    async def _forget_in_memories(self, index: int | None = None, *, verify: Verify = False) -> Forgotten:
+    async def _forget_in_memories(self, index: int | None = None, *, verify: bool = False) -> Forgotten:
         """Make all writable memories forget the session, or one turn of it, after saves in flight have arrived.
 
         Raises:
@@ -400,22 +398,18 @@ class Forgetting:
         notes = 0
         if index is None and run_resources.notes is not None:
             notes = await run_resources.notes.forget(self._scope)
-        return Forgotten(items=items, erased=erased, notes=notes, was_checked=bool(verify))
+        return Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
     @property
     def _scope(self) -> Scope:
         return scope_of(self._journal.session, self._engines.config.memory)
 
-    async def _forget_in(self, slot: MemorySlot, index: int | None, *, verify: Verify) -> int | Erasure:
+    async def _forget_in(self, slot: MemorySlot, index: int | None, *, verify: bool) -> int | Erasure:
         which: dict[str, Any] = {} if index is None else {"turn_index": index}
         if not verify:
             return await slot.memory.forget(self._scope, **which)
         if isinstance(slot.memory, Eraser):
-            return await slot.memory.erase(self._scope, files=verify == "files", **which)
-        if verify == "files":
-            from turnwise.memory.longterm.file_search import erase_and_search  # needs numpy, which few processes load
-
-            return await erase_and_search(slot.memory, self._scope, **which)
+            return await slot.memory.erase(self._scope, **which)
         return await erase(slot.memory, self._scope, **which)
 
 

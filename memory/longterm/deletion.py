@@ -1,35 +1,17 @@
-"""Secure deletion: forgets items, and verifies that no file still contains their texts."""
+"""Secure deletion: forgets items, and verifies that what the deletion changed no longer contains their texts."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import CorruptRecordError, StoreError
+from turnwise.memory.longterm import byte_search
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, is_read_only
 from turnwise.memory.stores.sql.touched_pages import noting
-
-Verify = bool | Literal["files"]
-"""How a deletion is verified.
-
-`False`: not at all. Items are deleted, and overwritten as far as the store does that by itself.
-
-`True`: the memory is asked whether it still has the texts, vectors are overwritten, and the free space of the SQLite
-pages that the deletion wrote is searched. The cost depends on the deleted items only. If a text is found there, the
-file is rewritten: SQLite sometimes leaves a copy of a row when it moves the row to another page. A copy in a page that
-the deletion did not write is not found.
-
-`"files"`: as `True`, and then the memory's process searches all of its files with low priority: O(all stored data). The
-report returns at once with the progress. Call again for the current progress; a search that was killed continues where
-it stopped. A file in which a text is found is rewritten and searched once more.
-
-Data on a server cannot be verified from here: `verified` is then false, and `why` says so.
-"""
 
 
 @runtime_checkable
@@ -94,8 +76,6 @@ class Erasure:
     """Whether the search is complete and found nothing."""
     why: str | None = None
     """Why the deletion is not verified although nothing was found."""
-    progress: float = 1.0
-    """The searched part of the data, from 0 to 1. Below 1, repeat the call for the current progress."""
 
 
 async def erase(  # noqa: PLR0911 - each outcome is returned where it is known
@@ -104,16 +84,18 @@ async def erase(  # noqa: PLR0911 - each outcome is returned where it is known
     ids: Collection[str] | None = None,
     *,
     turn_index: int | None = None,
-    texts: Collection[str] | None = None,
 ) -> Erasure:
-    """Delete items from a memory, and verify the deletion as `Verify` describes for `True`.
+    """Delete items from a memory, and verify that what the deletion changed no longer contains their texts.
+
+    The memory is asked whether it still has the items, vectors are overwritten, and the log and the free space of the
+    SQLite pages that the deletion wrote are searched. The cost depends on the deleted items only. If a text is found
+    there, the file is rewritten: SQLite sometimes leaves a copy of a row when it moves the row to another page. A copy
+    in a page that the deletion did not write is not found.
 
     Each text and topic is searched for in UTF-8 and within JSON, in pieces, so that a part of it is found too. Texts
     that a remaining item also contains are allowed, and so are texts of less than 5 bytes, which occur in any file by
-    chance. A read-only memory has nothing to delete.
-
-    Args:
-        texts: the result of `memory.texts` for these items, if the caller has it already.
+    chance. A read-only memory has nothing to delete. Data on a server cannot be verified from here: `verified` is then
+    false, and `why` says so.
 
     Raises:
         InvalidInputError: `turn_index` was given without a session or together with ids; nothing is deleted.
@@ -126,10 +108,8 @@ async def erase(  # noqa: PLR0911 - each outcome is returned where it is known
     if not isinstance(memory, Erasing):
         items = await memory.forget(scope, ids, **which)
         return _unverified(items, f"{type(memory).__name__} does not say in which files it stores items")
-    from turnwise.memory.longterm import byte_search  # whose numpy a process that erases nothing need not load
-
     try:
-        texts = await memory.texts(scope, ids, **which) if texts is None else texts
+        texts = await memory.texts(scope, ids, **which)
     except CorruptRecordError as error:  # unreadable items can be deleted, but not searched for
         return _unverified(await memory.forget(scope, ids, **which), str(error))
     keys = await memory.keys(scope, ids, **which) if isinstance(memory, Overwriting) else []
@@ -139,46 +119,25 @@ async def erase(  # noqa: PLR0911 - each outcome is returned where it is known
     try:
         if isinstance(memory, Overwriting):
             await memory.overwrite(keys)
-        paths = memory.paths()
-        if not paths:
+        if not memory.paths():
             return _unverified(items, "the data is not in files of this machine, so it cannot be searched")
         if await memory.texts(scope, ids, **which):
             return _unverified(items, "matching items were saved meanwhile; repeat the deletion")
-        salt = secrets.token_bytes(16)
-        prints = await asyncio.to_thread(byte_search.fingerprints_of, texts, salt)
-        logs = [path.with_name(f"{path.name}-{kind}") for path in pages for kind in ("wal", "journal")]
-        parts = byte_search.parts_of([*pages, *logs], pages)
-        found = await asyncio.to_thread(byte_search.search, parts, prints, salt)
-        files = await still_there(memory, found.pieces)
+        found = await asyncio.to_thread(byte_search.search, pages, texts)
+        files = await _still_there(memory, found.pieces)
         if files:  # SQLite sometimes leaves a copy of a row that it moves to another page
             await memory.scrub(files)
-            found = await asyncio.to_thread(byte_search.search, byte_search.parts_of(map(Path, files)), prints, salt)
-            files = await still_there(memory, found.pieces)
+            found = await asyncio.to_thread(byte_search.search, dict.fromkeys(pages), texts)
+            files = await _still_there(memory, found.pieces)
     except (StoreError, OSError) as error:
         return _unverified(items, str(error))
-    why = f"cannot be read: {'; '.join(found.unread)}" if found.unread else None
-    return Erasure(items=items, files=found.files, found=files, verified=not files and why is None, why=why)
+    return Erasure(items=items, files=found.files, found=files, verified=not files)
 
 
-async def still_there(memory: Erasing, pieces: dict[str, list[str]]) -> tuple[str, ...]:
+async def _still_there(memory: Erasing, pieces: dict[str, list[str]]) -> tuple[str, ...]:
     """Return the files in which pieces were found that no remaining item contains."""
     kept = await memory.still_contains(pieces)
     return tuple(sorted({file for piece, files in pieces.items() if piece not in kept for file in files}))
-
-
-def searches_of(memory: Erasing) -> list[Path]:
-    """Return the state files of all searches of this memory: see `FileSearch`."""
-    if not memory.paths():
-        return []
-    first = search_file(memory, "")
-    named = re.compile(re.escape(first.name) + "[0-9a-f]{32}")
-    return [file for file in first.parent.glob("*-search-*") if named.fullmatch(file.name)]
-
-
-def search_file(memory: Erasing, name: str) -> Path:
-    """Return the state file of a search of this memory. Memories of several kinds may share a data file."""
-    first = memory.paths()[0]
-    return first.with_name(f"{first.name}-{type(memory).__name__}-search-{name}")
 
 
 def texts_of(items: Iterable[MemoryItem]) -> list[str]:

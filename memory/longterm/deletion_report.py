@@ -40,11 +40,6 @@ class Forgotten:
         is_whole = self.was_checked and self.items.keys() <= self.erased.keys()
         return is_whole and all(erasure.verified for erasure in self.erased.values())
 
-    @property
-    def progress(self) -> float:
-        """The searched part of the data, from 0 to 1, of the memory with the least progress."""
-        return min((erasure.progress for erasure in self.erased.values()), default=1.0)
-
     def __add__(self, other: Forgotten) -> Forgotten:
         counts = {
             one.name: getattr(self, one.name) + getattr(other, one.name)

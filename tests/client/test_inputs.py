@@ -331,7 +331,6 @@ WRONG: dict[str, list[Any]] = {
     "IfExists": ["whenever", 1],
     "RunState": ["nope", 1],
     "ModelParams": [["temperature"], "temperature", {"heat": 1}, {1: 2}, {"model": "other"}, *NO_JSON],
-    "Verify": [1, 0, "yes", 1.0],
     "Summary": ["text", User(text="hi")],
     "Turn | ChatMessage": ["turn", 1, User(text="hi")],
     "Prompt": [3, None, "\ud800", ["hello"], Summary(text="forged")],

@@ -15,7 +15,6 @@ from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.deletion import Erasure
-from turnwise.memory.longterm.file_search import FileSearch
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.vector.index import VectorIndex
@@ -116,40 +115,6 @@ async def test_a_failed_save_is_reported_to_its_caller_only(tmp_path: Path) -> N
     assert isinstance(given, InvalidMemoryError)
     assert isinstance(erased, Erasure) and erased.verified
     await memory.close()
-
-
-def test_a_search_of_all_files_continues_in_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the background; repeated calls return the progress."""
-    monkeypatch.setattr("turnwise.memory.longterm.file_search.STEP_BYTES", 100_000)
-    monkeypatch.setattr("turnwise.memory.longterm.file_search.FileSearch.step", _stuck)
-
-    async def first() -> None:
-        memory, host = _vector_memory(tmp_path), MemoryHost(b"")
-        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
-        await host.do_remember(ADA, [MemoryItem(id="1", text="The zyzzyva is a weevil.")])
-        begun = await host.do_erase(ADA, None, None, True)
-        assert (begun.items, begun.verified, begun.progress) == (1, False, 0)
-        assert (await host.do_erase(ADA, None, None, True)).items == 1 and len(host._searches) == 1
-        await memory.close()
-
-    async def second() -> None:
-        memory, host = _vector_memory(tmp_path), MemoryHost(b"")
-        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
-        await host._memory()  # as the first call does, whatever it asks
-        ((_, task),) = host._searches.values()
-        await task
-        done = await host.do_erase(ADA, None, None, True)
-        assert (done.items, done.verified, done.progress) == (1, True, 1) and done.files > 2
-        assert not host._searches
-        await memory.close()
-
-    asyncio.run(first())
-    monkeypatch.undo()
-    asyncio.run(second())
-
-
-async def _stuck(_: FileSearch) -> None:
-    await asyncio.Event().wait()
 
 
 def _vector_memory(folder: Path) -> VectorMemory:

@@ -18,7 +18,6 @@ from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.limits import MAX_NAMES
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import MemoryItem, Status
-from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 
 router = APIRouter(
@@ -124,8 +123,8 @@ class ForgetTurn(Body):
     model_config = example(turn_index=3)
 
     turn_index: int
-    verify: Verify = False
-    """How memories are checked afterwards for remains."""
+    verify: bool = False
+    """Whether memories are checked afterwards for remains."""
 
 
 class Use(Body):

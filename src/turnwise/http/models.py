@@ -53,7 +53,6 @@ from turnwise.memory.conversation.steps import Step
 from turnwise.memory.conversation.tool_calls import PendingCall, Wants
 from turnwise.memory.conversation.turns import Turn, TurnStatus
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.compaction import Compaction
@@ -179,8 +178,8 @@ class ClearSession(Body):
     """How many of the newest turns stay."""
     memory: bool = True
     """If false, memories keep what they have of the turns."""
-    verify: Verify = False
-    """How memories are checked afterwards for remains."""
+    verify: bool = False
+    """Whether memories are checked afterwards for remains."""
 
 
 class UseEngine(Body):
@@ -647,7 +646,6 @@ class ErasureShown(Shown):
     found: list[str]
     verified: bool
     why: str | None
-    progress: float
 
 
 class ForgottenShown(Shown):
@@ -663,7 +661,6 @@ class ForgottenShown(Shown):
     items: dict[str, int] = {}
     erased: dict[str, ErasureShown] = {}
     verified: bool = False
-    progress: float = 1.0
 
     @classmethod
     def of(cls, done: Forgotten) -> Self:
@@ -672,7 +669,7 @@ class ForgottenShown(Shown):
             name: ErasureShown.model_validate({**_plain(each), "found": list(each.found)})
             for name, each in done.erased.items()
         }
-        return cls(**counts, items=dict(done.items), erased=erased, verified=done.verified, progress=done.progress)
+        return cls(**counts, items=dict(done.items), erased=erased, verified=done.verified)
 
 
 def _plain(erasure: Any) -> JsonObject:

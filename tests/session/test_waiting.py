@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,19 +116,19 @@ def test_no_suspension_is_missed_when_processes_die(on_lost: str) -> None:
 async def test_a_wait_goes_on_if_the_run_resumed_before_it_was_woken() -> None:
     world = await new_world(Faults())
     await world.start("run")
-    first = await wait(world, "settled")
-    calls = await world.ask("reads.pending", "run")
-    await world.decide("run", calls[0].call_id, APPROVED)
-    assert (await wait(world, "settled")).run.state == "awaiting_approval", "one call is left"
-    run = world.core.state.open_run("run")
+    await wait(world, "settled")
+    run = world.core.state.active
     assert run
+    suspended = run.record
     woken = asyncio.create_task(run.wait(None, "settled"))
-    await asyncio.sleep(0)
-    await world.decide("run", calls[1].call_id, APPROVED)
-    assert await woken is False or run.record.state == "awaiting_approval"
-    second = await wait(world, "settled")
-    assert first.turn and second.turn and len(second.turn.output) > len(first.turn.output)
-    assert {call.call_id for call in await world.ask("reads.pending", "run")} == {"call 2", "call 3"}
+    await asyncio.sleep(0)  # it has begun, and will be woken in the next step of the loop
+    run.record = replace(suspended, state="running")
+    assert await woken is False
+    waiting = asyncio.create_task(wait(world, "settled"))
+    await asyncio.sleep(60)
+    assert not waiting.done()
+    run.record = suspended
+    assert (await waiting).run is suspended
 
 
 @pytest.mark.virtual_time

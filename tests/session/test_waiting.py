@@ -167,5 +167,5 @@ async def test_abandoned_waits_leave_no_task_behind() -> None:
     for task in waits:
         task.cancel()
     await asyncio.gather(*waits, return_exceptions=True)
-    assert len(asyncio.all_tasks()) == tasks
+    assert len(asyncio.all_tasks()) <= tasks
     assert (await decide_all(world)).run.state == "completed"

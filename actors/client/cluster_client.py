@@ -28,7 +28,7 @@ from turnwise.actors.cluster.remote_memory import RemoteMemory, equip
 from turnwise.actors.cluster.store_object import StoreObject
 from turnwise.actors.cluster.wire import (
     READS,
-    Ended,
+    ClientOutcome,
     EngineWanted,
     PackedOutcome,
     PackedTurn,
@@ -48,6 +48,7 @@ from turnwise.errors import ConfigError, OverloadedError, ReadOnlyStoreError, Se
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.runs import Until, has_reached
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.urls import check_history_url
@@ -377,7 +378,7 @@ class ClusterClient:
         """Start a run with this client's engine; the engine is sent first if the session has another."""
         cache = self.cache(session_id)
         started: StartAnswer = yield from self.ask(session_id, "start", prompts, settings, cache.held, with_engine=True)
-        outcome = self._ended(started.outcome, cache)
+        outcome = self._outcome(started.outcome, cache) if started.outcome else None
         return StartedRun(started.run_id, started.turn_index, outcome, started.dropped)
 
     def check_start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[str | None]:
@@ -385,11 +386,9 @@ class ClusterClient:
         found: tuple[str | None] = yield from self.ask(session_id, "check_start", prompts, settings, with_engine=True)
         return found[0]
 
-    def _ended(self, packed: PackedOutcome | None, cache: BlockCache) -> Ended | None:
-        if packed is None:
-            return None
+    def _outcome(self, packed: PackedOutcome, cache: BlockCache) -> ClientOutcome:
         turn = self.unpack(packed.turn, cache) if packed.turn else None
-        return Ended(packed.state, packed.why, packed.code, turn, packed.successor)
+        return ClientOutcome(packed.state, packed.why, packed.code, turn, packed.successor)
 
     def compact(self, session_id: str, *, explain: bool) -> Request[Compaction | None]:
         """Compact the session's window with this client's strategy."""
@@ -435,19 +434,20 @@ class ClusterClient:
         (answer,) = yield from self.ask(session_id, "memory", verb, args, options, with_engine=True)
         return answer
 
-    def wait(self, session_id: str, run_id: str, timeout_s: float | None) -> Request[Ended | None]:
-        """Wait for a run's end; return None if it has not ended after `timeout_s` seconds.
+    def wait(self, session_id: str, run_id: str, timeout_s: float | None, until: Until) -> Request[ClientOutcome]:
+        """Wait until a run has ended, or is suspended; return how it stands then, or after `timeout_s` seconds.
 
         Raises:
             TimeoutError: the session's process has not answered by then.
         """
         cache = self.cache(session_id)
 
-        def ask(left_s: float | None) -> Request[PackedOutcome | None]:
+        def ask(left_s: float | None) -> Request[PackedOutcome]:
             limit_s = None if left_s is None else left_s + ANSWER_S
-            return self.ask(session_id, "wait", run_id, left_s, cache.held, timeout_s=limit_s)
+            return self.ask(session_id, "wait", run_id, left_s, cache.held, until, timeout_s=limit_s)
 
-        return self._ended((yield from _poll(timeout_s, ask, bool)), cache)
+        outcome = yield from _poll(timeout_s, ask, lambda answer: has_reached(answer.state, until))
+        return self._outcome(outcome, cache)
 
     def follow(
         self, session_id: str, after: int, limit: int, run_id: str | None, timeout_s: float | None = None

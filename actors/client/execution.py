@@ -11,7 +11,7 @@ from turnwise.actors.client.arguments import MAX_JSON_BYTES, Limit, Number, Text
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import EventSink, TaskSink, ThreadSink
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
-from turnwise.actors.cluster.wire import Ended, PackedTurn
+from turnwise.actors.cluster.wire import ClientOutcome, PackedTurn
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import (
     InvalidInputError,
@@ -37,7 +37,7 @@ from turnwise.memory.conversation.limits import MAX_VALUES, check_count, count_v
 from turnwise.memory.conversation.notebook_display import Rows, facts_html
 from turnwise.memory.conversation.partial_output import Partials
 from turnwise.memory.conversation.phases import Phases, phase_of
-from turnwise.memory.conversation.runs import REPLACED, RunRecord, RunState
+from turnwise.memory.conversation.runs import OPEN_STATES, REPLACED, RunRecord, RunState, Until, has_reached
 from turnwise.memory.conversation.steps import Step, steps_of
 from turnwise.memory.conversation.tool_calls import ApprovalDecision, PendingCall
 from turnwise.memory.conversation.tool_results import result_of
@@ -86,7 +86,7 @@ class _Handle:
         session_id: str,
         run_id: str,
         turn_index: int,
-        outcome: Ended | None = None,
+        outcome: ClientOutcome | None = None,
         *,
         dropped: bool = False,
         output: Any = None,
@@ -128,18 +128,18 @@ class _Handle:
         return type(self), (self._client, self._stored_id, self.run_id, self.turn_index)
 
     @checked
-    def _wait(self, timeout_s: WaitSeconds | None) -> Request[Turn]:
+    def _wait(self, timeout_s: WaitSeconds | None, until: Until = "ended") -> Request[Turn]:
         outcome = self._outcome
         try:
             if outcome is None:
-                outcome = yield from self._client.wait(self._stored_id, self.run_id, timeout_s)
+                outcome = yield from self._client.wait(self._stored_id, self.run_id, timeout_s, until)
         except TimeoutError as error:
-            raise WaitTimeoutError(self.session_id, self.run_id, timeout_s) from error
-        if outcome is None:
-            raise WaitTimeoutError(self.session_id, self.run_id, timeout_s)
-        if outcome.state == "completed" and outcome.turn is None:
-            raise TurnNotFoundError(self.session_id, self.turn_index)  # it was cleared
-        if outcome.state == "completed" and outcome.turn:
+            raise WaitTimeoutError(self.session_id, self.run_id, timeout_s, None) from error
+        if not has_reached(outcome.state, until):
+            raise WaitTimeoutError(self.session_id, self.run_id, timeout_s, outcome.state)
+        if outcome.state in (*OPEN_STATES, "completed"):
+            if outcome.turn is None:
+                raise TurnNotFoundError(self.session_id, self.turn_index)  # it was cleared
             return outcome.turn if self._output is None else outcome.turn.typed(self._output)
         if outcome.code == REPLACED:
             raise RunReplacedError(self.session_id, self.run_id, outcome.why, outcome.turn, outcome.successor)
@@ -238,7 +238,7 @@ class ExecutionHandle(_Handle):
     def _push(self, on_event: EventSink) -> ThreadSink:
         return ThreadSink(on_event, self._page, self._client.portal, self.run_id)
 
-    def wait(self, timeout_s: float | None = None) -> Turn:
+    def wait(self, timeout_s: float | None = None, *, until: Until = "ended") -> Turn:
         """Return the finished turn, or raise the run's error. Any number of callers may wait, also after the run.
 
         Costs one Ray call every ten seconds, or none if the run had ended when its start was acknowledged. On return
@@ -248,6 +248,8 @@ class ExecutionHandle(_Handle):
 
         Args:
             timeout_s: give up after so many seconds; the run continues.
+            until: with "settled", also return when the run waits for a decision about a tool call, at once if it does
+                so already: the turn as it is then, whose `status` is "running". `pending` has the calls.
 
         Raises:
             RunCancelledError, RunFailedError, RunInterruptedError: how the run ended; `.turn` is what was kept of it.
@@ -255,7 +257,7 @@ class ExecutionHandle(_Handle):
                 RunCancelledError.
             OutputInvalidError, OutputRefusedError, OutputCutError: the run had `output=` and got no such answer; these
                 are RunFailedErrors, so they have `.turn` too.
-            WaitTimeoutError: the run has not ended after `timeout_s`.
+            WaitTimeoutError: the run has not ended after `timeout_s`; `.state` is its state then.
             TurnNotFoundError: the run completed, but its turn was cleared.
             SessionNotFoundError: the session was deleted.
             SessionLostError: no process of the session could be reached for a minute.
@@ -263,11 +265,12 @@ class ExecutionHandle(_Handle):
                 (one minute without a `timeout_s`).
         """
         try:
-            turn = carry_out(self._wait(timeout_s), self._client.portal)
+            turn = carry_out(self._wait(timeout_s, until), self._client.portal)
         except RunEndedError:
             self._drain()
             raise
-        self._drain()
+        if turn.status == "completed":
+            self._drain()
         return turn
 
     def _drain(self) -> None:
@@ -425,7 +428,7 @@ class AsyncExecutionHandle(_Handle):
     def __await__(self) -> Generator[Any, None, Turn]:
         return self.wait().__await__()
 
-    async def wait(self, timeout_s: float | None = None) -> Turn:
+    async def wait(self, timeout_s: float | None = None, *, until: Until = "ended") -> Turn:
         """Return the finished turn, or raise the run's error. Any number of callers may wait, also after the run.
 
         Costs one Ray call every ten seconds, or none if the run had ended when its start was acknowledged. On return
@@ -435,6 +438,8 @@ class AsyncExecutionHandle(_Handle):
 
         Args:
             timeout_s: give up after so many seconds; the run continues.
+            until: with "settled", also return when the run waits for a decision about a tool call, at once if it does
+                so already: the turn as it is then, whose `status` is "running". `pending` has the calls.
 
         Raises:
             RunCancelledError, RunFailedError, RunInterruptedError: how the run ended; `.turn` is what was kept of it.
@@ -442,7 +447,7 @@ class AsyncExecutionHandle(_Handle):
                 RunCancelledError.
             OutputInvalidError, OutputRefusedError, OutputCutError: the run had `output=` and got no such answer; these
                 are RunFailedErrors, so they have `.turn` too.
-            WaitTimeoutError: the run has not ended after `timeout_s`.
+            WaitTimeoutError: the run has not ended after `timeout_s`; `.state` is its state then.
             TurnNotFoundError: the run completed, but its turn was cleared.
             SessionNotFoundError: the session was deleted.
             SessionLostError: no process of the session could be reached for a minute.
@@ -450,11 +455,12 @@ class AsyncExecutionHandle(_Handle):
                 (one minute without a `timeout_s`).
         """
         try:
-            turn = await carry_out_async(self._wait(timeout_s))
+            turn = await carry_out_async(self._wait(timeout_s, until))
         except RunEndedError:
             await self._drain()
             raise
-        await self._drain()
+        if turn.status == "completed":
+            await self._drain()
         return turn
 
     async def _drain(self) -> None:

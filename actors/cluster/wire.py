@@ -100,8 +100,8 @@ class PackedTurn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a run ended, in the caller's process. `turn` is what was kept of the run; None if nothing was."""
+class ClientOutcome:
+    """How a run ended or stands, in the caller's process. `turn` is what was kept of the run; None if nothing was."""
 
     state: RunState
     why: str | None
@@ -111,7 +111,7 @@ class Ended:
 
 
 class PackedOutcome(NamedTuple):
-    """How a run ended, with the turn for the wire."""
+    """How a run ended or stands, with the turn for the wire."""
 
     state: RunState
     why: str | None
@@ -142,7 +142,7 @@ class StartedRun:
 
     run_id: str
     turn_index: int
-    outcome: Ended | None
+    outcome: ClientOutcome | None
     dropped: bool = False
 
 

@@ -11,7 +11,7 @@ from turnwise.actors.hosting.stored_session import StoredSession
 from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.runs import RunRecord, Until
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import SessionStore
@@ -54,9 +54,8 @@ class Reader:
         source = self._source()
         return source.reads if isinstance(source, StoredSession) else source
 
-    async def wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
-        outcome = await self._source().wait(run_id, timeout_s)
-        return await PackedOutcome.pack(outcome, held) if outcome else None
+    async def wait(self, run_id: str, timeout_s: float | None, held: Spans, until: Until = "ended") -> PackedOutcome:
+        return await PackedOutcome.pack(await self._source().wait(run_id, timeout_s, until), held)
 
     async def latest(self, held: Spans) -> PackedTurn | None:
         turn = await self._reads.latest()

@@ -19,6 +19,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import CorruptRecordError, TurnNotFoundError, TurnwiseError
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.runs import Until, has_reached
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.strategies.compaction import Compaction
@@ -180,7 +181,7 @@ class SessionService:
         with suppress(TurnwiseError):  # the start is stored anyway; `wait` raises the error
             if await self.core.reads.is_ending(started.run_id):
                 outcome = await self.core.reads.wait(started.run_id, END_COMMIT_S)
-        packed = await PackedOutcome.pack(outcome, held) if outcome else None
+        packed = await PackedOutcome.pack(outcome, held) if outcome and not outcome.run.is_open else None
         return StartAnswer(started.run_id, started.turn_index, packed, started.dropped)
 
     async def do_check_start(
@@ -191,9 +192,12 @@ class SessionService:
                 return EngineWanted()
             return (await self.core.check_start(prompts, **settings),)
 
-    async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
+    async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans, until: Until = "ended") -> PackedOutcome:
         return await self.waits.wait(
-            self.core.session_id, timeout_s, lambda slice_s: self._reader.wait(run_id, slice_s, held), bool
+            self.core.session_id,
+            timeout_s,
+            lambda slice_s: self._reader.wait(run_id, slice_s, held, until),
+            lambda outcome: has_reached(outcome.state, until),
         )
 
     async def do_cancel(self, reason: str, run_id: str | None) -> bool | StillEnding:

@@ -15,6 +15,7 @@ from turnwise.actors.session.reads import SessionReads
 from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.state import SessionState
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.runs import Until, has_reached
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import Outcome, TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
@@ -62,19 +63,19 @@ class StoredSession:
         self.reads = SessionReads(self._state, self._load)
         """The reads that wait for nothing; `wait` and `events` below wait for others, who have the session."""
 
-    async def wait(self, run_id: str, timeout_s: float | None = None) -> Outcome | None:
+    async def wait(self, run_id: str, timeout_s: float | None = None, until: Until = "ended") -> Outcome:
         """See `SessionReads.wait`.
 
         Raises:
-            UnattendedError: the run has not ended, and no other Ray can be running it.
+            UnattendedError: the run is not as awaited, and no other Ray can be running it.
         """
         await self._look()
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        while (record := await self._journal.records.find_run(run_id)).is_open or record.leads_to:
+        while not has_reached((record := await self._journal.records.find_run(run_id)).state, until) or record.leads_to:
             run_id = record.leads_to or run_id
             if record.is_open and not await self._poll(deadline):
-                return None
+                return Outcome(record, None)
         turn = await self._journal.records.find_turn_of(record)
         return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)
 

@@ -14,7 +14,7 @@ from turnwise.actors.session.run_events import about
 from turnwise.memory.conversation.blocks import Block, Recalled
 from turnwise.memory.conversation.growing_text import whole
 from turnwise.memory.conversation.records import replace
-from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.runs import RunRecord, RunState, Until
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.tool_calls import CallState, decode_calls
@@ -43,12 +43,14 @@ class ActiveRun:
         self.session = session
         self.run_resources = run_resources
         """The engine, settings and memories that the run uses until its end."""
-        self.record = record
         self.turn = turn
         self.output = RecordedOutput()
         loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = loop.create_future()
         """Done when the end is stored and the run is no longer active; has an exception if the end was not stored."""
+        self._settled: asyncio.Future[None] = loop.create_future()
+        """Done while the run is suspended, and from its end on; a new one when it resumes."""
+        self.record = record
         self.cancelled: asyncio.Future[str] = loop.create_future()
         """Set, to the reason, when the run is asked to cancel."""
         self.decided = asyncio.Event()
@@ -87,6 +89,19 @@ class ActiveRun:
     @property
     def run_id(self) -> str:
         return self.record.run_id
+
+    @property
+    def record(self) -> RunRecord:
+        """The record as of the last commit. Setting one that is suspended wakes the callers that wait for that."""
+        return self._record
+
+    @record.setter
+    def record(self, record: RunRecord) -> None:
+        self._record = record
+        if record.state == "awaiting_approval":
+            self._settle()
+        elif self._settled.done() and not self.done.done():
+            self._settled = self.done.get_loop().create_future()
 
     @property
     def closed(self) -> bool:
@@ -193,15 +208,18 @@ class ActiveRun:
             replace(session, log_size=span.stop),
         )
 
-    async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the run's end; return whether it has ended. Cancelling a wait does not affect other waiters.
+    async def wait(self, timeout_s: float | None = None, until: Until = "ended") -> bool:
+        """Wait until the run has ended, or is suspended; return whether it has, or is now.
+
+        Returns False after `timeout_s` seconds, and if a run that was suspended has resumed before this caller was
+        woken. Cancelling a wait does not affect other waiters.
 
         Raises:
             Exception: the end could not be stored, or this process has lost the session.
         """
-        await asyncio.wait([self.done], timeout=timeout_s)
+        await asyncio.wait([self.done if until == "ended" else self._settled], timeout=timeout_s)
         if not self.done.done():
-            return False
+            return until == "settled" and self.record.state == "awaiting_approval"
         self.done.result()
         return True
 
@@ -209,6 +227,7 @@ class ActiveRun:
         """Wake the callers that wait for the run's end, once it is stored and the run is no longer active."""
         if not self.done.done():
             self.done.set_result(None)
+            self._settle()
 
     def follow(self) -> None:
         """Have telemetry follow the run, if it does not yet, and tell it the run's record."""
@@ -228,6 +247,11 @@ class ActiveRun:
         if not self.done.done():
             self.done.set_exception(error)
             self.done.exception()  # mark it as retrieved, since there may be no waiters
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._settled.done():
+            self._settled.set_result(None)
 
     def request_cancel(self, reason: str, *, discard: bool) -> None:
         """Ask the run to stop. Later calls do not change the reason; any call with `discard` discards the turn."""

@@ -21,7 +21,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
 from turnwise.memory.conversation.chat_messages import ChatMessage, chat_messages_of, parse_message_cursor
 from turnwise.memory.conversation.events import Event, RunCancelled
 from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.runs import RunRecord, Until
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.tool_calls import PendingCall, decode_calls
@@ -48,10 +48,15 @@ class SessionReads:
         self._journal = state.journal
         self._load = load
 
-    async def wait(self, run_id: str, timeout_s: float | None = None) -> Outcome | None:
-        """Wait for the run's end and return it; None after `timeout_s` seconds. Does not change the run.
+    async def wait(self, run_id: str, timeout_s: float | None = None, until: Until = "ended") -> Outcome:
+        """Wait until the run has ended, or is suspended, and return how it stands. Does not change the run.
 
-        For a merged run, this is the end of the run that has its prompts.
+        After `timeout_s` seconds, the run is returned as it is then, without its turn. A run that was suspended and
+        has resumed before this caller was woken is waited for further. For a merged run, this is about the run that
+        has its prompts.
+
+        Args:
+            until: with "settled", the wait is also over where the run waits for a decision about a tool call.
 
         Raises:
             RunNotFoundError: the session has no such run.
@@ -62,8 +67,13 @@ class SessionReads:
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while True:
             left_s = None if deadline is None else max(0.0, deadline - loop.time())
-            if (run := self._state.open_run(run_id)) and not await run.wait(left_s):
-                return None
+            run = self._state.open_run(run_id)
+            if run and not await run.wait(left_s, until):
+                if deadline is None or loop.time() < deadline:
+                    continue  # it has resumed
+                return Outcome(run.record, None)
+            if run and not run.done.done():
+                return Outcome(run.record, self._journal.blocks.turn(run.turn))
             ended = self._state.ended_run(run_id)
             record, turn = ended or (await self.stored_run(run_id), None)
             if record.leads_to:

@@ -17,6 +17,15 @@ OPEN_STATES = ("queued", "running", "awaiting_approval")
 UNSETTLED = ("queued", "running")
 """The open states that need a process. A run that waits for a person's decision needs none."""
 
+Until = Literal["ended", "settled"]
+"""How long a wait lasts: until the run has ended, or until it has ended or waits for a decision about a call."""
+
+
+def has_reached(state: RunState, until: Until) -> bool:
+    """Return whether a wait for a run in this state is over."""
+    return state not in (OPEN_STATES if until == "ended" else UNSETTLED)
+
+
 IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "latest", "drop", "merge", "inject", "debounce"]
 """What happens to a new run while another one is active, or waits for silence: see `Session.run`."""
 

@@ -307,7 +307,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `turn` is None if the run's turn was dropped."""
+    """How a run ended, or stands when a wait for it is over. `turn` is None if the run's turn was dropped."""
 
     run: RunRecord
     turn: Turn | None

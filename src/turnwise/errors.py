@@ -98,6 +98,7 @@ import reprlib
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from turnwise.memory.conversation.runs import RunState
     from turnwise.memory.conversation.turns import Turn
 
 
@@ -715,7 +716,7 @@ class CompactionError(TurnwiseError):
 
 
 class WaitTimeoutError(TurnwiseError, TimeoutError):
-    """The wait timed out before the run ended. The run continues."""
+    """The wait timed out before the run ended. The run continues. `state` is its state then, if its process said so."""
 
     message = (
         "run {run_id!r} of session {session_id!r} did not end within {timeout_s} s, and continues: "
@@ -724,6 +725,7 @@ class WaitTimeoutError(TurnwiseError, TimeoutError):
     session_id: str
     run_id: str
     timeout_s: float | None
+    state: RunState | None
 
 
 class FrameworkError(TurnwiseError):

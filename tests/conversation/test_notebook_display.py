@@ -11,7 +11,7 @@ import pytest
 
 from turnwise.actors.client.execution import AsyncExecutionHandle, EventPage, ExecutionHandle
 from turnwise.actors.client.session import AsyncSession, Session
-from turnwise.actors.cluster.wire import Ended, SessionInfo
+from turnwise.actors.cluster.wire import ClientOutcome, SessionInfo
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.chat_messages import ChatMessage
@@ -121,7 +121,7 @@ THINGS: dict[str, Callable[[], Any]] = {
     "runs": lambda: Rows([run()]),
     "a page of runs": lambda: Page((run(),), None),
     "a handle": lambda: ExecutionHandle(CLIENT, EVIL, EVIL, 0),
-    "an async handle": lambda: AsyncExecutionHandle(CLIENT, EVIL, EVIL, 0, Ended("failed", EVIL, None, None)),
+    "an async handle": lambda: AsyncExecutionHandle(CLIENT, EVIL, EVIL, 0, ClientOutcome("failed", EVIL, None, None)),
     "messages": lambda: Page((MESSAGE,), None),
     "events": lambda: EventPage(
         [

@@ -16,7 +16,7 @@ from turnwise.actors.client.cluster_client import ANSWER_S, MOST_PAUSE_S, REFUSE
 from turnwise.actors.client.execution import ExecutionHandle
 from turnwise.actors.client.requests import Call, Pause
 from turnwise.actors.cluster.placement import Dedicated, Packed
-from turnwise.actors.cluster.wire import Refused, StillEnding
+from turnwise.actors.cluster.wire import PackedOutcome, Refused, StillEnding
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.worker_resources import SessionSetup
@@ -116,7 +116,7 @@ def test_a_wait_beyond_the_limit_is_refused_and_other_calls_are_answered(placeme
         setting = "max_waits=5" if placement == "dedicated" else "max_session_waits=5"
         assert setting in str(await refused(OverloadedError, ask("a", "wait", "run", None, ())))
         assert setting in str(await refused(OverloadedError, ask("a", "events", 10**9, 10, "run", 1e6)))
-        assert (await ask("a", "wait", "run", 0.0, ())) is None, "who only looks is not refused"
+        assert (await ask("a", "wait", "run", 0.0, ())).turn is None, "who only looks is not refused"
         assert (await ask("a", "info")).active_run_id == "run"
         assert (await ask("a", "events", 0, 10, "run", 1e6))[0], "what is there is given to everybody"
         await ask("a", "start", "", ("later",), {"run_id": "next", "if_busy": "enqueue"}, ())
@@ -142,9 +142,9 @@ def test_a_host_limits_waits_over_all_its_sessions_and_still_answers_calls() -> 
         assert "max_waits=4" in str(await refused(OverloadedError, hosting.ask("c", "wait", "run-c", None, ())))
         await hosting.ask("a", "decide", "run-a", "call", ApprovalDecision(verdict="approved"))
         assert [(await wait).state for wait in waits[:2]] == ["completed", "completed"]
-        assert await hosting.ask("c", "wait", "run-c", 1.0, ()) is None, "now there is a place"
+        assert (await hosting.ask("c", "wait", "run-c", 1.0, ())).turn is None, "now there is a place"
         for wait in waits[2:]:
-            assert await wait is None
+            assert (await wait).state == "awaiting_approval"
 
     assert explore(1, life)
 
@@ -241,10 +241,11 @@ class Caller:
         except StopIteration as stop:
             return stop.value
 
-    def waits(self, asked: tuple[Any, ...]) -> None:
+    def waits(self, asked: tuple[Any, ...]) -> PackedOutcome:
         """Let a slice of the wait pass."""
         timeout_s = asked[3]
         self.clock.now += SLICE_S if timeout_s is None else min(timeout_s, SLICE_S)
+        return PackedOutcome("running", None, None, None)
 
 
 def execution() -> ExecutionHandle:

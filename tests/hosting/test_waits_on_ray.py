@@ -63,9 +63,8 @@ async def abandon(run: AsyncExecutionHandle, count: int) -> None:
 async def suspended(chat: AsyncSession) -> AsyncExecutionHandle:
     """Return a run that waits for approval."""
     run = await chat.run("act")
-    while (state := await run.status()) != "awaiting_approval":
-        assert state == "running"
-        await asyncio.sleep(0.02)
+    assert (await run.wait(ANSWER_S, until="settled")).status == "running"
+    assert await run.status() == "awaiting_approval"
     return run
 
 

@@ -16,6 +16,7 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import TurnwiseError
+from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.testing.schedules import inline
 
@@ -105,7 +106,9 @@ class Hosting:
     async def run(self, session_id: str, prompt: str, run_id: str, **settings: Any) -> Any:
         """Start a run and wait for its outcome."""
         await self.start(session_id, prompt, run_id, **settings)
-        return await self.ask(session_id, "wait", run_id, None, ())
+        while (outcome := await self.ask(session_id, "wait", run_id, None, ())).state in OPEN_STATES:
+            pass
+        return outcome
 
     def _drop(self, session_id: str) -> None:
         self.overrides.pop(session_id, None)

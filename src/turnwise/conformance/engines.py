@@ -121,7 +121,7 @@ class _Stage:
 
     async def ended(self, run_id: str) -> tuple[RunRecord, Turn | None]:
         outcome = await self.core.reads.wait(run_id, LONG_S)
-        if outcome is None:
+        if outcome.run.is_open:
             raise AssertionError(f"the run has not ended after {LONG_S:.0f} s")
         return outcome.run, outcome.turn
 

@@ -48,7 +48,7 @@ from turnwise.http.sse import (
     wait_for,
 )
 from turnwise.memory.conversation.ids import public_id
-from turnwise.memory.conversation.runs import IfBusy, RunState
+from turnwise.memory.conversation.runs import IfBusy, RunState, Until
 
 router = APIRouter(
     prefix="/v1",
@@ -69,7 +69,7 @@ RUN_WAIT = Annotated[
     Query(
         ge=0,
         allow_inf_nan=False,
-        description="Answer with the result when the run has ended, or after so many seconds, if given.",
+        description="Answer with the run when it has ended, or waits for a decision, or after so many seconds.",
     ),
 ]
 STARTED: dict[int | str, dict[str, Any]] = {
@@ -152,7 +152,7 @@ async def _started(
         return EventStream(caller, events, left=_left(caller, execution), room=room, headers=headers)
     if wait_s is None:
         return _json(RunStarted.of(execution), 202, headers)
-    found = await _waited(caller, request, execution, wait_s, room)
+    found = await _waited(caller, request, execution, wait_s, "settled", room=room)
     return _json(found, 200, headers)
 
 
@@ -161,21 +161,31 @@ def _json(model: RunStarted, status: int, headers: dict[str, str]) -> Response:
 
 
 async def _waited(
-    caller: Asks, request: Request, execution: AsyncExecutionHandle, wait_s: float, room: ExitStack | None = None
+    caller: Asks,
+    request: Request,
+    execution: AsyncExecutionHandle,
+    wait_s: float,
+    until: Until,
+    *,
+    room: ExitStack | None = None,
 ) -> RunResult:
-    work = _result(execution, min(wait_s, caller.service.settings.max_wait_s))
+    work = _result(execution, min(wait_s, caller.service.settings.max_wait_s), until)
     found = await wait_for(request, caller, work, left=_left(caller, execution), room=room)
-    return found or await _result(execution, 0.0)
+    return found or await _result(execution, 0.0, until)
 
 
-async def _result(execution: AsyncExecutionHandle, timeout_s: float) -> RunResult:
+async def _result(execution: AsyncExecutionHandle, timeout_s: float, until: Until) -> RunResult:
     try:
-        return RunResult.ended(execution, await execution.wait(timeout_s), None)
+        turn = await execution.wait(timeout_s, until=until)
     except RunEndedError as error:
         return RunResult.ended(execution, error.turn, error)
-    except WaitTimeoutError:
-        record = await execution.info()
-        return RunResult.open(execution, record.state) if record.is_open else await _result(execution, timeout_s)
+    except WaitTimeoutError as error:
+        if error.state is None:
+            raise
+        return RunResult.open(execution, error.state)
+    if turn.record.is_open:
+        return RunResult.open(execution, "awaiting_approval")
+    return RunResult.ended(execution, turn, None)
 
 
 def _left(caller: Asks, execution: AsyncExecutionHandle) -> Callable[[], None] | None:
@@ -221,9 +231,10 @@ async def wait_for_run(
     *,
     request: Request,
     timeout_s: Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait at most.")] = 30.0,
+    until: Annotated[Until, Query(description="`settled`: also answer when the run waits for a decision.")] = "ended",
 ) -> RunResult:
     """Answers with the run as it is when it has ended, however it ended, or after `timeout_s`."""
-    return await caller.on_run(run_id, lambda each: _waited(caller, request, each, timeout_s))
+    return await caller.on_run(run_id, lambda each: _waited(caller, request, each, timeout_s, until))
 
 
 @router.post("/runs/{run_id}/cancel", summary="Cancel a run", responses=NOT_FOUND)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import wraps
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 WAIT_S = 50.0
 """How long `send` waits for an answer by default, in seconds: many clients give up after a minute."""
-
-_LOOK_S = 2.0
-"""How often it is looked meanwhile whether the run waits for an approval, in seconds."""
 
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
@@ -212,18 +208,15 @@ def _send(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable
 
 async def _waited(run: AsyncExecutionHandle, wait_s: float) -> tuple[str, str]:
     """Return the state of a run and its text, once it has ended, waits for somebody, or the time is over."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait_s
-    while True:
-        left_s = deadline - loop.time()
-        try:
-            return "completed", (await run.wait(max(min(left_s, _LOOK_S), 0.001))).text
-        except WaitTimeoutError:
-            state = await run.status()
-            if left_s <= 0 or state == "awaiting_approval":
-                return state, ""
-        except RunEndedError as error:
-            raise ToolError(f"{error}; what was kept: {error.turn.text!r}" if error.turn else str(error)) from error
+    try:
+        turn = await run.wait(wait_s, until="settled")
+    except WaitTimeoutError as error:
+        if error.state is None:
+            raise
+        return error.state, ""
+    except RunEndedError as error:
+        raise ToolError(f"{error}; what was kept: {error.turn.text!r}" if error.turn else str(error)) from error
+    return ("completed", turn.text) if turn.status == "completed" else ("awaiting_approval", "")
 
 
 def _recall(memory: LongTermMemory, user_id: str) -> Callable[..., Awaitable[list[Memory]]]:

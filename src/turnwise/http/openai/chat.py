@@ -9,12 +9,11 @@ run. A request that brings nothing new repeats the last one, and is answered wit
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -39,16 +38,18 @@ from turnwise.errors import (
     WaitTimeoutError,
 )
 from turnwise.http.openai.completion_request import CreateCompletion
-from turnwise.http.openai.completions import Completion, failure
+from turnwise.http.openai.completions import Completion, needs_approval
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer_of, body_of, check_no_key, invalid
 from turnwise.http.openai.messages import Chat, read_messages
 from turnwise.http.openai.models import Chosen, chosen, run_on
 from turnwise.http.openai.new_messages import New, is_alone, news
+from turnwise.http.openai.run_events import events_so_far
 from turnwise.http.paths import header_of_id, id_of_header
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.chat_messages import ChatMessage
+from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.runs import RunRecord
 
@@ -63,9 +64,6 @@ _REQUEST = "openai.request"
 _STOPS = "the server stops: repeat the request"
 
 _PAGE = 1000
-
-_LOOK_S = 1.0, 10.0
-"""How soon a request that waits looks whether its run waits for an approval, the first time and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,34 +346,27 @@ async def _settled(caller: Caller, answering: _Answering) -> None:
     Raises:
         OpenAIError: there is no answer.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + caller.service.settings.max_wait_s
-    execution, look_s = answering.execution, _LOOK_S[0]
-    while not answering.has_tools and (left := deadline - loop.time()) > 0:
+    execution, completion = answering.execution, answering.completion
+    with suppress(RunEndedError):  # its events say how it ended, and whether it made calls of the client before
         try:
-            answering.completion.add_turn(await execution.wait(min(look_s, left)))
+            turn = await execution.wait(caller.service.settings.max_wait_s, until="settled")
         except WaitTimeoutError:
-            if await execution.status() == "awaiting_approval":
-                break
-            look_s = min(2 * look_s, _LOOK_S[1])
-        except RunEndedError as error:
-            kind = f"run_{(await execution.info()).state}"
-            raise failure(error.why, error.turn.stop_reason if error.turn else None, kind) from None
-        else:
             return
-    try:
-        async with asyncio.timeout_at(max(deadline, loop.time() + _LOOK_S[0])):
-            async for _ in _pieces(caller, answering):
-                pass
-    except TimeoutError:
-        pass
+        if turn.status == "completed" and not answering.has_tools:
+            completion.add_turn(turn)
+            return
+    async with aclosing(_pieces(caller, answering, events_so_far(execution))) as pieces:
+        async for _ in pieces:
+            pass
+    if not completion.is_done and (call := next(iter(await execution.pending()), None)):
+        raise needs_approval(call, execution.session_id, execution.run_id)
 
 
-async def _pieces(caller: Caller, answering: _Answering) -> AsyncGenerator[str, None]:
-    """Yield the texts of a completion as they come, up to its end."""
+async def _pieces(caller: Caller, answering: _Answering, events: AsyncIterator[AnyEvent]) -> AsyncGenerator[str, None]:
+    """Yield the texts of a completion as its run's events come, up to its end."""
     completion, execution = answering.completion, answering.execution
     try:
-        async for event in execution.events():
+        async for event in events:
             for piece in completion.add(event):
                 yield piece
             if completion.is_done:
@@ -390,7 +381,7 @@ async def _chunks(caller: Caller, body: CreateCompletion, answering: _Answering)
     completion = answering.completion
     yield _chunk(completion.opening())
     try:
-        async for piece in _pieces(caller, answering):
+        async for piece in _pieces(caller, answering, answering.execution.events()):
             yield _chunk(completion.text(piece))
     except OpenAIError as error:
         yield _chunk(body_of(error.status, str(error), param=error.param, code=error.code, **error.more))

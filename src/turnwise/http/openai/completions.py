@@ -20,6 +20,7 @@ from turnwise.memory.conversation.events import (
 )
 from turnwise.memory.conversation.growing_text import GrowingText
 from turnwise.memory.conversation.runs import CUT_SHORT
+from turnwise.memory.conversation.tool_calls import PendingCall
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_chat import arguments_of
@@ -85,7 +86,7 @@ class Completion:
                 self._waiting.add(event.call_id)
                 if event.wants != "result" and self._begun:
                     self.needs_approval = True
-                    raise _needs_approval(event)
+                    raise needs_approval(event, event.session_id, event.run_id)
             case CallDecided():
                 self._waiting.discard(event.call_id)
                 self._open.pop(event.call_id, None)
@@ -98,7 +99,7 @@ class Completion:
                 self.is_done = True
                 return
             case RunEnded():
-                raise failure(getattr(event, "why", "it was lost"), getattr(event, "code", None), event.kind)
+                raise _failure(getattr(event, "why", "it was lost"), getattr(event, "code", None), event.kind)
             case _:
                 pass
         if self._open and self._open.keys() <= self._waiting:
@@ -220,7 +221,7 @@ def texts_of(output: Iterable[AnyBlock]) -> list[str]:
     return [str(text) for text in texts if text]
 
 
-def failure(why: str, code: str | None, kind: str) -> OpenAIError:
+def _failure(why: str, code: str | None, kind: str) -> OpenAIError:
     """Return the answer for a run that has ended without an answer."""
     if kind == "run_cancelled":
         return OpenAIError(400, f"the run was cancelled: {why}", code="run_cancelled")
@@ -228,10 +229,11 @@ def failure(why: str, code: str | None, kind: str) -> OpenAIError:
     return OpenAIError(status, f"the run failed: {why}", code=name)
 
 
-def _needs_approval(event: ApprovalRequested) -> OpenAIError:
-    why = f"a person must approve {'a larger budget' if event.wants == 'budget' else f'the call of {event.name!r}'}"
+def needs_approval(call: ApprovalRequested | PendingCall, session_id: str, run_id: str) -> OpenAIError:
+    """Return the answer for a run that waits for somebody else than its client."""
+    why = f"a person must approve {'a larger budget' if call.wants == 'budget' else f'the call of {call.name!r}'}"
     how = "approve it by the native API, or use the Responses API, which has approvals"
-    fields = {"run_id": event.run_id, "session_id": event.session_id, "call_id": event.call_id}
+    fields = {"run_id": run_id, "session_id": session_id, "call_id": call.call_id}
     return OpenAIError(400, f"{why}: {how}", code="approval_required", **fields)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -29,9 +28,6 @@ from turnwise.http.sse import EventStream, encode, wait_for
 
 router = APIRouter(prefix="/openai/v1/responses", tags=["OpenAI responses"], route_class=OpenAIRoute)
 
-LOOK_S = 1.0, 10.0
-"""How soon a request that waits looks whether its run waits for a decision, the first time and at most."""
-
 
 class Look(Including):
     """How a response is retrieved."""
@@ -52,11 +48,11 @@ async def create(
         if body.stream:
             return _streamed(caller, found, -1, room)
         if body.background:
-            return JSONResponse((await load(caller, found)).body())
+            return JSONResponse((await load(found)).body())
         left = _cancelling(caller, found) if caller.on_disconnect == "cancel" else None
         answer = await wait_for(request, caller, _settled(caller, found), left=left, room=room)
     if answer is None:  # the server stops
-        answer = await load(caller, found) if found.stored else found.answer()
+        answer = await load(found) if found.stored else found.answer()
     return JSONResponse(answer.body())
 
 
@@ -73,7 +69,7 @@ async def retrieve(
     found = replace(await _find(caller, response_id), encrypted=ENCRYPTED in look.include)
     if look.stream:
         return _streamed(caller, found, look.starting_after)
-    answer = await load(caller, found)
+    answer = await load(found)
     if answer.state.status is None:
         raise not_found("Response", response_id)
     return JSONResponse(answer.body())
@@ -88,7 +84,7 @@ async def cancel(response_id: str, caller: Asks) -> Response:
     found = await _find(caller, response_id)
     if await _is_newest(caller, found):
         await found.execution.cancel("cancelled by the client")
-    return JSONResponse((await load(caller, await _find(caller, response_id))).body())
+    return JSONResponse((await load(await _find(caller, response_id))).body())
 
 
 @router.delete("/{response_id}")
@@ -165,27 +161,10 @@ async def _find(caller: Caller, id: str) -> Found:
 
 async def _settled(caller: Caller, found: Found) -> Answer:
     """Return a response when it has ended, or as it is after the longest wait."""
-    answer, execution = found.answer(), found.execution
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + caller.service.settings.max_wait_s
-    if not found.run.tools:  # it waits for nobody, unless a tool of the engine needs an approval
-        look_s, most_s = LOOK_S
-        while (left := deadline - loop.time()) > 0:
-            try:
-                await execution.wait(min(look_s, left))
-                break
-            except RunEndedError:
-                break
-            except WaitTimeoutError:
-                if await execution.status() == "awaiting_approval":
-                    break
-                look_s = min(2 * look_s, most_s)
-    try:
-        async with asyncio.timeout_at(max(deadline, loop.time() + LOOK_S[0])):
-            async for _ in _events(caller, found, answer, -1):
-                pass
-    except TimeoutError:
-        pass
+    with suppress(RunEndedError, WaitTimeoutError):
+        await found.execution.wait(caller.service.settings.max_wait_s, until="settled")
+    answer = await load(found)
+    _end_if_left(caller, found, answer)
     return answer
 
 
@@ -199,6 +178,11 @@ async def _events(
                 yield told
         if answer.state.is_done:
             break
+    _end_if_left(caller, found, answer)
+
+
+def _end_if_left(caller: Caller, found: Found, answer: Answer) -> None:
+    """Cancel the run of a response that waits for its client but is not stored."""
     if not found.stored and (answer.state.waiting or answer.state.requests):
         cancelled = found.execution.cancel("the response was not to be stored, so nobody can continue it")
         caller.service.spawn(cancelled, "the end of a response that is not stored")

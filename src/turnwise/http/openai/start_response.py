@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from turnwise.http.openai.ids import hidden_session, is_hidden, response_id, run
 from turnwise.http.openai.inputs import Given
 from turnwise.http.openai.models import REQUESTED, Chosen, chosen, frame_of, model_of, run_on
 from turnwise.http.openai.projection import CONTINUES, Projection
+from turnwise.http.openai.run_events import events_so_far
 from turnwise.http.service import Caller
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.run_tools import is_tool_name
@@ -37,8 +39,6 @@ from turnwise.memory.conversation.runs import RunRecord
 
 DELETED = "openai.deleted."
 """With the id of a deleted response, a name in its session's metadata. Each has its own, so none overwrites another."""
-
-PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +80,14 @@ async def find(caller: Caller, id: str) -> Found | None:
     return None if f"{DELETED}{id}" in info.session.metadata else found
 
 
-async def load(caller: Caller, found: Found) -> Answer:
+async def load(found: Found) -> Answer:
     """Return a response as it is now. Waits for nothing."""
     answer = found.answer()
-    execution = found.execution
-    if not found.run.is_open:
-        async for event in execution.events():
+    async with aclosing(events_so_far(found.execution)) as events:
+        async for event in events:
             _feed(answer.state, event)
-        return answer
-    session = await caller.manager.get(execution.session_id, user_id=caller.user_id)
-    after: int | None = found.run.first_seq - 1
-    while after is not None and not answer.state.is_done:
-        page = await session.events(after, PAGE)
-        for event in page:
-            _feed(answer.state, event)
-        after = page.next
+            if answer.state.is_done:
+                break
     return answer
 
 
@@ -253,7 +246,7 @@ async def _whole(caller: Caller, execution: AsyncExecutionHandle) -> tuple[Found
     """Return all of a run, as if it were the parts before a response."""
     run = await execution.info()
     found = Found(execution, run, _NONE, model_of(caller, run))
-    return found, (await load(caller, found)).state
+    return found, (await load(found)).state
 
 
 _NONE = 1 << 20
@@ -279,7 +272,7 @@ async def _after(
     if given.is_answer:
         return await _continue(caller, found, body, given, options)
     if any(state.get("wants") in ("result", "approval") for state in found.run.calls.values()):
-        state = (await load(caller, found)).state
+        state = (await load(found)).state
         if state.status is None:
             raise _no_previous(previous)
         if state.waiting or state.requests:
@@ -317,7 +310,7 @@ async def _fork(caller: Caller, session: AsyncSession, found: Found, options: Ru
 
 async def _continue(caller: Caller, found: Found, body: CreateResponse, given: Given, options: RunOptions) -> Found:
     """Give a run the results and decisions that it waits for. May be repeated: a second time changes nothing."""
-    state = (await load(caller, found)).state
+    state = (await load(found)).state
     if state.status is None:
         raise _no_previous(found.id)
     if not (state.waiting or state.requests):

@@ -65,8 +65,21 @@ class RequestFitting:
         """See `StepContext.make_room`.
 
         If the request does not fit, this waits for the background compaction first. As a last resort, the retrieved
-        memory text is removed.
+        memory text is removed. A request of too many blocks is shortened like one that the provider refuses as too
+        long, also if its tokens fit.
+
+        Raises:
+            ContextOverflowError: it has more than `MAX_WINDOW_BLOCKS`, and there is no strategy.
         """
+        turn = await self._room(run)
+        while (count := size(run.turn.input) + size(run.turn.output)) > MAX_WINDOW_BLOCKS:
+            if run.run_resources.compactor is None:
+                raise ContextOverflowError(_TOO_MANY.format(self._state.session_id, count, MAX_WINDOW_BLOCKS))
+            await self.shrink(run)  # each time to three quarters, until it fits or nothing can be removed
+            turn = await self._room(run)
+        return turn
+
+    async def _room(self, run: ActiveRun) -> Turn:
         try:
             return await self._fit(run)
         except (WindowOverflowError, CompactionError):
@@ -84,14 +97,7 @@ class RequestFitting:
         await compactor.shrink(run.record, run.turn, self._journal.blocks.cache, run.recalled)
 
     def _shown(self, run: ActiveRun) -> Turn:
-        """Return the run's turn for its engine: with the retrieved memory text.
-
-        Raises:
-            ContextOverflowError: it has more than `MAX_WINDOW_BLOCKS`.
-        """
-        count = size(run.turn.input) + size(run.turn.output)
-        if count > MAX_WINDOW_BLOCKS:
-            raise ContextOverflowError(_TOO_MANY.format(self._state.session_id, count, MAX_WINDOW_BLOCKS))
+        """Return the run's turn for its engine: with the retrieved memory text."""
         turn = self._journal.blocks.turn(run.turn)
         return turn.recalling(run.recalled) if run.recalled else turn
 

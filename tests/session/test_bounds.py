@@ -26,11 +26,13 @@ from turnwise.memory.conversation.limits import (
 )
 from turnwise.memory.conversation.prompts import plain_prompts
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import size
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.strategy import OverflowStrategy
+from turnwise.strategies.trim import Trim
 
 
 class Counting(InMemoryStore):
@@ -239,14 +241,15 @@ async def test_too_many_messages_and_too_long_turns_are_refused_by_name() -> Non
         await conversation_of([{"role": "user", "content": "x"}] * (MAX_BLOCKS + 1))
 
 
-@pytest.mark.parametrize("overflow", [None, DeleteOldest()], ids=["none", "delete"])
+@pytest.mark.parametrize("tokens", [400, 1_000_000], ids=["small window", "large window"])
+@pytest.mark.parametrize("overflow", [None, DeleteOldest(), Trim()], ids=["none", "delete", "trim"])
 async def test_a_window_of_too_many_blocks_is_not_sent(
-    monkeypatch: pytest.MonkeyPatch, overflow: OverflowStrategy | None
+    monkeypatch: pytest.MonkeyPatch, overflow: OverflowStrategy | None, tokens: int
 ) -> None:
     monkeypatch.setattr("turnwise.actors.session.request_fitting.MAX_WINDOW_BLOCKS", 30)
     store, engine = InMemoryStore(), ScriptedEngine()
     await store.create(SessionRecord(session_id=SESSION))
-    core = SessionCore(SESSION, store, engine, SessionConfig(max_context_tokens=400), overflow=overflow)
+    core = SessionCore(SESSION, store, engine, SessionConfig(max_context_tokens=tokens), overflow=overflow)
     await send(await conversation_of(dialogue(20)), core)
     runs = []
     for _ in range(2):
@@ -261,6 +264,8 @@ async def test_a_window_of_too_many_blocks_is_not_sent(
         assert "41 blocks, and a request takes MAX_WINDOW_BLOCKS (30) at most: pass overflow=" in (runs[0].why or "")
     else:
         assert runs[0].state == "completed"
+        turns = await core.reads.turns()
+        assert all(size(turn.record.input) <= 30 for turn in turns[-2:])
 
 
 def test_an_argument_of_many_members_is_refused_before_they_are_looked_at() -> None:

@@ -31,7 +31,7 @@ def main() -> None:
             run = manager.open("hotel", user_id="sarah").run("Pay the hotel.")
             asked = next(event for event in run.events() if event.kind == "approval_requested")
             print(f"waits for {asked.name}({dict(asked.input)})")
-            manager.execution(run.run_id).approve(asked.call_id)  # from any process, after any restart
+            manager.execution(run.run_id, user_id="sarah").approve(asked.call_id)  # from any process, after any restart
             print(run.wait().text)
 
 

@@ -18,7 +18,7 @@ from turnwise.adapters import mcp_server
 async def main() -> None:
     memory = LexicalMemory(Path(tempfile.mkdtemp(), "memory.db"))
     async with AsyncSessionManager(
-        "memory://chats", engine=EchoEngine(), memory=[memory], placement=Packed(hosts=1), enforce_user=True
+        "memory://chats", engine=EchoEngine(), memory=[memory], placement=Packed(hosts=1)
     ) as manager:
         server = mcp_server(manager, user_id="sarah", memory=memory)  # server.run_stdio_async() would serve it
         async with Client(server) as client:

@@ -120,7 +120,7 @@ def with_leave(manager: SessionManager, other_manager: SessionManager) -> None:
     run = ask(manager, "ada/trip", BOOK)
     call = waiting_call(run)
     tell(f"* {run.status()}: {call.name} {dict(call.input)}")
-    other_manager.execution(run.run_id).approve(call.call_id, input={"train": "9317", "seats": 2})
+    other_manager.execution(run.run_id, user_id="ada").approve(call.call_id, input={"train": "9317", "seats": 2})
     tell("* approved by another, for 2 seats")
     turn = run.wait(60)
     tell(turn.text)
@@ -135,7 +135,7 @@ def with_leave(manager: SessionManager, other_manager: SessionManager) -> None:
 def killed_midway(manager: SessionManager) -> None:
     """The session's process is killed between two results. The run continues in a new one, after the first result."""
     run = ask(manager, "alan/trip", PAY)
-    chat = manager.get("alan/trip")
+    chat = manager.get("alan/trip", user_id="alan")
     seen = run.events()
     next(event for event in seen if isinstance(event, events.ToolEnded) and event.name == "charge")
     while "search" not in notes():

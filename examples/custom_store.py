@@ -18,7 +18,7 @@ from typing import Any
 
 from turnwise import EchoEngine, SessionManager
 from turnwise.conformance import check_session_store
-from turnwise.stores import Commit, InMemoryStore, SessionRecord, SessionStore, SQLStore
+from turnwise.stores import Commit, InMemoryStore, SessionKey, SessionRecord, SessionStore, SQLStore
 
 
 def passed_on(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -43,22 +43,22 @@ class AuditedStore:
 
     async def create(self, session: SessionRecord, *more: Any, **options: Any) -> SessionRecord:
         created = await self.within.create(session, *more, **options)
-        self._note("create", created.session_id, user=created.user_id)
+        self._note("create", created.key)
         return created
 
-    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
         """Raises what the store within raises; then nothing is written down."""
-        await self.within.commit(session_id, epoch, commit)
+        await self.within.commit(key, epoch, commit)
         runs = {run.run_id: run.state for run in (*filter(None, [commit.new_run]), *commit.runs)}
-        self._note("commit", session_id, user=commit.session.user_id, blocks=len(commit.blocks), runs=runs)
+        self._note("commit", key, blocks=len(commit.blocks), runs=runs)
 
-    async def delete(self, session_id: str, **options: Any) -> int:
-        turns = await self.within.delete(session_id, **options)
-        self._note("delete", session_id)
+    async def delete(self, key: SessionKey, **options: Any) -> int:
+        turns = await self.within.delete(key, **options)
+        self._note("delete", key)
         return turns
 
-    def _note(self, verb: str, session_id: str, **more: Any) -> None:
-        line = {"at": round(time.time(), 3), "verb": verb, "session": session_id, **more}
+    def _note(self, verb: str, key: SessionKey, **more: Any) -> None:
+        line = {"at": round(time.time(), 3), "verb": verb, "user": key.user_id, "session": key.session_id, **more}
         with self._trail.open("a", encoding="utf-8") as file:  # lines this short are appended whole
             file.write(f"{json.dumps(line)}\n")
 

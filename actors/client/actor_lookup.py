@@ -1,4 +1,4 @@
-"""Actor lookup: finds, or creates, the actor that hosts a session, given the session's id."""
+"""Actor lookup: finds, or creates, the actor that hosts a session, given its key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import ray
 
-from turnwise.actors.cluster.actor_names import actor_name, find_actor
+from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_actor
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.identity import pickled
 from turnwise.actors.cluster.kept_settings import ActorSettings
@@ -20,6 +20,7 @@ from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.packed_actor import HostAssignment, PackedActor
 from turnwise.actors.hosting.session_actor import SessionActor
 from turnwise.errors import OverloadedError, SessionLostError
+from turnwise.memory.conversation.sessions import SessionKey
 
 MAX_CALLS = 1000
 """How many concurrent calls an actor accepts beyond the waits and calls that its placement limits."""
@@ -45,16 +46,16 @@ class ActorLookup(Protocol):
     is_shared: bool
     """Whether one actor hosts many sessions."""
 
-    def actor(self, session_id: str) -> Any:
+    def actor(self, key: SessionKey) -> Any:
         """Return the actor of a session, created if it does not exist; does not wait for its start."""
 
-    def invalidate(self, session_id: str) -> None:
+    def invalidate(self, key: SessionKey) -> None:
         """Search again at the next call, since the actor was lost or no longer hosts the session."""
 
-    def warm(self, session_id: str, request: bytes) -> None:
+    def warm(self, key: SessionKey, request: bytes) -> None:
         """Start the session's process and load the session, if it has a dedicated one; does not wait for it."""
 
-    def is_live(self, session_id: str) -> bool:
+    def is_live(self, key: SessionKey) -> bool:
         """Return whether an actor exists that may host the session; a cached one counts until `invalidate`."""
 
 
@@ -66,41 +67,41 @@ class _LookupOfOne(ABC):
     def __init__(self, namespace: str, store_id: str) -> None:
         self._namespace = namespace
         self._store_id = store_id
-        self._actors: OrderedDict[str, Any] = OrderedDict()
-        """The cached actors by session id, least recently used first."""
+        self._actors: OrderedDict[SessionKey, Any] = OrderedDict()
+        """The cached actors by session, least recently used first."""
         self._lock = threading.Lock()
 
-    def actor(self, session_id: str) -> Any:
+    def actor(self, key: SessionKey) -> Any:
         with self._lock:
-            if found := self._actors.get(session_id):
-                self._actors.move_to_end(session_id)
+            if found := self._actors.get(key):
+                self._actors.move_to_end(key)
                 return found
-        return self._note(session_id, self._look_up(session_id))
+        return self._note(key, self._look_up(key))
 
-    def _note(self, session_id: str, actor: Any) -> Any:
+    def _note(self, key: SessionKey, actor: Any) -> Any:
         with self._lock:
-            self._actors[session_id] = actor
+            self._actors[key] = actor
             if len(self._actors) > NOTED:
                 self._actors.popitem(last=False)
         return actor
 
-    def invalidate(self, session_id: str) -> None:
-        self._actors.pop(session_id, None)
+    def invalidate(self, key: SessionKey) -> None:
+        self._actors.pop(key, None)
 
-    def is_live(self, session_id: str) -> bool:
-        if session_id not in self._actors:
-            found = self._find(session_id)
+    def is_live(self, key: SessionKey) -> bool:
+        if key not in self._actors:
+            found = self._find(key)
             if found is None:
                 return False
-            self._note(session_id, found)
+            self._note(key, found)
         return True
 
-    def _find(self, session_id: str) -> Any:
+    def _find(self, key: SessionKey) -> Any:
         """Return the session's dedicated actor, or None."""
-        return find_actor(self._namespace, actor_name(self._store_id, session_id))
+        return find_actor(self._namespace, actor_name(self._store_id, key))
 
     @abstractmethod
-    def _look_up(self, session_id: str) -> Any: ...
+    def _look_up(self, key: SessionKey) -> Any: ...
 
 
 class DedicatedLookup(_LookupOfOne):
@@ -120,19 +121,19 @@ class DedicatedLookup(_LookupOfOne):
         self._settings.keep()  # now, on the thread that starts the manager
         self._where = where
 
-    def warm(self, session_id: str, request: bytes) -> None:
-        self.actor(session_id).call.remote(request)
+    def warm(self, key: SessionKey, request: bytes) -> None:
+        self.actor(key).call.remote(request)
 
-    def _look_up(self, session_id: str) -> Any:
-        name, most = actor_name(self._store_id, session_id), self._placement.max_live
-        if most is not None and not self.is_live(session_id):
-            prefix = actor_name(self._store_id, "")
+    def _look_up(self, key: SessionKey) -> Any:
+        name, most = actor_name(self._store_id, key), self._placement.max_live
+        if most is not None and not self.is_live(key):
+            prefix = actors_of(self._store_id)
             others = ray.util.list_named_actors(all_namespaces=True)
             live = [one for one in others if one["namespace"] == self._namespace and one["name"].startswith(prefix)]
             if len(live) >= most:
-                raise OverloadedError(session_id, "max_live", most)
+                raise OverloadedError(key.session_id, "max_live", most)
         options = {**FOR_EVER, **self._where, "max_concurrency": self._placement.max_waits + MAX_CALLS}
-        arguments = session_id, self._namespace, self._logs, self._placement.max_waits
+        arguments = key, self._namespace, self._logs, self._placement.max_waits
         return self._settings.actor(SessionActor, name, self._namespace, *arguments, **options)
 
 
@@ -167,10 +168,10 @@ class PackedLookup:
         if notified:  # a host that does not answer has exited, or restarts and then finds the newer layout itself
             ray.wait(notified, num_returns=len(notified), timeout=RETIRE_S)
 
-    def actor(self, session_id: str) -> Any:
-        return self._actors[self._layout.index_of(session_id)]
+    def actor(self, key: SessionKey) -> Any:
+        return self._actors[self._layout.index_of(key)]
 
-    def invalidate(self, session_id: str) -> None:
+    def invalidate(self, key: SessionKey) -> None:
         now = time.monotonic()
         if now < self._looked_at + LOOK_S:
             return
@@ -180,10 +181,10 @@ class PackedLookup:
             self._layout = max(layouts[0], self._layout)
         self._actors = self._make_all()
 
-    def warm(self, session_id: str, request: bytes) -> None:
+    def warm(self, key: SessionKey, request: bytes) -> None:
         """Do nothing: the hosts are started already."""
 
-    def is_live(self, session_id: str) -> bool:
+    def is_live(self, key: SessionKey) -> bool:
         return True
 
     def _make_all(self) -> list[Any]:
@@ -206,22 +207,22 @@ class PackedLookup:
 class LiveLookup(_LookupOfOne):
     """Finds live actors only, for a process in which no manager is open and which can create no actors."""
 
-    def warm(self, session_id: str, request: bytes) -> None:
+    def warm(self, key: SessionKey, request: bytes) -> None:
         """Do nothing: the session is live already, or cannot be started from here."""
 
-    def _find(self, session_id: str) -> Any:
+    def _find(self, key: SessionKey) -> Any:
         if not ray.is_initialized():  # a read-only manager works without Ray
             return None
-        found = super()._find(session_id)
+        found = super()._find(key)
         for layout in find_layouts(self._namespace, self._store_id)[:1] if found is None else ():
-            found = find_actor(self._namespace, layout.actor_name(self._store_id, layout.index_of(session_id)))
+            found = find_actor(self._namespace, layout.actor_name(self._store_id, layout.index_of(key)))
         return found
 
-    def _look_up(self, session_id: str) -> Any:
-        found = self._find(session_id)
+    def _look_up(self, key: SessionKey) -> Any:
+        found = self._find(key)
         if found is None:
             why = "no process of it is live: open a SessionManager on its store in this process first"
-            raise SessionLostError(session_id, why)
+            raise SessionLostError(key.session_id, why)
         return found
 
 

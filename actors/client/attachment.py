@@ -28,9 +28,8 @@ def live(session: AsyncSession) -> AsyncSession | None:
     Blocks. This process must be connected to the Ray of the session.
     """
     client = session._client  # noqa: SLF001 - of the same package
-    stored_id, own_ids = session._stored_id, session._own_ids  # noqa: SLF001
     elsewhere = ClusterClient(client.namespace, client.name)
-    found = AsyncSession(elsewhere, stored_id, session.user_id, session.agent, own_ids=own_ids)
+    found = AsyncSession(elsewhere, session._ref, session.agent)  # noqa: SLF001
     try:
         found.actor  # noqa: B018 - raises if there is none
     except SessionLostError:
@@ -44,5 +43,5 @@ def has_noted_engine(session: AsyncSession) -> bool:
     It has after the session's process left while a run waits: the next process of the session goes on with that engine.
     """
     client = session._client  # noqa: SLF001
-    _, engines = find_overrides(client.namespace, actor_name(client.name, session._stored_id))  # noqa: SLF001
+    _, engines = find_overrides(client.namespace, actor_name(client.name, session._ref.key))  # noqa: SLF001
     return bool(engines)

@@ -33,10 +33,10 @@ from turnwise.actors.cluster.wire import (
     PackedOutcome,
     PackedTurn,
     Refused,
+    SessionRef,
     StartAnswer,
     StartedRun,
     StillEnding,
-    log_of,
 )
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.engine import EngineBuilder
@@ -49,6 +49,7 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.runs import Until, has_reached
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.urls import check_history_url
@@ -57,7 +58,6 @@ from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.urls import resolve_url
-from turnwise.memory.user_ids import by_public_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.strategy import OverflowStrategy
@@ -115,7 +115,7 @@ class ClusterClient:
         self.portal = Portal()
         """The event loop on which the store runs for blocking callers."""
         self._stores: tuple[SessionStore, HistoryStore | None] | None = None
-        self._caches: OrderedDict[str, BlockCache] = OrderedDict()
+        self._caches: OrderedDict[SessionKey, BlockCache] = OrderedDict()
         self._most_bytes = 0
         """What the caches take together at most, in bytes."""
         self._lock = threading.Lock()
@@ -213,15 +213,15 @@ class ClusterClient:
             if each is not None:
                 await each.close()
 
-    def cache(self, session_id: str) -> BlockCache:
+    def cache(self, ref: SessionRef) -> BlockCache:
         """Return the blocks of the session that this process has cached.
 
         A request tells the session which spans this cache holds, and the answer leaves those out. So unpack the answer
         with the same cache object, even if the client has evicted it meanwhile.
         """
         with self._lock:
-            cache = self._caches.setdefault(session_id, BlockCache())
-            self._caches.move_to_end(session_id)
+            cache = self._caches.setdefault(ref.key, BlockCache())
+            self._caches.move_to_end(ref.key)
             if len(self._caches) > CACHED_SESSIONS:
                 self._caches.popitem(last=False)
             return cache
@@ -241,12 +241,12 @@ class ClusterClient:
     def _renewed(self, old: BlockCache, source: str) -> BlockCache:
         """Return the cache of a source; if there is none yet, create one, which replaces the old cache."""
         with self._lock:
-            for session_id, cache in self._caches.items():
+            for key, cache in self._caches.items():
                 if cache.source == source:
                     return cache
                 if cache is old:
-                    self._caches[session_id] = BlockCache(source)
-                    return self._caches[session_id]
+                    self._caches[key] = BlockCache(source)
+                    return self._caches[key]
         return BlockCache(source)
 
     def _bound(self, turn: Turn, added_bytes: int) -> None:
@@ -260,22 +260,22 @@ class ClusterClient:
                 return
             size_bytes = sum(each.size_bytes for each in self._caches.values())
             while size_bytes > CACHED_BYTES or (size_bytes > CACHED_BYTES * 7 / 8 and len(self._caches) > 1):
-                session_id, gone = self._caches.popitem(last=False)
+                key, gone = self._caches.popitem(last=False)
                 size_bytes -= gone.size_bytes
                 if gone is turn.cache and not self._caches:
                     shown = gone.only((*turn.record.prompt, *turn.record.spans))
                     if shown.size_bytes <= CACHED_BYTES:
-                        self._caches[session_id] = shown
+                        self._caches[key] = shown
             self._most_bytes = sum(each.size_bytes for each in self._caches.values())
 
-    def drop(self, session_id: str) -> None:
+    def drop(self, ref: SessionRef) -> None:
         """Drop the cached blocks of a deleted session."""
         with self._lock:
-            self._caches.pop(session_id, None)
+            self._caches.pop(ref.key, None)
 
-    def actor(self, session_id: str) -> Any:
+    def actor(self, ref: SessionRef) -> Any:
         """Return the session's actor, created if it does not exist; does not wait for its start."""
-        return self.lookup.actor(session_id)
+        return self.lookup.actor(ref.key)
 
     @property
     def lookup(self) -> ActorLookup:
@@ -298,12 +298,12 @@ class ClusterClient:
             if isinstance(slot.memory, RemoteMemory):
                 slot.memory.warm()
 
-    def warm(self, session_id: str) -> None:
+    def warm(self, ref: SessionRef) -> None:
         """Start the session's process and load the session, if it has a dedicated one; does not wait for it."""
-        self.lookup.warm(session_id, _pack(session_id, "warm"))
+        self.lookup.warm(ref.key, _pack(ref, "warm"))
 
     def ask(
-        self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
+        self, ref: SessionRef, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
     ) -> Request[Any]:
         """Call one verb of the session's host, and repeat the call after crashes, restarts and moves until it answers.
 
@@ -321,42 +321,42 @@ class ClusterClient:
             TurnwiseError: the host refused the request.
         """
         if self.read_only and verb not in READS:
-            raise ReadOnlyStoreError(session_id, verb)
-        request = _pack(session_id, verb, self._engine_id, *args) if with_engine else _pack(session_id, verb, *args)
-        search = _Search(session_id)
+            raise ReadOnlyStoreError(ref.session_id, verb)
+        request = _pack(ref, verb, self._engine_id, *args) if with_engine else _pack(ref, verb, *args)
+        search = _Search(ref.session_id)
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = search.begin_call(until)
-            if verb in READS and self._place is not None and not self.lookup.is_live(session_id):
-                found = yield from self._read(session_id, verb, args)
+            if verb in READS and self._place is not None and not self.lookup.is_live(ref.key):
+                found = yield from self._read(ref, verb, args)
                 # A run may have started meanwhile, whose deltas the store does not have.
-                if found is not None and not (verb == "events" and self.lookup.is_live(session_id)):
+                if found is not None and not (verb == "events" and self.lookup.is_live(ref.key)):
                     return found[0]
             try:
                 shared, lost_at = self.lookup.is_shared, search.lost_at
-                packed: bytes = yield Call(self.actor(session_id), request, left_s, shared, lost_at)
+                packed: bytes = yield Call(self.actor(ref), request, left_s, shared, lost_at)
             except GetTimeoutError as error:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
             except (NoProcessError, RayError) as error:
                 if not _is_away(error):
-                    self.lookup.invalidate(session_id)  # the next request may make another actor
-                    raise _lost(session_id, verb, error) from error
+                    self.lookup.invalidate(ref.key)  # the next request may make another actor
+                    raise _lost(ref.session_id, verb, error) from error
                 failure: Exception = error
             else:
                 answer = pickle.loads(packed)
                 if isinstance(answer, EngineWanted):
-                    request = _pack(session_id, "load_engine", self._engine_id, self._engine, verb, args)
-                    search = _Search(session_id)
+                    request = _pack(ref, "load_engine", self._engine_id, self._engine, verb, args)
+                    search = _Search(ref.session_id)
                     continue
                 if not isinstance(answer, Refused):
                     return answer
                 if not isinstance(answer.error, SessionFencedError):
                     raise answer.error
                 failure = answer.error  # that process no longer owns the session; look for the one that does
-            self.lookup.invalidate(session_id)
+            self.lookup.invalidate(ref.key)
             yield Pause(search.pause_after(failure))
 
-    def _read(self, session_id: str, verb: str, args: Sequence[Any]) -> Request[tuple[Any] | None]:
+    def _read(self, ref: SessionRef, verb: str, args: Sequence[Any]) -> Request[tuple[Any] | None]:
         """Return the answer to a read from the store, in a tuple; None if only the session's process can answer.
 
         Reading from the store does not interrupt runs of another Ray. It cannot answer a wait for a run whose process
@@ -365,126 +365,123 @@ class ClusterClient:
         from turnwise.actors.hosting.reader import Reader, check_stored
         from turnwise.actors.hosting.stored_session import StoredSession, UnattendedError
 
-        kept = by_public_id(session_id, *self.stores)
-        stored = StoredSession(*kept, raises_unattended=not self.read_only)
+        stored = StoredSession(ref.key, *self.stores, raises_unattended=not self.read_only)
         try:
-            if log := log_of(session_id):
-                yield AwaitStep(partial(check_stored, kept[1], kept[0], log))
+            if ref.log:
+                yield AwaitStep(partial(check_stored, self.stores[0], ref.key, ref.log))
             return ((yield AwaitStep(partial(Reader(lambda: stored).answer, verb, args))),)
         except UnattendedError:
             return None
 
-    def start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartedRun]:
+    def start(self, ref: SessionRef, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartedRun]:
         """Start a run with this client's engine; the engine is sent first if the session has another."""
-        cache = self.cache(session_id)
-        started: StartAnswer = yield from self.ask(session_id, "start", prompts, settings, cache.held, with_engine=True)
+        cache = self.cache(ref)
+        started: StartAnswer = yield from self.ask(ref, "start", prompts, settings, cache.held, with_engine=True)
         outcome = self._outcome(started.outcome, cache) if started.outcome else None
         return StartedRun(started.run_id, started.turn_index, outcome, started.dropped)
 
-    def check_start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[str | None]:
+    def check_start(self, ref: SessionRef, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[str | None]:
         """Check a run, as `start` would with this client's engine; see `RunAdmission.check_start`."""
-        found: tuple[str | None] = yield from self.ask(session_id, "check_start", prompts, settings, with_engine=True)
+        found: tuple[str | None] = yield from self.ask(ref, "check_start", prompts, settings, with_engine=True)
         return found[0]
 
     def _outcome(self, packed: PackedOutcome, cache: BlockCache) -> ClientOutcome:
         turn = self.unpack(packed.turn, cache) if packed.turn else None
         return ClientOutcome(packed.state, packed.why, packed.code, turn, packed.successor)
 
-    def compact(self, session_id: str, *, explain: bool) -> Request[Compaction | None]:
+    def compact(self, ref: SessionRef, *, explain: bool) -> Request[Compaction | None]:
         """Compact the session's window with this client's strategy."""
-        found: tuple[Compaction | None] = yield from self.ask(session_id, "compact", explain, with_engine=True)
+        found: tuple[Compaction | None] = yield from self.ask(ref, "compact", explain, with_engine=True)
         return found[0]
 
-    def window(self, session_id: str, message: str | None) -> Request[Turn | None]:
+    def window(self, ref: SessionRef, message: str | None) -> Request[Turn | None]:
         """Read the blocks of the session's next request, which fit the window of this client's engine."""
-        cache = self.cache(session_id)
-        found: tuple[PackedTurn | None] = yield from self.ask(
-            session_id, "window", cache.held, message, with_engine=True
-        )
+        cache = self.cache(ref)
+        found: tuple[PackedTurn | None] = yield from self.ask(ref, "window", cache.held, message, with_engine=True)
         return self.unpack(found[0], cache) if found[0] else None
 
     def delete(
-        self, session_id: str, *, memory: bool, verify: bool, updated_at: float | None = None
+        self, ref: SessionRef, *, memory: bool, verify: bool, updated_at: float | None = None
     ) -> Request[Forgotten]:
         """Delete a session; if `memory` is set, this client's memories forget it too."""
         done: Forgotten = yield from (
-            self.ask(session_id, "delete", memory, verify, updated_at, with_engine=True)
+            self.ask(ref, "delete", memory, verify, updated_at, with_engine=True)
             if memory
-            else self.ask(session_id, "delete", "", memory, verify, updated_at)
+            else self.ask(ref, "delete", "", memory, verify, updated_at)
         )
-        self.drop(session_id)
+        self.drop(ref)
         return done
 
-    def forget_turn(self, session_id: str, index: int, *, verify: bool) -> Request[Forgotten]:
+    def forget_turn(self, ref: SessionRef, index: int, *, verify: bool) -> Request[Forgotten]:
         """Remove a turn from the session's window and from this client's memories."""
-        done: Forgotten = yield from self.ask(session_id, "forget_turn", index, verify, with_engine=True)
+        done: Forgotten = yield from self.ask(ref, "forget_turn", index, verify, with_engine=True)
         return done
 
     def clear(
-        self, session_id: str, keep_last: int, *, memory: bool, verify: bool, updated_at: float | None = None
+        self, ref: SessionRef, keep_last: int, *, memory: bool, verify: bool, updated_at: float | None = None
     ) -> Request[Forgotten]:
         """Remove a session's older turns from its history; if `memory` is set, this client's memories forget them."""
         given = (keep_last, memory, verify, updated_at, new_id())
-        done: Forgotten = yield from self.ask(session_id, "clear", *given, with_engine=True)
-        self.drop(session_id)
+        done: Forgotten = yield from self.ask(ref, "clear", *given, with_engine=True)
+        self.drop(ref)
         return done
 
-    def call_memory(self, session_id: str, verb: str, *args: Any, **options: Any) -> Request[Any]:
+    def call_memory(self, ref: SessionRef, verb: str, *args: Any, **options: Any) -> Request[Any]:
         """Call a verb of the session's memory access, with this client's memories."""
-        (answer,) = yield from self.ask(session_id, "memory", verb, args, options, with_engine=True)
+        (answer,) = yield from self.ask(ref, "memory", verb, args, options, with_engine=True)
         return answer
 
-    def wait(self, session_id: str, run_id: str, timeout_s: float | None, until: Until) -> Request[ClientOutcome]:
+    def wait(self, ref: SessionRef, run_id: str, timeout_s: float | None, until: Until) -> Request[ClientOutcome]:
         """Wait until a run has ended, or is suspended; return how it stands then, or after `timeout_s` seconds.
 
         Raises:
             TimeoutError: the session's process has not answered by then.
         """
-        cache = self.cache(session_id)
+        cache = self.cache(ref)
 
         def ask(left_s: float | None) -> Request[PackedOutcome]:
             limit_s = None if left_s is None else left_s + ANSWER_S
-            return self.ask(session_id, "wait", run_id, left_s, cache.held, until, timeout_s=limit_s)
+            return self.ask(ref, "wait", run_id, left_s, cache.held, until, timeout_s=limit_s)
 
         outcome = yield from _poll(timeout_s, ask, lambda answer: has_reached(answer.state, until))
         return self._outcome(outcome, cache)
 
     def follow(
-        self, session_id: str, after: int, limit: int, run_id: str | None, timeout_s: float | None = None
+        self, ref: SessionRef, after: int, limit: int, run_id: str | None, timeout_s: float | None = None
     ) -> Request[tuple[list[AnyEvent], int, bool]]:
         """Wait for events of a run, or of the whole session, up to `timeout_s` seconds; see `SessionReads.events`."""
 
         def ask(left_s: float | None) -> Request[tuple[list[AnyEvent], int, bool]]:
             slice_s = SLICE_S if left_s is None else min(left_s, SLICE_S)
-            return self.ask(session_id, "events", after, limit, run_id, slice_s)
+            return self.ask(ref, "events", after, limit, run_id, slice_s)
 
         return (yield from _poll(timeout_s, ask, lambda page: page[2] or page[1] > after))
 
-    def wait_for_memory(self, session_id: str, timeout_s: float | None) -> Request[bool]:
+    def wait_for_memory(self, ref: SessionRef, timeout_s: float | None) -> Request[bool]:
         """Wait until this client's memories have received a session's turns; return False after `timeout_s`."""
 
         def ask(left_s: float | None) -> Request[tuple[bool | None]]:
-            return self.ask(session_id, "wait_for_memory", left_s, with_engine=True)
+            return self.ask(ref, "wait_for_memory", left_s, with_engine=True)
 
         (done,) = yield from _poll(timeout_s, ask, lambda answer: answer[0] is not None)
         return bool(done)
 
-    def cancel(self, session_id: str, reason: str, run_id: str | None = None) -> Request[bool]:
+    def cancel(self, ref: SessionRef, reason: str, run_id: str | None = None) -> Request[bool]:
         """Cancel a run, by default the active one, and wait for its end; return whether it ended as cancelled."""
         while True:
-            answer: bool | StillEnding = yield from self.ask(session_id, "cancel", reason, run_id)
+            answer: bool | StillEnding = yield from self.ask(ref, "cancel", reason, run_id)
             if not isinstance(answer, StillEnding):
                 return answer
             run_id = answer.run_id  # name the run, since another may be active by now
 
-    def end(self, session_id: str) -> Request[None]:
+    def end(self, ref: SessionRef) -> Request[None]:
         """End a session, and wait until its active run has ended."""
-        while not (yield from self.ask(session_id, "end")):
+        while not (yield from self.ask(ref, "end")):
             pass
 
-    def is_live(self, session_id: str) -> bool:
+    def is_live(self, ref: SessionRef) -> bool:
         """Return whether a process exists that may own the session."""
-        return self.lookup.is_live(session_id)
+        return self.lookup.is_live(ref.key)
 
 
 def _poll(
@@ -576,8 +573,8 @@ def _lost(session_id: str, verb: str, error: NoProcessError | RayError) -> Sessi
     return SessionLostError(session_id, f"{type(error).__name__}: {error}")
 
 
-def _pack(session_id: str, verb: str, *args: Any) -> bytes:
-    return pickle.dumps((session_id, verb, *args), pickle.HIGHEST_PROTOCOL)
+def _pack(ref: SessionRef, verb: str, *args: Any) -> bytes:
+    return pickle.dumps((ref, verb, *args), pickle.HIGHEST_PROTOCOL)
 
 
 def _checked(encryption: Encryption | None) -> Encryption | None:

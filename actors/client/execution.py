@@ -11,7 +11,7 @@ from turnwise.actors.client.arguments import MAX_JSON_BYTES, Limit, Number, Text
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import EventSink, TaskSink, ThreadSink
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
-from turnwise.actors.cluster.wire import ClientOutcome, PackedTurn
+from turnwise.actors.cluster.wire import ClientOutcome, PackedTurn, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import (
     InvalidInputError,
@@ -32,7 +32,7 @@ from turnwise.memory.conversation.blocks import ToolResult, encode
 from turnwise.memory.conversation.codec import encode_json
 from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.frozen_json import plain_json
-from turnwise.memory.conversation.ids import new_id, public_id
+from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.limits import MAX_VALUES, check_count, count_values
 from turnwise.memory.conversation.notebook_display import Rows, facts_html
 from turnwise.memory.conversation.partial_output import Partials
@@ -76,14 +76,14 @@ class _Handle:
     """Common base of both handle classes: the ids of a run and the requests about it."""
 
     __slots__ = (
-        *("_client", "_outcome", "_output", "_sink", "_stored_id"),
+        *("_client", "_outcome", "_output", "_ref", "_sink"),
         *("dropped", "run_id", "session_id", "turn_index"),
     )
 
     def __init__(
         self,
         client: ClusterClient,
-        session_id: str,
+        ref: SessionRef,
         run_id: str,
         turn_index: int,
         outcome: ClientOutcome | None = None,
@@ -97,8 +97,8 @@ class _Handle:
         """The class of the run's answer; it is not pickled with the handle."""
         self._outcome = outcome
         """How the run ended, if it had ended when its start was acknowledged."""
-        self._stored_id = session_id
-        self.session_id = public_id(session_id)
+        self._ref = ref
+        self.session_id = ref.session_id
         self.run_id = run_id
         self.turn_index = turn_index
         self.dropped = dropped
@@ -119,22 +119,22 @@ class _Handle:
         return facts_html(type(self).__name__, {**facts, **ended})
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Handle) and (self._stored_id, self.run_id) == (other._stored_id, other.run_id)
+        return isinstance(other, _Handle) and (self._ref, self.run_id) == (other._ref, other.run_id)
 
     def __hash__(self) -> int:
-        return hash((self._stored_id, self.run_id))
+        return hash((self._ref, self.run_id))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._client, self._stored_id, self.run_id, self.turn_index)
+        return type(self), (self._client, self._ref, self.run_id, self.turn_index)
 
     @checked
     def _wait(self, timeout_s: WaitSeconds | None, until: Until = "ended") -> Request[Turn]:
         outcome = self._outcome
         try:
             if outcome is None:
-                outcome = yield from self._client.wait(self._stored_id, self.run_id, timeout_s, until)
+                outcome = yield from self._client.wait(self._ref, self.run_id, timeout_s, until)
         except TimeoutError as error:
-            raise WaitTimeoutError(self.session_id, self.run_id, timeout_s, None) from error
+            raise WaitTimeoutError(self.session_id, self.run_id, timeout_s, "unknown") from error
         if not has_reached(outcome.state, until):
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s, outcome.state)
         if outcome.state in (*OPEN_STATES, "completed"):
@@ -148,7 +148,7 @@ class _Handle:
 
     @checked
     def _cancel(self, reason: Text) -> Request[bool]:
-        return self._client.cancel(self._stored_id, reason, self.run_id)
+        return self._client.cancel(self._ref, reason, self.run_id)
 
     @checked
     def _approve(self, call_id: Text, input: Any) -> Request[None]:
@@ -164,15 +164,15 @@ class _Handle:
         return self._decide(call_id, _provided(result, is_error))
 
     def _decide(self, call_id: str, decision: ApprovalDecision) -> Request[None]:
-        yield from self._client.ask(self._stored_id, "decide", self.run_id, call_id, decision)
+        yield from self._client.ask(self._ref, "decide", self.run_id, call_id, decision)
 
     def _input(self) -> Request[Turn]:
-        cache = self._client.cache(self._stored_id)
+        cache = self._client.cache(self._ref)
         packed: PackedTurn
         run_id, index = self.run_id, self.turn_index
         while True:
             try:
-                packed = yield from self._client.ask(self._stored_id, "turn", index, cache.held)
+                packed = yield from self._client.ask(self._ref, "turn", index, cache.held)
                 if packed.record.run_id == run_id:
                     return self._client.unpack(packed, cache).as_started()
             except TurnNotFoundError:
@@ -186,14 +186,14 @@ class _Handle:
     def _add_event(self, name: Text, data: Any) -> Request[int]:
         plain = None if data is None else json_object("data", data, MAX_EVENT_BYTES)
         custom_event(name, plain)
-        seq: int = yield from self._client.ask(self._stored_id, "add_event", name, plain, new_id(), self.run_id)
+        seq: int = yield from self._client.ask(self._ref, "add_event", name, plain, new_id(), self.run_id)
         return seq
 
     def _pending(self) -> Request[list[PendingCall]]:
-        return Rows((yield from self._client.ask(self._stored_id, "pending", self.run_id)))
+        return Rows((yield from self._client.ask(self._ref, "pending", self.run_id)))
 
     def _record(self) -> Request[RunRecord]:
-        record: RunRecord = yield from self._client.ask(self._stored_id, "run", self.run_id)
+        record: RunRecord = yield from self._client.ask(self._ref, "run", self.run_id)
         return record
 
     def _steps(self) -> Request[list[Step]]:
@@ -207,7 +207,7 @@ class _Handle:
         events: list[AnyEvent] = []
         after, done, more = 0, False, True
         while more and not done:
-            ask = self._client.ask(self._stored_id, "events", after, PAGE, self.run_id, 0.0)
+            ask = self._client.ask(self._ref, "events", after, PAGE, self.run_id, 0.0)
             page, later, done = yield from ask
             events += page
             after, more = later, later > after
@@ -215,14 +215,14 @@ class _Handle:
 
     @checked
     def _event_page(self, after: Number, limit: Limit, wait_s: WaitSeconds) -> Request[EventPage]:
-        events, later, done = yield from self._client.follow(self._stored_id, after, limit, self.run_id, wait_s)
+        events, later, done = yield from self._client.follow(self._ref, after, limit, self.run_id, wait_s)
         return EventPage(events, None if done else later)
 
     @checked
     def _page(
         self, after: Number, phases: bool = False, derived: InstanceOf[Phases] | None = None
     ) -> Request[tuple[list[AnyEvent], int, bool]]:
-        events, after, done = yield from self._client.follow(self._stored_id, after, PAGE, self.run_id)
+        events, after, done = yield from self._client.follow(self._ref, after, PAGE, self.run_id)
         return list(derived.add(events)) if phases and derived else events, after, done
 
 

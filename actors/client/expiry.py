@@ -9,6 +9,7 @@ from pathlib import Path
 
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.requests import AwaitStep, Request
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.errors import (
     LongTermMemoryError,
     SessionBusyError,
@@ -18,7 +19,6 @@ from turnwise.errors import (
 )
 from turnwise.memory.archive.expiry import PAGE, Swept, archived, damaged, kept, sweep_session
 from turnwise.memory.archive.file import ArchiveFile
-from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.base import SessionStore
 
@@ -32,12 +32,12 @@ def sweep(client: ClusterClient, store: SessionStore, archive: Path | None, memo
         while True:
             page = yield AwaitStep(partial(store.expired, now, cursor=cursor, limit=PAGE))
             for session in page:
-                if client.is_live(session.session_id) or history or memory:
+                if client.is_live(SessionRef.of(session)) or history or memory:
                     export = partial(archived, store, session, archive, history)
                     done += yield from _ask(client, store, session, export, memory)
                 else:
                     done += yield AwaitStep(partial(sweep_session, store, session, archive))
-                    client.drop(session.session_id)
+                    client.drop(SessionRef.of(session))
             done += damaged(page)
             if (cursor := page.cursor) is None:
                 return done
@@ -54,19 +54,18 @@ def _ask(
     memory: bool,
 ) -> Request[Swept]:
     """Export the session, then let its process delete it, unless it was used since the query or has an active run."""
-    session_id, file = session.session_id, None
+    file = None
     try:
         file = yield AwaitStep(export)
-        yield from client.delete(session_id, memory=memory, verify=False, updated_at=session.updated_at)
+        yield from client.delete(SessionRef.of(session), memory=memory, verify=False, updated_at=session.updated_at)
     except SessionNotFoundError:
         pass  # already deleted: by an earlier delivery of this call whose answer was lost, or by another caller
     except TurnwiseError as error:
         # Remove the file only if nothing was deleted; otherwise it may be the only copy of the session.
         if file and isinstance(error, _REFUSALS) and (yield AwaitStep(partial(_is_there, store, session))):
             yield AwaitStep(partial(asyncio.to_thread, file.remove))
-        return kept(session_id, error)
-    shown = public_id(session_id)
-    return Swept(deleted=(shown,), archived=(shown,) if file else ())
+        return kept(session.key, error)
+    return Swept(deleted=(session.key,), archived=(session.key,) if file else ())
 
 
 _REFUSALS = (SessionBusyError, SessionChangedError, LongTermMemoryError)
@@ -75,6 +74,6 @@ _REFUSALS = (SessionBusyError, SessionChangedError, LongTermMemoryError)
 
 async def _is_there(store: SessionStore, session: SessionRecord) -> bool:
     try:
-        return (await store.get(session.session_id)).log == session.log
+        return (await store.get(session.key)).log == session.log
     except TurnwiseError:
         return False

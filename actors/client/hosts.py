@@ -9,11 +9,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from turnwise.actors.cluster.actor_names import actor_name, find_actor, store_id_of
+from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_actor, session_of, store_id_of
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.sharding import find_layouts
 from turnwise.actors.cluster.wire import HostInfo, HostLoad
-from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.urls import resolve_url
 
 ANSWER_S = 3.0
@@ -31,14 +31,14 @@ async def find_hosts(namespace: str, store_id: str) -> list[HostInfo]:
     return found
 
 
-def placement_in_use(namespace: str, store: str, session_id: str | None = None) -> Placement:
+def placement_in_use(namespace: str, store: str, session: SessionKey | None = None) -> Placement:
     """Return the placement of the processes that this Ray has for a store, by its URL, or for one of its sessions.
 
     A manager with this placement uses those processes, and so takes no session from them. `Dedicated()` if none has
     packed hosts. Blocks; the process must be connected to Ray.
     """
     store_id = store_id_of(namespace, resolve_url(store))
-    if session_id is None or find_actor(namespace, actor_name(store_id, session_id)) is None:
+    if session is None or find_actor(namespace, actor_name(store_id, session)) is None:
         for layout in find_layouts(namespace, store_id):
             return Packed(hosts=layout.hosts)
     return Dedicated()
@@ -54,29 +54,29 @@ def _find(namespace: str, store_id: str) -> list[Any]:
         for name in layout.actor_names(store_id)
         if (actor := find_actor(namespace, name)) is not None
     ]
-    prefix = actor_name(store_id, "")
+    prefix = actors_of(store_id)
     others = ray.util.list_named_actors(all_namespaces=True)
     names = sorted(each["name"] for each in others if each["namespace"] == namespace)
-    own = [name for name in names if name.startswith(prefix) and not name.startswith(f"{prefix}hosts/")]
+    own = [name for name in names if name.startswith(prefix)]
     dedicated = [
-        _ask(actor, HostInfo(name=name, is_packed=False), nodes, public_id(name.removeprefix(prefix)))
+        _ask(actor, HostInfo(name=name, is_packed=False), nodes, session_of(store_id, name))
         for name in own[:MOST]
         if (actor := find_actor(namespace, name)) is not None
     ]
     return [*packed, *dedicated]
 
 
-async def _ask(actor: Any, host: HostInfo, nodes: dict[str, str], session_id: str | None = None) -> HostInfo:
+async def _ask(actor: Any, host: HostInfo, nodes: dict[str, str], session: SessionKey | None = None) -> HostInfo:
     """Return what the process says; of a dedicated one, its session is known."""
     asked = [actor.where.options(max_task_retries=0).remote()]
-    if session_id is None:
+    if session is None:
         asked.append(actor.load.options(max_task_retries=0).remote())
     try:
         answers = asyncio.gather(*(asyncio.wrap_future(each.future()) for each in asked))
         ((node_id, pid, *memory), *loads) = await asyncio.wait_for(answers, ANSWER_S)
     except (RayError, TimeoutError):
         return host
-    load = loads[0] if loads else HostLoad(sessions=1, recent=(str(session_id),))
+    load = loads[0] if loads else HostLoad(sessions=1, recent=(session.session_id,) if session else ())
     return replace(
         host, node_id=node_id, pid=pid, node=nodes.get(node_id), load=load, memory_bytes=next(iter(memory), None)
     )

@@ -66,11 +66,6 @@ class SessionManager(ManagerRequests):
             Events arrive there soon after they are stored; a history store that is unreachable delays no run. Live
             sessions keep the history store that they started with.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
-        enforce_user: every method of this manager requires a `user_id` and reaches only what belongs to that user; the
-            id of another user's session or run behaves like an id that does not exist. Session ids are per user, so
-            two users may both have a session "chat"; a session that was created without `enforce_user` keeps its id
-            for its own user. Returned objects are capabilities: whoever holds a session or a handle may use it, in any
-            process.
         encryption: the keys with which conversations and events are encrypted; `EncryptedStore` says which fields stay
             readable. Long-term and working memories are not encrypted, since they search the text that they keep. A
             store is encrypted from its first session on, or not at all. For a user whose key is missing, all methods
@@ -118,7 +113,7 @@ class SessionManager(ManagerRequests):
         own. So it does with its title, metadata and engine; if others are given, `if_exists` says what happens.
 
         Args:
-            user_id: the user to whom the session belongs; "default" if omitted, which `enforce_user` refuses.
+            user_id: the user to whom the session belongs; "default" if omitted.
             agent: the agent to which the session belongs; if omitted, a session of any agent.
             metadata: a JSON object; see `SessionConfig.max_metadata_bytes`.
             memory: the default use of long-term memory by the session's runs; see `Session.run`.
@@ -135,14 +130,12 @@ class SessionManager(ManagerRequests):
         Raises:
             InvalidIdError: an id cannot be used.
             InvalidInputError: a parameter is wrong, or this manager's engine does not accept it; or see `if_exists`.
-            SessionOwnerError: the session belongs to another user or agent; the error does not say to which. With
-                `enforce_user` it is never raised because of another user, since session ids are per user.
-            ConfigError: `enforce_user` is set and no user is given.
+            SessionOwnerError: the session belongs to another agent; the error does not say to which.
         """
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
         settings |= {"engine": engine, "title": title, "if_exists": if_exists}
         found = carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings), self._client.portal)
-        return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+        return Session(self._client, SessionRef.of(found), found.agent)
 
     def import_messages(
         self,
@@ -171,7 +164,7 @@ class SessionManager(ManagerRequests):
         Raises:
             InvalidInputError: names the first message that cannot be read, stored or continued, by its index, and says
                 what to do; nothing was stored.
-            ConfigError: the format needs a package that is not installed; or `enforce_user` is set without a user.
+            ConfigError: the format needs a package that is not installed.
             SessionBusyError, SessionEndedError, SessionOwnerError: nothing was stored.
             TurnsChangedError: another turn came while a long conversation was stored: repeat the call.
         """
@@ -179,7 +172,7 @@ class SessionManager(ManagerRequests):
         given |= {"user_id": user_id, "agent": agent, "metadata": metadata, "title": title, "engine": engine}
         request = self._import_messages(session_id, messages, format, **given)
         found = carry_out(request, self._client.portal)
-        return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+        return Session(self._client, SessionRef.of(found), found.agent)
 
     def run_once(
         self,
@@ -206,22 +199,18 @@ class SessionManager(ManagerRequests):
 
         Raises:
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
-            ConfigError: `enforce_user` is set and no user is given.
         """
         made = carry_out(self._open_once(user_id, agent, metadata, engine), self._client.portal)
         return Session(*made).run(*prompts, **options)
 
     def get(self, session_id: str, *, user_id: str | None = None) -> Session:
-        """Return the session with this id: of the given user, or of any user if none is given.
-
-        The id of a session that was created with `enforce_user` is unique only per user, so getting that session
-        requires the `user_id`.
+        """Return the user's session of this id; without a user, that of the user "default".
 
         Raises:
-            SessionNotFoundError: no such session exists, or it belongs to another user.
+            SessionNotFoundError: the user has no such session.
         """
         found = carry_out(self._get(session_id, user_id), self._client.portal)
-        return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+        return Session(self._client, SessionRef.of(found), found.agent)
 
     def list(
         self,
@@ -245,7 +234,7 @@ class SessionManager(ManagerRequests):
 
         Args:
             order_by: the time by which they are ordered: `created_at`, or `updated_at` for the last change.
-            title: a part of the title, in upper or lower case.
+            title: a part of the title, in upper or lower case, or the whole id.
             metadata: names with values that the session's metadata has too.
             since: only if that time is not before this one, in seconds since the epoch.
             until: only if that time is before this one.
@@ -363,7 +352,6 @@ class SessionManager(ManagerRequests):
             memory: if true, this manager's memories also forget what they keep of each deleted session.
 
         Raises:
-            ConfigError: this manager has `enforce_user`, but a sweep covers all users.
             StoreError: the store cannot be reached. Sessions that cannot be exported or deleted are returned as
                 `failed`.
         """
@@ -375,14 +363,11 @@ class SessionManager(ManagerRequests):
         Packed hosts come first, then the processes of single sessions, of which at most 1,000 are asked. One that does
         not answer within three seconds is returned without its load. A read-only manager finds those of the Ray to
         which this process is connected, if it is.
-
-        Raises:
-            ConfigError: this manager has `enforce_user`, but hosts have the sessions of all users.
         """
         return carry_out(self._hosts(), self._client.portal)
 
     def execution(self, run_id: str, *, user_id: str | None = None) -> ExecutionHandle:
-        """Return the handle of a run, of any session; with `user_id`, only of that user's sessions.
+        """Return the handle of a run of any of the user's sessions; without a user, of those of the user "default".
 
         Also finds runs of `run_once`, by any manager of this Ray, as long as they are there.
 
@@ -390,7 +375,7 @@ class SessionManager(ManagerRequests):
             RunNotFoundError: no run has this id, or it belongs to another user.
         """
         client, found = carry_out(self._execution(run_id, user_id), self._client.portal)
-        return ExecutionHandle(client, found.session_id, run_id, found.turn_index)
+        return ExecutionHandle(client, SessionRef(found.session_key), run_id, found.turn_index)
 
     def close(self) -> None:
         """Close the store and all subscriptions. Sessions and their runs continue. Closing twice is fine."""
@@ -430,11 +415,6 @@ class AsyncSessionManager(ManagerRequests):
             Events arrive there soon after they are stored; a history store that is unreachable delays no run. Live
             sessions keep the history store that they started with.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
-        enforce_user: every method of this manager requires a `user_id` and reaches only what belongs to that user; the
-            id of another user's session or run behaves like an id that does not exist. Session ids are per user, so
-            two users may both have a session "chat"; a session that was created without `enforce_user` keeps its id
-            for its own user. Returned objects are capabilities: whoever holds a session or a handle may use it, in any
-            process.
         encryption: the keys with which conversations and events are encrypted; `EncryptedStore` says which fields stay
             readable. Long-term and working memories are not encrypted, since they search the text that they keep. A
             store is encrypted from its first session on, or not at all. For a user whose key is missing, all methods
@@ -484,7 +464,7 @@ class AsyncSessionManager(ManagerRequests):
         own. So it does with its title, metadata and engine; if others are given, `if_exists` says what happens.
 
         Args:
-            user_id: the user to whom the session belongs; "default" if omitted, which `enforce_user` refuses.
+            user_id: the user to whom the session belongs; "default" if omitted.
             agent: the agent to which the session belongs; if omitted, a session of any agent.
             metadata: a JSON object; see `SessionConfig.max_metadata_bytes`.
             memory: the default use of long-term memory by the session's runs; see `Session.run`.
@@ -501,14 +481,12 @@ class AsyncSessionManager(ManagerRequests):
         Raises:
             InvalidIdError: an id cannot be used.
             InvalidInputError: a parameter is wrong, or this manager's engine does not accept it; or see `if_exists`.
-            SessionOwnerError: the session belongs to another user or agent; the error does not say to which. With
-                `enforce_user` it is never raised because of another user, since session ids are per user.
-            ConfigError: `enforce_user` is set and no user is given.
+            SessionOwnerError: the session belongs to another agent; the error does not say to which.
         """
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
         settings |= {"engine": engine, "title": title, "if_exists": if_exists}
         found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings))
-        return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+        return AsyncSession(self._client, SessionRef.of(found), found.agent)
 
     async def import_messages(
         self,
@@ -537,7 +515,7 @@ class AsyncSessionManager(ManagerRequests):
         Raises:
             InvalidInputError: names the first message that cannot be read, stored or continued, by its index, and says
                 what to do; nothing was stored.
-            ConfigError: the format needs a package that is not installed; or `enforce_user` is set without a user.
+            ConfigError: the format needs a package that is not installed.
             SessionBusyError, SessionEndedError, SessionOwnerError: nothing was stored.
             TurnsChangedError: another turn came while a long conversation was stored: repeat the call.
         """
@@ -545,7 +523,7 @@ class AsyncSessionManager(ManagerRequests):
         given |= {"user_id": user_id, "agent": agent, "metadata": metadata, "title": title, "engine": engine}
         request = self._import_messages(session_id, messages, format, **given)
         found = await carry_out_async(request)
-        return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+        return AsyncSession(self._client, SessionRef.of(found), found.agent)
 
     async def run_once(
         self,
@@ -572,22 +550,18 @@ class AsyncSessionManager(ManagerRequests):
 
         Raises:
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
-            ConfigError: `enforce_user` is set and no user is given.
         """
         made = await self._carry_out(self._open_once(user_id, agent, metadata, engine))
         return await AsyncSession(*made).run(*prompts, **options)
 
     async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
-        """Return the session with this id: of the given user, or of any user if none is given.
-
-        The id of a session that was created with `enforce_user` is unique only per user, so getting that session
-        requires the `user_id`.
+        """Return the user's session of this id; without a user, that of the user "default".
 
         Raises:
-            SessionNotFoundError: no such session exists, or it belongs to another user.
+            SessionNotFoundError: the user has no such session.
         """
         found = await self._carry_out(self._get(session_id, user_id))
-        return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+        return AsyncSession(self._client, SessionRef.of(found), found.agent)
 
     async def list(
         self,
@@ -611,7 +585,7 @@ class AsyncSessionManager(ManagerRequests):
 
         Args:
             order_by: the time by which they are ordered: `created_at`, or `updated_at` for the last change.
-            title: a part of the title, in upper or lower case.
+            title: a part of the title, in upper or lower case, or the whole id.
             metadata: names with values that the session's metadata has too.
             since: only if that time is not before this one, in seconds since the epoch.
             until: only if that time is before this one.
@@ -729,7 +703,6 @@ class AsyncSessionManager(ManagerRequests):
             memory: if true, this manager's memories also forget what they keep of each deleted session.
 
         Raises:
-            ConfigError: this manager has `enforce_user`, but a sweep covers all users.
             StoreError: the store cannot be reached. Sessions that cannot be exported or deleted are returned as
                 `failed`.
         """
@@ -741,14 +714,11 @@ class AsyncSessionManager(ManagerRequests):
         Packed hosts come first, then the processes of single sessions, of which at most 1,000 are asked. One that does
         not answer within three seconds is returned without its load. A read-only manager finds those of the Ray to
         which this process is connected, if it is.
-
-        Raises:
-            ConfigError: this manager has `enforce_user`, but hosts have the sessions of all users.
         """
         return await self._carry_out(self._hosts())
 
     async def execution(self, run_id: str, *, user_id: str | None = None) -> AsyncExecutionHandle:
-        """Return the handle of a run, of any session; with `user_id`, only of that user's sessions.
+        """Return the handle of a run of any of the user's sessions; without a user, of those of the user "default".
 
         Also finds runs of `run_once`, by any manager of this Ray, as long as they are there.
 
@@ -756,7 +726,7 @@ class AsyncSessionManager(ManagerRequests):
             RunNotFoundError: no run has this id, or it belongs to another user.
         """
         client, found = await self._carry_out(self._execution(run_id, user_id))
-        return AsyncExecutionHandle(client, found.session_id, run_id, found.turn_index)
+        return AsyncExecutionHandle(client, SessionRef(found.session_key), run_id, found.turn_index)
 
     async def close(self) -> None:
         """Close the store and all subscriptions. Sessions and their runs continue. Closing twice is fine."""

@@ -7,11 +7,10 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from turnwise.actors.client.arguments import (
     AgentName,
@@ -54,7 +53,6 @@ from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.attached import Eraser
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
-    ConfigError,
     CorruptRecordError,
     InvalidInputError,
     KeyMissingError,
@@ -72,12 +70,12 @@ from turnwise.errors import (
 )
 from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.ids import new_id, own_id, public_id
+from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.memory_use import memory_use
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.prompts import takes_all
 from turnwise.memory.conversation.runs import RunRecord, RunState
-from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.base import LongTermMemory, Scope, is_read_only
 from turnwise.memory.longterm.deletion import Erasure
@@ -87,12 +85,10 @@ from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.searching import SessionFilter, find_runs, find_sessions
 from turnwise.memory.stores.sharing import rivals
-from turnwise.memory.user_ids import find_session, get_of_user, public_record
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
 DEFAULT_STORE = "sqlite:///turnwise.db"
-DEFAULT_USER = "default"
 
 _PAGE = 100
 
@@ -135,12 +131,10 @@ class ManagerRequests:
         config: SessionConfig | None = None,
         history_store: HistoryArgument = None,
         namespace: str = "turnwise",
-        enforce_user: bool = False,
         encryption: Encryption | None = None,
         read_only: bool = False,
         telemetry: Telemetry | None = None,
     ) -> None:
-        self._enforce_user = enforce_user
         self._is_encrypted = encryption is not None
         self._engine = engine
         config = config or SessionConfig()
@@ -177,11 +171,6 @@ class ManagerRequests:
             self._start()
 
     @property
-    def enforces_user(self) -> bool:
-        """Whether it was made with `enforce_user=True`."""
-        return self._enforce_user
-
-    @property
     def is_read_only(self) -> bool:
         """Whether it was made with `read_only=True`."""
         return self._client.read_only
@@ -190,16 +179,6 @@ class ManagerRequests:
     def config(self) -> SessionConfig:
         """How its sessions behave."""
         return self._config
-
-    def across_users(self) -> Self:
-        """Return a manager of the same store, engines and memories without `enforce_user`, such as for an operator.
-
-        It shares this manager's connections: whoever closes either closes both. Name the user and the id of a session
-        to reach those that were created with `enforce_user`, as their ids are unique only per user.
-        """
-        other = copy(self)
-        other._enforce_user = False  # noqa: SLF001 - its own class
-        return other
 
     @property
     def engines(self) -> Mapping[str | None, EngineBuilder]:
@@ -250,11 +229,11 @@ class ManagerRequests:
             raise
 
     def _read(self, verb: str, id: str, user_id: str | None, missing: TurnwiseError) -> Request[Any]:
-        """Look up a record for a user (any user if None); raise `missing` for an unreadable one of another user."""
+        """Look up a record for a user; raise `missing` for an unreadable one of another user."""
         try:
             return (yield from self._consult(verb, id))
         except (KeyMissingError, WrongKeyError) as error:
-            if user_id in (None, error.user_id):
+            if user_id == error.user_id:
                 raise
             raise missing from None
 
@@ -274,7 +253,6 @@ class ManagerRequests:
         title: Title | None,
         if_exists: IfExists,
     ) -> Request[SessionRecord]:
-        self._check_user(user_id)
         user_id = DEFAULT_USER if user_id is None else user_id
         is_fresh = session_id is None
         if is_fresh:
@@ -288,7 +266,7 @@ class ManagerRequests:
         check_taken(self._check_engine(engine, session_id), model, asked)
         now = yield from self._now()
         fresh = SessionRecord(
-            session_id=own_id(user_id, session_id) if self._enforce_user else session_id,
+            session_id=session_id,
             user_id=user_id,
             agent=agent,
             metadata=frozen,
@@ -307,12 +285,12 @@ class ManagerRequests:
         if found is None:
             try:
                 made: SessionRecord = yield from self._consult("create", fresh)
-                self._client.warm(made.session_id)
+                self._client.warm(SessionRef.of(made))
                 return made
-            except SessionExistsError:  # it belongs to another user, or another caller has just created it
+            except SessionExistsError:  # another caller has just created it
                 found = yield from self._find(session_id, user_id)
                 if found is None:
-                    raise SessionOwnerError(session_id, "user", user_id) from None
+                    raise  # and deleted
         if agent not in (None, found.agent):
             raise SessionOwnerError(session_id, "agent", agent)
         if if_exists == "keep":
@@ -343,15 +321,15 @@ class ManagerRequests:
             other = f"metadata {shown(names)}" if names else f"title {shown(found.title)}"
             if not names and not is_renamed:
                 field, value, other = "engine", engine, f"engine {shown(found.engine)}"
-            why = f"session {public_id(found.session_id)!r} exists with another {other}"
+            why = f"session {found.session_id!r} exists with another {other}"
             raise InvalidInputError(field, shown(value), f"{why}: pass if_exists='update' to change it, or 'keep'")
-        session_id = SessionRef.of(found)
+        ref = SessionRef.of(found)
         if is_moved:
-            yield from self._client.ask(session_id, "use_engine", engine, with_engine=True)
+            yield from self._client.ask(ref, "use_engine", engine, with_engine=True)
             found = replace(found, engine=engine)
         if not names and not is_renamed:
             return found
-        changed: SessionRecord = yield from self._client.ask(session_id, "update", title, metadata, True)
+        changed: SessionRecord = yield from self._client.ask(ref, "update", title, metadata, True)
         return replace(found, title=changed.title, metadata=changed.metadata)
 
     @checked
@@ -370,7 +348,6 @@ class ManagerRequests:
         engine: EngineName | None,
         memory: MemoryUseArg,
     ) -> Request[SessionRecord]:
-        self._check_user(user_id)
         self._check_writes(session_id, "import_messages")
         # As its session will, so that none is created for a conversation that cannot be stored.
         builder = self._check_engine(engine, session_id)
@@ -387,9 +364,8 @@ class ManagerRequests:
     @checked
     def _open_once(
         self, user_id: UserId | None, agent: AgentName | None, metadata: Any, engine: EngineName | None
-    ) -> Request[tuple[ClusterClient, SessionRef, str, str | None]]:
+    ) -> Request[tuple[ClusterClient, SessionRef, str | None]]:
         """Create a session that is kept in memory only; return what `Session` takes."""
-        self._check_user(user_id)
         self._check_writes("*", "run_once")
         given = {} if metadata is None else json_object("metadata", metadata, self._max_metadata_bytes)
         self._check_engine(engine, ONCE)
@@ -403,7 +379,7 @@ class ManagerRequests:
         owner: dict[str, Any] = {"user_id": user_id or DEFAULT_USER, "agent": agent, "metadata": freeze(given)}
         fresh = SessionRecord(session_id=new_id(), memory="off", engine=engine, **owner, **times)
         made: SessionRecord = yield AwaitStep(partial(store.create, fresh))
-        return client, SessionRef.of(made), made.user_id, agent
+        return client, SessionRef.of(made), agent
 
     def _client_once(self) -> Request[ClusterClient]:
         """Return the client of the sessions of `run_once`."""
@@ -420,23 +396,22 @@ class ManagerRequests:
         return then + (time.monotonic() - began)
 
     def _find(self, session_id: str, user_id: str) -> Request[SessionRecord | None]:
-        """Return the stored record of a user's session, by its public id; None if the user has no such session."""
-        found: SessionRecord | None = yield from self._ask(lambda store: find_session(store, user_id, session_id))
-        return found and check_session(found)
+        """Return the stored record of a user's session; None if the user has no such session."""
+        try:
+            return check_session((yield from self._consult("get", SessionKey(session_id, user_id))))
+        except SessionNotFoundError:
+            return None
 
     @checked
     def _get(self, session_id: SessionId, user_id: UserId | None) -> Request[SessionRecord]:
-        self._check_user(user_id)
-        if user_id is None:
-            return check_session((yield from self._consult("get", session_id)))
-        found = yield from self._find(session_id, user_id)
+        found = yield from self._find(session_id, DEFAULT_USER if user_id is None else user_id)
         if found is None:
             raise SessionNotFoundError(session_id)
         return found
 
     @checked
     def _execution(self, run_id: RunId, user_id: UserId | None) -> Request[tuple[ClusterClient, RunRecord]]:
-        self._check_user(user_id)
+        user_id = DEFAULT_USER if user_id is None else user_id
         missing = RunNotFoundError(run_id, "the store")
         try:
             found: RunRecord = yield from self._read("run", run_id, user_id, missing)
@@ -444,14 +419,12 @@ class ManagerRequests:
             if once := (yield from self._execution_once(run_id, user_id)):
                 return once
             raise
-        if user_id is not None:
-            own = yield from self._ask(lambda store: get_of_user(store, found.session_id, user_id))
-            if own is None:
-                raise missing
-            check_session(own)
+        if found.user_id != user_id:
+            raise missing
+        check_session((yield from self._consult("get", found.session_key)))
         return self._client, found
 
-    def _execution_once(self, run_id: str, user_id: str | None) -> Request[tuple[ClusterClient, RunRecord] | None]:
+    def _execution_once(self, run_id: str, user_id: str) -> Request[tuple[ClusterClient, RunRecord] | None]:
         """Return a run of `run_once`, by any manager of this Ray, as long as it is there."""
         if self._client.read_only or not (
             yield AwaitStep(partial(asyncio.to_thread, is_there, ONCE_STORE, self._client.namespace))
@@ -461,10 +434,9 @@ class ManagerRequests:
         store = client.stores[0]
         try:
             found: RunRecord = yield AwaitStep(partial(store.run, run_id))
-            owner: SessionRecord = yield AwaitStep(partial(store.get, found.session_id))
         except NotFoundError:
             return None
-        return (client, found) if user_id in (None, owner.user_id) else None
+        return (client, found) if found.user_id == user_id else None
 
     @checked
     def _list(
@@ -489,7 +461,6 @@ class ManagerRequests:
         return self._search(user_id, wanted, cursor=cursor, **query)
 
     def _search(self, user_id: str | None, wanted: SessionFilter, **query: Any) -> Request[Page[SessionRecord]]:
-        self._check_user(user_id)
         found = yield from self._ask(lambda store: find_sessions(store, wanted, user_id=user_id, **query))
         return self._shown(found)
 
@@ -504,14 +475,14 @@ class ManagerRequests:
         kinds: Kinds | None,
         cursor: Text | None,
     ) -> Request[tuple[EventFeed, EventSink]]:
-        self._check_user(user_id)
         found = None if session_id is None else (yield from self._get(session_id, user_id))
         if found and agent not in (None, found.agent):
             raise SessionOwnerError(found.session_id, "agent", agent)
         query = {"user_id": user_id, "agent": agent}
-        stored_id = found.session_id if found else None
         now = yield from self._now()
-        return EventFeed(self._client, query, session=stored_id, kinds=kinds, at=now, cursor=cursor), on_event
+        return EventFeed(
+            self._client, query, session=found.key if found else None, kinds=kinds, at=now, cursor=cursor
+        ), on_event
 
     @checked
     def _runs(
@@ -525,14 +496,12 @@ class ManagerRequests:
         cursor: Text | None,
         limit: Limit,
     ) -> Request[Page[RunRecord]]:
-        self._check_user(user_id)
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "cursor": cursor, "limit": limit, "since": since}
         states = None if state is None else (state,)
-        found: Page[RunRecord] = yield from self._ask(
+        runs: Page[RunRecord] = yield from self._ask(
             lambda store: find_runs(store, states=states, parent=parent, **query)
         )
-        runs = tuple(replace(run, session_id=public_id(run.session_id)) for run in found)
-        return Page(runs, found.cursor, tuple(map(public_id, found.unreadable)))
+        return runs
 
     @checked
     def _count(self, user_id: UserId | None, agent: AgentName | None, status: SessionStatus | None) -> Request[int]:
@@ -546,23 +515,18 @@ class ManagerRequests:
         return self._matching("usage", user_id, agent=agent)
 
     def _matching(self, verb: str, user_id: str | None, **query: Any) -> Request[Any]:
-        self._check_user(user_id)
         found = yield from self._consult(verb, user_id=user_id, **query)
         return self._shown(found) if isinstance(found, Page) else found
 
     def _shown(self, found: Page[SessionRecord]) -> Page[SessionRecord]:
-        """Return a page of sessions with their public ids; log which records cannot be read."""
+        """Return the page; log which records cannot be read."""
         if not self._is_encrypted:
             for session in found:
                 check_session(session)
-        unreadable = tuple(map(public_id, found.unreadable))
-        if unreadable:
-            _log.warning("the records of sessions %s cannot be read; they can be deleted", list(unreadable))
-        return Page(tuple(map(public_record, found)), found.cursor, unreadable)
-
-    def _check_user(self, user_id: str | None) -> None:
-        if self._enforce_user and user_id is None:
-            raise ConfigError("user_id", None, "this manager has enforce_user=True: pass user_id")
+        if found.unreadable:
+            names = [f"{key.session_id} of {key.user_id}" for key in found.unreadable]
+            _log.warning("the records of sessions %s cannot be read; they can be deleted", names)
+        return found
 
     def _check_writes(self, session_id: str, verb: str) -> None:
         if self._client.read_only:
@@ -572,19 +536,18 @@ class ManagerRequests:
     def _forget(self, user_id: UserId, verify: bool) -> Request[Forgotten]:
         self._check_writes("*", "forget")
         done = Forgotten()
-        tried: set[str] = set()
+        tried: set[SessionKey] = set()
         while True:
             page = yield from self._consult("query", user_id=user_id, limit=_PAGE)
-            names = [*(session.session_id for session in page), *page.unreadable]
-            if not names:
+            keys = [*(session.key for session in page), *page.unreadable]
+            if not keys:
                 break
-            if tried.issuperset(names):  # deleting them had no effect: their stored ids are corrupt
-                raise CorruptRecordError(
-                    f"sessions {list(map(public_id, names))}", "they cannot be deleted by their ids"
-                )
-            tried.update(names)
-            for name in names:
-                done += yield from self._delete(name)
+            if tried.issuperset(keys):  # deleting them had no effect: their stored ids are corrupt
+                names = [key.session_id for key in keys]
+                raise CorruptRecordError(f"sessions {names}", "they cannot be deleted by their ids")
+            tried.update(keys)
+            for key in keys:
+                done += yield from self._delete(SessionRef(key))
         scope = Scope(user_id=user_id)
         items: dict[str, int] = {}
         erased: dict[str, Erasure] = {}
@@ -601,36 +564,30 @@ class ManagerRequests:
             notes = yield AwaitStep(partial(working.forget, scope))
         return done + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
-    def _delete(self, session_id: str) -> Request[Forgotten]:
+    def _delete(self, ref: SessionRef) -> Request[Forgotten]:
         """Delete a session: by its process if it is live, else from the store, which refuses any later process."""
         try:
-            if self._client.is_live(session_id):
+            if self._client.is_live(ref):
                 try:
-                    yield from self._client.end(session_id)
-                    return (yield from self._client.delete(session_id, memory=False, verify=False))
+                    yield from self._client.end(ref)
+                    return (yield from self._client.delete(ref, memory=False, verify=False))
                 except (KeyMissingError, CorruptRecordError):
                     pass  # its process cannot read it; deleting it from the store needs no reading
             if history := self._client.stores[1]:
-                yield AwaitStep(partial(history.delete, session_id))
-            turns: int = yield from self._consult("delete", session_id)
+                yield AwaitStep(partial(history.delete, ref.key))
+            turns: int = yield from self._consult("delete", ref.key)
         except SessionNotFoundError:
             return Forgotten()
         finally:
-            self._client.drop(session_id)
+            self._client.drop(ref)
         return Forgotten(sessions=1, turns=turns)
 
     @checked
     def _sweep(self, archive: Folder | None, memory: bool) -> Request[Swept]:
-        if self._enforce_user:
-            why = "a sweep covers the sessions of all users: use a manager without enforce_user"
-            raise ConfigError("enforce_user", True, why)
         self._check_writes("*", "sweep")
         return (yield from sweep(self._client, self._own_store(), Path(archive) if archive else None, memory))
 
     def _hosts(self) -> Request[list[HostInfo]]:
-        if self._enforce_user:
-            why = "hosts have the sessions of all users: use a manager without enforce_user, or across_users()"
-            raise ConfigError("enforce_user", True, why)
         self._own_store()
         found: list[HostInfo] = yield AwaitStep(partial(find_hosts, self._client.namespace, self._client.name))
         return found

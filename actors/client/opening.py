@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.client.manager_requests import DEFAULT_USER, engine_of
+from turnwise.actors.client.manager_requests import engine_of
 from turnwise.actors.client.session import AsyncSession, RunOptions, settings_of
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.ids import check_id, new_id
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 
 
@@ -42,7 +42,7 @@ async def open_for_run(
         session_id = new_id()
     else:
         try:
-            return await manager.get(session_id, user_id=DEFAULT_USER if user_id is None else user_id)
+            return await manager.get(session_id, user_id=user_id)
         except SessionNotFoundError:
             pass
     fresh = SessionRecord(
@@ -59,6 +59,6 @@ async def check_first_run(
     builder = engine_of(manager, fresh.engine, fresh.session_id)
     store = InMemoryStore()
     await store.create(fresh)
-    core = SessionCore(fresh.session_id, store, builder, manager.config)
+    core = SessionCore(fresh.key, store, builder, manager.config)
     settings = await asyncio.to_thread(settings_of, options)  # which may have large schemas
     await core.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings)

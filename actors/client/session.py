@@ -52,7 +52,7 @@ from turnwise.actors.inference.tools.tool import Tool, record_of_tools
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.chat_messages import ChatMessage
-from turnwise.memory.conversation.ids import is_own_id, new_id, own_id, public_id
+from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.limits import count_values
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.message_formats import MessageFormat, Messages, functions_of, to_messages
@@ -97,15 +97,11 @@ class RunOptions(TypedDict, total=False):
 class _Session:
     """Common base of both session classes: the session's id and the requests to its actor."""
 
-    def __init__(
-        self, client: ClusterClient, id: str, user_id: str, agent: str | None, *, own_ids: bool = False
-    ) -> None:
+    def __init__(self, client: ClusterClient, ref: SessionRef, agent: str | None) -> None:
         self._client = client
-        self._stored_id = id
-        self._own_ids = own_ids or is_own_id(id)
-        """If true, the ids of forks are unique per user, not across users."""
-        self.id = public_id(id)
-        self.user_id = user_id
+        self._ref = ref
+        self.id = ref.key.session_id
+        self.user_id = ref.key.user_id
         self.agent = agent
 
     def __repr__(self) -> str:
@@ -115,18 +111,18 @@ class _Session:
         return facts_html(type(self).__name__, {"id": self.id, "user_id": self.user_id, "agent": self.agent})
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), own_ids=self._own_ids), (self._client, self._stored_id, self.user_id, self.agent)
+        return type(self), (self._client, self._ref, self.agent)
 
     @property
     def actor(self) -> Any:
         """The raw Ray handle of the session's actor."""
-        return self._client.actor(self._stored_id)
+        return self._client.actor(self._ref)
 
     def _ask(self, verb: str, *args: Any) -> Request[Any]:
-        return (yield from self._client.ask(self._stored_id, verb, *args))
+        return (yield from self._client.ask(self._ref, verb, *args))
 
     def _append(self, prompts: tuple[Prompt, ...]) -> Request[Turn]:
-        cache = self._client.cache(self._stored_id)
+        cache = self._client.cache(self._ref)
         packed: PackedTurn = yield from self._ask("append", plain_prompts(self.id, prompts), new_id(), cache.held)
         return self._client.unpack(packed, cache)
 
@@ -175,11 +171,11 @@ class _Session:
 
     def _start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[StartedRun]:
         settings = yield from self._with_schemas(**options)
-        return (yield from self._client.start(self._stored_id, plain_prompts(self.id, prompts), settings))
+        return (yield from self._client.start(self._ref, plain_prompts(self.id, prompts), settings))
 
     def _check_start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[str | None]:
         settings = yield from self._with_schemas(**options)
-        return (yield from self._client.check_start(self._stored_id, plain_prompts(self.id, prompts), settings))
+        return (yield from self._client.check_start(self._ref, plain_prompts(self.id, prompts), settings))
 
     def _with_schemas(self, **options: Any) -> Request[dict[str, Any]]:
         """Return the checked options of a run. Tools and large schemas are checked by a thread, as that takes long."""
@@ -229,19 +225,19 @@ class _Session:
         }
 
     def _latest(self) -> Request[Turn | None]:
-        cache = self._client.cache(self._stored_id)
+        cache = self._client.cache(self._ref)
         packed: PackedTurn | None = yield from self._ask("latest", cache.held)
         return self._client.unpack(packed, cache) if packed else None
 
     @checked
     def _turn(self, index: TurnRef) -> Request[Turn]:
-        cache = self._client.cache(self._stored_id)
+        cache = self._client.cache(self._ref)
         packed: PackedTurn = yield from self._ask("turn", index, cache.held)
         return self._client.unpack(packed, cache)
 
     @checked
     def _turns(self, after: Number, limit: Limit) -> Request[ListPage[Turn]]:
-        cache = self._client.cache(self._stored_id)
+        cache = self._client.cache(self._ref)
         packed: list[PackedTurn]
         packed, later = yield from self._ask("turns", after, limit, cache.held)
         turns = ListPage[Turn](next=later)
@@ -262,7 +258,7 @@ class _Session:
 
     @checked
     def _events(self, after: Number, limit: Limit, wait_s: WaitSeconds) -> Request[EventPage]:
-        events, later, is_all = yield from self._client.follow(self._stored_id, after, limit, None, wait_s)
+        events, later, is_all = yield from self._client.follow(self._ref, after, limit, None, wait_s)
         return EventPage(events, later if events and not is_all else None)
 
     @checked
@@ -274,11 +270,11 @@ class _Session:
 
     @checked
     def _use(self, engine: EngineName | None) -> Request[None]:
-        yield from self._client.ask(self._stored_id, "use_engine", engine, with_engine=True)
+        yield from self._client.ask(self._ref, "use_engine", engine, with_engine=True)
 
     @checked
     def _cancel(self, reason: Text) -> Request[bool]:
-        return self._client.cancel(self._stored_id, reason)
+        return self._client.cancel(self._ref, reason)
 
     @checked
     def _execution(self, run_id: RunId) -> Request[RunRecord]:
@@ -287,20 +283,16 @@ class _Session:
 
     @checked
     def _fork(self, at: Number | None, session_id: SessionId | None) -> Request[Self]:
-        session_id = session_id or new_id()
-        stored_id = own_id(self.user_id, session_id) if self._own_ids else session_id
-        fork: SessionRecord = yield from self._ask("fork", at, stored_id)
-        return type(self)(
-            self._client, SessionRef(stored_id, fork.log), self.user_id, self.agent, own_ids=self._own_ids
-        )
+        fork: SessionRecord = yield from self._ask("fork", at, session_id or new_id())
+        return type(self)(self._client, SessionRef.of(fork), self.agent)
 
     @checked
     def _compact(self, explain: bool) -> Request[Compaction | None]:
-        return (yield from self._client.compact(self._stored_id, explain=explain))
+        return (yield from self._client.compact(self._ref, explain=explain))
 
     @checked
     def _window(self, message: Text | None) -> Request[tuple[AnyBlock, ...]]:
-        turn: Turn | None = yield from self._client.window(self._stored_id, message)
+        turn: Turn | None = yield from self._client.window(self._ref, message)
         return turn.blocks if turn else ()
 
     @checked
@@ -319,7 +311,7 @@ class _Session:
         own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
         if high := [number for number in blocks if number >= len(own)]:
             raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
-        if public_id(what.session_id) != self.id:
+        if what.session_id != self.id:
             raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
         chosen = join(union([own[number] for number in blocks] if blocks else own))
         removed: int = yield from self._ask("remove", index, chosen, new_id())
@@ -328,11 +320,11 @@ class _Session:
     @checked
     def _clear(self, keep_last: Count, memory: bool, verify: bool, updated_at: Time | None) -> Request[Forgotten]:
         given: dict[str, Any] = {"memory": memory, "verify": verify, "updated_at": updated_at}
-        return (yield from self._client.clear(self._stored_id, keep_last, **given))
+        return (yield from self._client.clear(self._ref, keep_last, **given))
 
     @checked
     def _delete(self, memory: bool, verify: bool) -> Request[Forgotten]:
-        return (yield from self._client.delete(self._stored_id, memory=memory, verify=verify))
+        return (yield from self._client.delete(self._ref, memory=memory, verify=verify))
 
 
 class Session(_Session):
@@ -347,7 +339,7 @@ class Session(_Session):
     @property
     def memory(self) -> SessionMemory:
         """The long-term memories of the session's user, and the working memory."""
-        return SessionMemory(self._client, self._stored_id)
+        return SessionMemory(self._client, self._ref)
 
     def append(self, *prompts: Prompt) -> Turn:
         """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
@@ -502,7 +494,7 @@ class Session(_Session):
             RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
         """
         started = carry_out(self._start(prompts, **options), self._client.portal)
-        whose = self._stored_id, started.run_id, started.turn_index
+        whose = self._ref, started.run_id, started.turn_index
         if started.dropped:  # it is another caller's run
             return ExecutionHandle(self._client, *whose, started.outcome, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
@@ -594,7 +586,7 @@ class Session(_Session):
             RunNotFoundError: the session has no such run.
         """
         record = carry_out(self._execution(run_id), self._client.portal)
-        return ExecutionHandle(self._client, self._stored_id, run_id, record.turn_index)
+        return ExecutionHandle(self._client, self._ref, run_id, record.turn_index)
 
     def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
         """Return a new session that continues after turn `at`, by default the last turn that ended.
@@ -687,7 +679,7 @@ class Session(_Session):
 
         Waits until the active run has ended. Pending prompts, and those of queued runs, stay stored; no run uses them.
         """
-        carry_out(self._client.end(self._stored_id), self._client.portal)
+        carry_out(self._client.end(self._ref), self._client.portal)
 
     def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:
         """Exclude blocks of an ended turn, or pending prompts, from the context of later runs; return how many.
@@ -768,7 +760,7 @@ class AsyncSession(_Session):
     @property
     def memory(self) -> AsyncSessionMemory:
         """The long-term memories of the session's user, and the working memory."""
-        return AsyncSessionMemory(self._client, self._stored_id)
+        return AsyncSessionMemory(self._client, self._ref)
 
     async def append(self, *prompts: Prompt) -> Turn:
         """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
@@ -920,7 +912,7 @@ class AsyncSession(_Session):
             RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
         """
         started = await carry_out_async(self._start(prompts, **options))
-        whose = self._stored_id, started.run_id, started.turn_index
+        whose = self._ref, started.run_id, started.turn_index
         if started.dropped:  # it is another caller's run
             return AsyncExecutionHandle(self._client, *whose, started.outcome, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
@@ -1014,7 +1006,7 @@ class AsyncSession(_Session):
             RunNotFoundError: the session has no such run.
         """
         record = await carry_out_async(self._execution(run_id))
-        return AsyncExecutionHandle(self._client, self._stored_id, run_id, record.turn_index)
+        return AsyncExecutionHandle(self._client, self._ref, run_id, record.turn_index)
 
     async def fork(self, at: int | None = None, session_id: str | None = None) -> AsyncSession:
         """Return a new session that continues after turn `at`, by default the last turn that ended.
@@ -1107,7 +1099,7 @@ class AsyncSession(_Session):
 
         Waits until the active run has ended. Pending prompts, and those of queued runs, stay stored; no run uses them.
         """
-        await carry_out_async(self._client.end(self._stored_id))
+        await carry_out_async(self._client.end(self._ref))
 
     async def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:
         """Exclude blocks of an ended turn, or pending prompts, from the context of later runs; return how many.

@@ -24,6 +24,7 @@ from turnwise.actors.client.arguments import (
 )
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id
@@ -42,12 +43,12 @@ _Items: TypeAlias = list[MemoryItem]
 class _SessionMemory:
     """Common base of both classes: the requests to the session, which supplies the user, session and agent."""
 
-    def __init__(self, client: ClusterClient, session_id: str) -> None:
+    def __init__(self, client: ClusterClient, ref: SessionRef) -> None:
         self._client = client
-        self._session_id = session_id
+        self._ref = ref
 
     def _ask(self, verb: str, *args: Any, **options: Any) -> Request[Any]:
-        return self._client.call_memory(self._session_id, verb, *args, **options)
+        return self._client.call_memory(self._ref, verb, *args, **options)
 
     @checked
     def _save(
@@ -97,15 +98,15 @@ class _SessionMemory:
 
     @checked
     def _forget(self, turn_index: Number, verify: bool) -> Request[Forgotten]:
-        return self._client.forget_turn(self._session_id, turn_index, verify=verify)
+        return self._client.forget_turn(self._ref, turn_index, verify=verify)
 
     @checked
     def _use(self, use: MemoryUseArg) -> Request[Any]:
-        return self._client.ask(self._session_id, "use_memory", use)
+        return self._client.ask(self._ref, "use_memory", use)
 
     @checked
     def _wait(self, timeout_s: WaitSeconds | None) -> Request[bool]:
-        return self._client.wait_for_memory(self._session_id, timeout_s)
+        return self._client.wait_for_memory(self._ref, timeout_s)
 
     def _note(self, verb: str, content: Any) -> Request[Any]:
         return self._ask(verb, plain_json("content", content, MAX_JSON_BYTES))

@@ -29,9 +29,8 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.memory.conversation.events import KINDS, AnyEvent
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.user_ids import by_public_id
 
 POLL_S = 0.25
 """How long a subscription waits before it asks the store for changes again, in seconds; longer if asking takes long."""
@@ -86,7 +85,7 @@ class EventFeed:
         client: ClusterClient,
         query: Mapping[str, Any],
         *,
-        session: str | None,
+        session: SessionKey | None,
         kinds: Collection[str] | None,
         at: float,
         cursor: str | None,
@@ -197,7 +196,7 @@ class EventFeed:
     def _read(self, session: SessionRecord, after: int, limit: int) -> AwaitStep:
         from turnwise.actors.hosting.stored_session import StoredSession
 
-        stored = StoredSession(*by_public_id(session.session_id, *self._client.stores))
+        stored = StoredSession(session.key, *self._client.stores)
         return AwaitStep(partial(stored.stored_events, after, limit))
 
     @property

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from urllib.parse import quote, unquote
 
 import ray
+
+from turnwise.memory.conversation.sessions import SessionKey
 
 
 def store_id_of(namespace: str, store: object, *, is_encrypted: bool = False) -> str:
@@ -17,9 +20,20 @@ def store_id_of(namespace: str, store: object, *, is_encrypted: bool = False) ->
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
-def actor_name(store_id: str, session_id: str) -> str:
+def actor_name(store_id: str, key: SessionKey) -> str:
     """Return the name of a dedicated session's actor."""
-    return f"turnwise/{store_id}/{session_id}"
+    return f"{actors_of(store_id)}{quote(key.user_id, safe='', errors='surrogatepass')}/{key.session_id}"
+
+
+def actors_of(store_id: str) -> str:
+    """Return what the names of the actors of a store's dedicated sessions begin with."""
+    return f"turnwise/{store_id}/sessions/"
+
+
+def session_of(store_id: str, name: str) -> SessionKey:
+    """Return the session of an actor of this name."""
+    user_id, _, session_id = name.removeprefix(actors_of(store_id)).partition("/")
+    return SessionKey(session_id, unquote(user_id, errors="surrogatepass"))
 
 
 def find_actor(namespace: str, name: str) -> Any:

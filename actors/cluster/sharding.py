@@ -13,6 +13,8 @@ from typing import Self
 
 import ray
 
+from turnwise.memory.conversation.sessions import SessionKey
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Layout:
@@ -21,12 +23,13 @@ class Layout:
     generation: int
     hosts: int
 
-    def index_of(self, session_id: str) -> int:
+    def index_of(self, session: SessionKey) -> int:
         """Return the index of the session's host, from 0.
 
         A jump consistent hash (Lamping and Veach, 2014): if a host is added to n hosts, one in n + 1 sessions moves.
         """
-        key = int.from_bytes(hashlib.blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+        name = "\0".join(session).encode("utf-8", "surrogatepass")
+        key = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
         index, jump = 0, 0
         while jump < self.hosts:
             index = jump

@@ -10,7 +10,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.notebook_display import record_html
 from turnwise.memory.conversation.runs import RunState
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans, cut, subtract, union
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
 
@@ -22,30 +22,22 @@ STEP = 1_000
 """How many blocks are encoded before others get the event loop."""
 
 
-class SessionRef(str):
-    """A session's id with the name of its log, which distinguishes it from other sessions that had the same id."""
+class SessionRef(NamedTuple):
+    """A session with the name of its log, which distinguishes it from other sessions that had the same key."""
 
-    __slots__ = ("log",)
-
-    log: str
-
-    def __new__(cls, session_id: str, log: str) -> Self:
-        ref = super().__new__(cls, session_id)
-        ref.log = log
-        return ref
+    key: SessionKey
+    log: str = ""
+    """Empty if the caller does not know it."""
 
     @classmethod
     def of(cls, session: SessionRecord) -> Self:
         """Return the reference of a stored session."""
-        return cls(session.session_id, session.log)
+        return cls(session.key, session.log)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return SessionRef, (str(self), self.log)
-
-
-def log_of(session_id: str) -> str:
-    """Return the name of the session's log according to the caller; empty if the caller does not know it."""
-    return session_id.log if isinstance(session_id, SessionRef) else ""
+    @property
+    def session_id(self) -> str:
+        """The session's id."""
+        return self.key.session_id
 
 
 @dataclass(frozen=True, slots=True)

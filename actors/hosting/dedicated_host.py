@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from functools import partial
 
-from turnwise.actors.cluster.wire import Refused, log_of
+from turnwise.actors.cluster.wire import Refused, SessionRef
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
@@ -20,7 +20,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.background import log_failure, retry
-from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.conversation.sessions import SessionKey
 
 
 class DedicatedHost:
@@ -39,7 +39,7 @@ class DedicatedHost:
 
     def __init__(
         self,
-        session_id: str,
+        key: SessionKey,
         resources: WorkerResources,
         *,
         max_waits: int,
@@ -48,7 +48,7 @@ class DedicatedHost:
         save_override: SaveOverride,
         override: EngineOverride | None = None,
     ) -> None:
-        self._session_id = session_id
+        self._key = key
         self._waits = Waits("max_waits", max_waits)
         self._resources = resources
         self._node_id = node_id
@@ -67,13 +67,13 @@ class DedicatedHost:
         """
         self._calls += 1
         try:
-            session_id, verb, *args = pickle.loads(request)
+            ref, verb, *args = pickle.loads(request)
             try:
                 resident = await self._loaded()
-                answer = await resident.carry_out(verb, args, log_of(session_id))
+                answer = await resident.carry_out(verb, args, ref.log)
             except SessionNotFoundError as error:
                 # Another process is to say whether there is a session of this id again.
-                answer = Refused(SessionFencedError(self._session_id, 0) if self._has_no_session else error)
+                answer = Refused(SessionFencedError(self._key.session_id, 0) if self._has_no_session else error)
             except TurnwiseError as error:
                 answer = Refused(error)
                 if isinstance(error, SessionFencedError):
@@ -104,10 +104,10 @@ class DedicatedHost:
 
         A failed attempt is logged and repeated later, unless the session was deleted or cannot be read.
         """
-        await retry(self._warm, f"session {public_id(self._session_id)!r}: recovery", until=_is_final)
+        await retry(self._warm, f"session {self._key.session_id!r}: recovery", until=_is_final)
 
     async def _warm(self) -> None:
-        answer = pickle.loads(await self.call(pickle.dumps((self._session_id, "warm"))))
+        answer = pickle.loads(await self.call(pickle.dumps((SessionRef(self._key), "warm"))))
         if isinstance(answer, Refused):
             raise answer.error
 
@@ -116,8 +116,8 @@ class DedicatedHost:
             await self._resources.open()
         if self._resident is None:
             override = self._override or EngineOverride(self._resources.engine_id)
-            core = self._resources.make_core(self._session_id, override)
-            save = partial(self._save_override, self._session_id)
+            core = self._resources.make_core(self._key, override)
+            save = partial(self._save_override, self._key)
             self._resident = SessionService(core, override, self._resources, save, self._node_id, waits=self._waits)
             self._resources.in_use = lambda: core.engines.ids().values()
             self._idle = asyncio.create_task(self._leave_when_idle(self._resident, self._resources.config.idle_s))
@@ -138,7 +138,7 @@ class DedicatedHost:
         try:
             return resident.core.ownership.is_lost or await resident.core.ownership.leave(resident.save_waiting)
         except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
-            log_failure(f"session {public_id(self._session_id)!r}: leaving", error, ", so it stays")
+            log_failure(f"session {self._key.session_id!r}: leaving", error, ", so it stays")
             return resident.core.ownership.is_lost
 
 

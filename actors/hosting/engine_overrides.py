@@ -18,6 +18,7 @@ from operator import itemgetter
 
 from turnwise.actors.cluster.kept_settings import Kept, drop_notes, keep, note, notes, read_settings
 from turnwise.memory.background import log_failure
+from turnwise.memory.conversation.sessions import SessionKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class EngineOverride:
 
 
 async def save_override(
-    namespace: str, key: str, session_id: str, override: EngineOverride, engines: Mapping[str, bytes]
+    namespace: str, key: str, session: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]
 ) -> None:
     """Note which engines a session has; after return this survives the session's process and its node.
 
@@ -44,42 +45,46 @@ async def save_override(
             finds its engines, whichever manager creates it; for a packed host it is its actor id.
         engines: the pickled engines by id. Each is stored once.
     """
-    await asyncio.wrap_future(_THREAD.submit(_save, namespace, key, session_id, override, engines))
+    await asyncio.wrap_future(_THREAD.submit(_save, namespace, key, session, override, engines))
 
 
-def find_overrides(namespace: str, key: str) -> tuple[dict[str, EngineOverride], dict[str, bytes]]:
+def find_overrides(namespace: str, key: str) -> tuple[dict[SessionKey, EngineOverride], dict[str, bytes]]:
     """Return the engines of an actor's sessions, by session, and the pickled engines by id. Blocks."""
     noted = [pickle.loads(each) for each in notes(_name(namespace, key))]
     noted.sort(key=itemgetter(0))  # a process that died while it wrote one may have left the earlier one, too
     kept: dict[str, Kept] = {engine_id: each for *_, engines in noted for engine_id, each in engines.items()}
-    overrides: dict[str, EngineOverride] = {session_id: override for _, session_id, override, _ in noted}
+    overrides: dict[SessionKey, EngineOverride] = {session: override for _, session, override, _ in noted}
     return overrides, {engine_id: read_settings(each) for engine_id, each in kept.items()}
 
 
-def drop_overrides(namespace: str, key: str, session_id: str | None = None) -> Future[None]:
+def drop_overrides(namespace: str, key: str, session: SessionKey | None = None) -> Future[None]:
     """Forget an actor that leaves, or a session that has left it; return the future of that. A failure is logged."""
-    return _THREAD.submit(_drop, namespace, key, session_id)
+    return _THREAD.submit(_drop, namespace, key, session)
 
 
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="turnwise-overrides")
 """One thread, so that what is saved and dropped one after the other stays so."""
 
 
-def _save(namespace: str, key: str, session_id: str, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+def _save(
+    namespace: str, key: str, session: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]
+) -> None:
     kept = {engine_id: keep(engine) for engine_id, engine in engines.items()}
-    value = pickle.dumps((time.time(), session_id, override, kept), pickle.HIGHEST_PROTOCOL)
-    note(_name(namespace, key, session_id), value, list(kept.values()))
+    value = pickle.dumps((time.time(), session, override, kept), pickle.HIGHEST_PROTOCOL)
+    note(_name(namespace, key, session), value, list(kept.values()))
 
 
-def _drop(namespace: str, key: str, session_id: str | None) -> None:
+def _drop(namespace: str, key: str, session: SessionKey | None) -> None:
     try:
-        drop_notes(_name(namespace, key, session_id))
+        drop_notes(_name(namespace, key, session))
     except Exception as error:  # noqa: BLE001 - a note that stays takes some bytes
         log_failure("dropping a note of engines", error)
 
 
-def _name(namespace: str, key: str, session_id: str | None = None) -> str:
+def _name(namespace: str, key: str, session: SessionKey | None = None) -> str:
     """Return the name of the note of a session, or the beginning of those of all sessions of an actor."""
     actor = hashlib.sha256(f"{namespace}\n{key}".encode()).hexdigest()[:32]
-    session = "" if session_id is None else hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return f"overrides/{actor}/{session}"
+    name = (
+        "" if session is None else hashlib.sha256("\0".join(session).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    )
+    return f"overrides/{actor}/{name}"

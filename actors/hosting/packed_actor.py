@@ -31,6 +31,7 @@ from turnwise.memory.background import retry, watch
 if TYPE_CHECKING:
     from turnwise.actors.cluster.wire import HostLoad
     from turnwise.actors.hosting.packed_host import PackedHost
+    from turnwise.memory.conversation.sessions import SessionKey
 
 THREADS = 32
 """How many threads run blocking calls, such as building engines. Tools have threads of their own."""
@@ -127,17 +128,17 @@ class PackedActor:
         async for ready in host.calls(requests):
             yield ready
 
-    async def release(self, session_id: str) -> bool:
+    async def release(self, key: SessionKey) -> bool:
         """See `PackedHost.release`."""
-        return await (await self._loaded()).release(session_id)
+        return await (await self._loaded()).release(key)
 
     async def retire(self) -> None:
         """See `PackedHost.retire`."""
         await (await self._loaded()).retire()
 
-    async def resident_ids(self) -> list[str]:
-        """See `PackedHost.resident_ids`."""
-        return (await self._loaded()).resident_ids
+    async def residents(self) -> list[SessionKey]:
+        """See `PackedHost.residents`."""
+        return (await self._loaded()).residents
 
     async def load(self) -> HostLoad:
         """See `PackedHost.current_load`."""
@@ -157,12 +158,12 @@ class PackedActor:
             self._spawn(host.retire(), "retiring")
         return host
 
-    def _is_mine(self, session_id: str) -> bool:
-        """Return whether this host recovers a session: its id hashes here, and it has no dedicated actor."""
+    def _is_mine(self, key: SessionKey) -> bool:
+        """Return whether this host recovers a session: it hashes here, and it has no dedicated actor."""
         assignment = self._assignment
-        if assignment.layout.index_of(session_id) != assignment.index:
+        if assignment.layout.index_of(key) != assignment.index:
             return False
-        return find_actor(assignment.namespace, actor_name(assignment.store_id, session_id)) is None
+        return find_actor(assignment.namespace, actor_name(assignment.store_id, key)) is None
 
     def _make(self) -> tuple[PackedHost, bool]:
         from turnwise.actors.hosting.packed_host import PackedHost
@@ -211,31 +212,31 @@ class _EarlierHosts:
         self._store_id = store_id
         self._layout = layout
 
-    async def release(self, session_id: str) -> bool:
-        actor = self._find(session_id)
+    async def release(self, key: SessionKey) -> bool:
+        actor = self._find(key)
         if actor is None:
             return True
-        asked = actor.release.options(max_task_retries=0).remote(session_id)
+        asked = actor.release.options(max_task_retries=0).remote(key)
         try:
             return bool(await asyncio.wait_for(asyncio.wrap_future(asked.future()), RELEASE_S))
         except (RayError, TimeoutError):  # it is dead, or cannot load, so it uses none
             return True  # a frozen host may still have it, but the store refuses its commits from now on
 
-    async def call(self, request: bytes, session_id: str) -> bytes:
+    async def call(self, request: bytes, key: SessionKey) -> bytes:
         from turnwise.actors.cluster.wire import Refused
         from turnwise.errors import SessionFencedError
 
-        actor = self._find(session_id)
+        actor = self._find(key)
         try:
             if actor is not None:
                 answer: bytes = await reached(actor, actor.call.remote(request))
                 return answer
         except (RayActorError, NoProcessError):
             pass  # as if the host had not existed
-        return pickle.dumps(Refused(SessionFencedError(session_id, 0)))
+        return pickle.dumps(Refused(SessionFencedError(key.session_id, 0)))
 
-    def _find(self, session_id: str) -> Any:
-        return find_actor(self._namespace, self._layout.actor_name(self._store_id, self._layout.index_of(session_id)))
+    def _find(self, key: SessionKey) -> Any:
+        return find_actor(self._namespace, self._layout.actor_name(self._store_id, self._layout.index_of(key)))
 
 
 class _NewestHosts:
@@ -246,18 +247,18 @@ class _NewestHosts:
         self._store_id = store_id
         self._layout: Layout | None = None
 
-    async def warm(self, session_id: str) -> None:
-        from turnwise.actors.cluster.wire import Refused
+    async def warm(self, key: SessionKey) -> None:
+        from turnwise.actors.cluster.wire import Refused, SessionRef
         from turnwise.errors import SessionLostError
 
         layout = self._layout or (await asyncio.to_thread(find_layouts, self._namespace, self._store_id))[0]
         self._layout = None
         try:
-            name = layout.actor_name(self._store_id, layout.index_of(session_id))
+            name = layout.actor_name(self._store_id, layout.index_of(key))
             actor: Any = await asyncio.to_thread(ray.get_actor, name, namespace=self._namespace)
-            answer = pickle.loads(await reached(actor, actor.call.remote(pickle.dumps((session_id, "warm")))))
+            answer = pickle.loads(await reached(actor, actor.call.remote(pickle.dumps((SessionRef(key), "warm")))))
         except (RayActorError, NoProcessError, ValueError) as error:
-            raise SessionLostError(session_id, "the host of the newest layout cannot be reached") from error
+            raise SessionLostError(key.session_id, "the host of the newest layout cannot be reached") from error
         if isinstance(answer, Refused):
             raise answer.error
         self._layout = layout

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import HostLoad, Refused, log_of
+from turnwise.actors.cluster.wire import HostLoad, Refused
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
@@ -28,7 +28,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.background import log_failure, shielded
-from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.conversation.sessions import SessionKey
 
 RECOVERIES = 16
 """How many sessions of a lost process are recovered concurrently."""
@@ -51,17 +51,17 @@ _log = logging.getLogger(__name__)
 class PreviousHost(Protocol):
     """A host of an earlier layout, as hosts of later layouts see it."""
 
-    async def release(self, session_id: str) -> bool:
+    async def release(self, key: SessionKey) -> bool:
         """Give up the session unless it is in use; return whether that host does not have it any more."""
 
-    async def call(self, request: bytes, session_id: str) -> bytes:
+    async def call(self, request: bytes, key: SessionKey) -> bytes:
         """Carry out a request on that host."""
 
 
 class NextHosts(Protocol):
     """The hosts of the newest layout, as hosts of an earlier layout see them."""
 
-    async def warm(self, session_id: str) -> None:
+    async def warm(self, key: SessionKey) -> None:
         """Load the session there, so that its runs are recovered.
 
         Raises:
@@ -95,9 +95,9 @@ class PackedHost:
         *,
         node_id: str,
         save_override: SaveOverride,
-        drop_override: Callable[[str], object],
+        drop_override: Callable[[SessionKey], object],
         leave: Callable[[], None],
-        overrides: dict[str, EngineOverride] | None = None,
+        overrides: dict[SessionKey, EngineOverride] | None = None,
         previous_hosts: Sequence[PreviousHost] = (),
         next_hosts: NextHosts | None = None,
     ) -> None:
@@ -112,9 +112,9 @@ class PackedHost:
         resources.in_use = self._engines_in_use
         self._previous_hosts = previous_hosts
         self._next_hosts = next_hosts
-        self._residents: OrderedDict[str, SessionService] = OrderedDict()
+        self._residents: OrderedDict[SessionKey, SessionService] = OrderedDict()
         """The loaded sessions by id, least recently called first."""
-        self._leaving: dict[str, asyncio.Task[bool]] = {}
+        self._leaving: dict[SessionKey, asyncio.Task[bool]] = {}
         self._calls = 0
         self._waits = Waits("max_waits", limits.max_waits)
         self._is_replaced = False
@@ -123,14 +123,14 @@ class PackedHost:
         self._tasks: set[asyncio.Task[bytes]] = set()
 
     @property
-    def resident_ids(self) -> list[str]:
-        """The ids of the loaded sessions, least recently called first."""
+    def residents(self) -> list[SessionKey]:
+        """The loaded sessions, least recently called first."""
         return list(self._residents)
 
     @property
     def current_load(self) -> HostLoad:
         """The host's current load: its sessions, calls and waits."""
-        recent = [public_id(session_id) for session_id in islice(reversed(self._residents), RECENT)]
+        recent = [key.session_id for key in islice(reversed(self._residents), RECENT)]
         waits = self._waits.taken
         return HostLoad(sessions=len(self._residents), recent=tuple(recent), calls=self._calls - waits, waits=waits)
 
@@ -140,20 +140,21 @@ class PackedHost:
 
     async def call(self, request: bytes) -> bytes:
         """Carry out a pickled verb, with its session and arguments; return its answer, or `Refused`, pickled."""
-        session_id, verb, *args = pickle.loads(request)
+        ref, verb, *args = pickle.loads(request)
+        key: SessionKey = ref.key
         if self._calls - self._waits.taken >= self._limits.max_calls:
-            return _dumps(Refused(OverloadedError(session_id, "max_calls", self._limits.max_calls)))
+            return _dumps(Refused(OverloadedError(key.session_id, "max_calls", self._limits.max_calls)))
         self._calls += 1
         try:
             while True:
-                if previous := await self._previous_host_of(session_id):
-                    answer = await previous.call(request, session_id)
+                if previous := await self._previous_host_of(key):
+                    answer = await previous.call(request, key)
                     if not isinstance(refused := pickle.loads(answer), Refused) or not isinstance(
                         refused.error, SessionFencedError
                     ):
                         return answer
                 else:
-                    return _dumps(await self._carry_out(session_id, verb, args))
+                    return _dumps(await self._carry_out(key, ref.log, verb, args))
         except TurnwiseError as error:
             return _dumps(Refused(error))
         finally:
@@ -181,9 +182,9 @@ class PackedHost:
         try:
             return await self.call(request)
         except Exception as error:  # noqa: BLE001 - logged, and returned to the caller
-            session_id, verb, *_ = pickle.loads(request)
-            _log.exception("%s failed for session %s", verb, public_id(session_id))
-            return _dumps(Refused(SessionLostError(session_id, f"{verb} failed there: {error!r}")))
+            ref, verb, *_ = pickle.loads(request)
+            _log.exception("%s failed for session %s", verb, ref.session_id)
+            return _dumps(Refused(SessionLostError(ref.session_id, f"{verb} failed there: {error!r}")))
 
     async def retire(self) -> None:
         """Accept no more sessions, since newer hosts replace this one; give up each session once it is idle."""
@@ -193,18 +194,18 @@ class PackedHost:
                 self._sweeping.cancel()
             self._sweeping = asyncio.create_task(self._drain())
 
-    async def release(self, session_id: str) -> bool:
+    async def release(self, key: SessionKey) -> bool:
         """Give a session up to a newer host; return whether this host does not have it any more.
 
         A session that cannot leave because the store fails stays.
         """
         await self.retire()
-        resident = self._residents.get(session_id)
+        resident = self._residents.get(key)
         if resident and not resident.calls:
-            await self._try_to_unload(session_id)
-        return session_id not in self._residents
+            await self._try_to_unload(key)
+        return key not in self._residents
 
-    async def recover(self, is_mine: Callable[[str], bool]) -> None:
+    async def recover(self, is_mine: Callable[[SessionKey], bool]) -> None:
         """Load the sessions of a lost process, so that their interrupted runs are ended or resumed; retry failures.
 
         Sessions that cannot be read, such as those of a user whose key was deleted, are skipped. If newer hosts have
@@ -225,30 +226,30 @@ class PackedHost:
         finally:
             self._is_recovering = False
 
-    async def _recover(self, is_mine: Callable[[str], bool]) -> list[Exception]:
+    async def _recover(self, is_mine: Callable[[SessionKey], bool]) -> list[Exception]:
         failed: list[Exception] = []
         at_once = asyncio.Semaphore(RECOVERIES)
 
-        async def recover_one(session_id: str) -> None:
+        async def recover_one(key: SessionKey) -> None:
             async with at_once:
                 try:
-                    await self._warm(session_id)
+                    await self._warm(key)
                 except SessionNotFoundError:
                     return  # it was deleted
                 except (CorruptRecordError, EncryptionError) as error:
-                    shown = public_id(session_id)
+                    shown = key.session_id
                     _log.warning("lost session %s is not recovered, since it cannot be read: %s", shown, error)
                 except TurnwiseError as error:
                     failed.append(error)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the session is tried again
-                    log_failure(f"recovery of session {public_id(session_id)!r}", error)
+                    log_failure(f"recovery of session {key.session_id!r}", error)
                     failed.append(error)
 
         try:
             store, cursor = await self._resources.open(), None
             while True:
                 page = await store.unsettled(cursor=cursor)
-                await asyncio.gather(*(recover_one(session_id) for session_id in page if is_mine(session_id)))
+                await asyncio.gather(*(recover_one(key) for key in page if is_mine(key)))
                 if (cursor := page.cursor) is None:
                     return failed
         except TurnwiseError as error:
@@ -257,50 +258,50 @@ class PackedHost:
             log_failure("the search for lost sessions", error)
             return [error]
 
-    async def _warm(self, session_id: str) -> None:
+    async def _warm(self, key: SessionKey) -> None:
         if not self._is_replaced:
             try:
-                if not await self._previous_host_of(session_id):
-                    await self._carry_out(session_id, "warm", ())
+                if not await self._previous_host_of(key):
+                    await self._carry_out(key, "", "warm", ())
                 return
             except SessionFencedError:
                 if not self._is_replaced:
                     return  # another process recovers it
         if self._next_hosts:
-            await self._next_hosts.warm(session_id)
+            await self._next_hosts.warm(key)
 
-    async def _previous_host_of(self, session_id: str) -> PreviousHost | None:
+    async def _previous_host_of(self, key: SessionKey) -> PreviousHost | None:
         """Return the host of an earlier layout on which the session is in use, or None."""
-        if session_id not in self._residents:
+        if key not in self._residents:
             for previous in self._previous_hosts:
-                if not await previous.release(session_id):
+                if not await previous.release(key):
                     return previous
         return None
 
-    async def _carry_out(self, session_id: str, verb: str, args: Sequence[Any]) -> Any:
+    async def _carry_out(self, key: SessionKey, log: str, verb: str, args: Sequence[Any]) -> Any:
         while True:
-            resident = await self._resident(session_id)
+            resident = await self._resident(key)
             if resident.calls - resident.waits.taken >= (most := self._limits.max_session_calls):
-                raise OverloadedError(session_id, "max_session_calls", most)
+                raise OverloadedError(key.session_id, "max_session_calls", most)
             resident.calls += 1
-            self._touch(session_id, resident)
+            self._touch(key, resident)
             try:
-                return await resident.carry_out(verb, args, log_of(session_id))
+                return await resident.carry_out(verb, args, log)
             except SessionNotFoundError as error:
-                if error.session_id != public_id(session_id):
+                if error.session_id != key.session_id:
                     raise
                 if resident.core.ownership.is_active:
                     raise  # the caller means an earlier session with this id
                 if not resident.is_deleted:
-                    self._forget(session_id, resident)
+                    self._forget(key, resident)
                     raise  # otherwise load it again, since the id may exist again
             finally:
                 resident.calls -= 1
-                self._touch(session_id, resident)
+                self._touch(key, resident)
                 if resident.is_deleted or resident.core.ownership.is_lost:
-                    self._forget(session_id, resident)
+                    self._forget(key, resident)
 
-    async def _resident(self, session_id: str) -> SessionService:
+    async def _resident(self, key: SessionKey) -> SessionService:
         """Return the session; load it if it is not resident.
 
         Raises:
@@ -312,27 +313,27 @@ class PackedHost:
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep(self._resources.config.idle_s))
         while True:
-            if task := self._leaving.get(session_id):
+            if task := self._leaving.get(key):
                 await asyncio.wait({task})
-            elif resident := self._residents.get(session_id):
+            elif resident := self._residents.get(key):
                 return resident
             elif self._is_replaced:
-                raise SessionFencedError(session_id, 0)
+                raise SessionFencedError(key.session_id, 0)
             elif len(self._residents) < self._limits.max_resident:
-                return self._admit(session_id)
+                return self._admit(key)
             else:
-                await self._make_room(session_id)
+                await self._make_room(key)
 
-    def _admit(self, session_id: str) -> SessionService:
-        override = self._overrides.pop(session_id, None) or EngineOverride(self._resources.engine_id)
-        core = self._resources.make_core(session_id, override)
-        save = partial(self._save_override, session_id)
+    def _admit(self, key: SessionKey) -> SessionService:
+        override = self._overrides.pop(key, None) or EngineOverride(self._resources.engine_id)
+        core = self._resources.make_core(key, override)
+        save = partial(self._save_override, key)
         waits = Waits("max_session_waits", self._limits.max_session_waits, self._waits)
         resident = SessionService(core, override, self._resources, save, self._node_id, waits=waits)
-        self._residents[session_id] = resident
+        self._residents[key] = resident
         return resident
 
-    async def _make_room(self, session_id: str) -> None:
+    async def _make_room(self, key: SessionKey) -> None:
         """Unload the idle session that was used least recently.
 
         Callers who need room at the same time each unload one of their own, so these leave together.
@@ -341,7 +342,7 @@ class PackedHost:
             OverloadedError: all sessions are in use.
             StoreError: no session can leave, since the store fails.
         """
-        tried: set[str] = set()
+        tried: set[SessionKey] = set()
         while len(self._residents) >= self._limits.max_resident:
             if (idle := self._least_recently_used(tried)) is not None:
                 tried.add(idle)
@@ -350,9 +351,9 @@ class PackedHost:
             elif self._leaving:
                 await asyncio.wait(self._leaving.values(), return_when=asyncio.FIRST_COMPLETED)
             else:
-                raise OverloadedError(session_id, "max_resident", self._limits.max_resident)
+                raise OverloadedError(key.session_id, "max_resident", self._limits.max_resident)
 
-    def _least_recently_used(self, tried: set[str]) -> str | None:
+    def _least_recently_used(self, tried: set[SessionKey]) -> SessionKey | None:
         """Return the idle session that was used least recently; none that is leaving or was tried. None if all are."""
         return next(
             (
@@ -363,36 +364,36 @@ class PackedHost:
             None,
         )
 
-    async def _unload(self, session_id: str) -> bool:
+    async def _unload(self, key: SessionKey) -> bool:
         """Unload a session; return whether it left. Concurrent callers share one attempt, which is never cancelled."""
-        task = self._leaving.get(session_id)
+        task = self._leaving.get(key)
         if task is None:
-            task = asyncio.create_task(self._leave_session(session_id, self._residents[session_id]))
-            self._leaving[session_id] = task
-        return await shielded(task, f"session {public_id(session_id)!r}: leaving")
+            task = asyncio.create_task(self._leave_session(key, self._residents[key]))
+            self._leaving[key] = task
+        return await shielded(task, f"session {key.session_id!r}: leaving")
 
-    async def _leave_session(self, session_id: str, resident: SessionService) -> bool:
+    async def _leave_session(self, key: SessionKey, resident: SessionService) -> bool:
         try:
             if not await resident.core.ownership.leave():
-                self._touch(session_id, resident)
+                self._touch(key, resident)
                 return False
-            self._forget(session_id, resident)
+            self._forget(key, resident)
             return True
         finally:
-            del self._leaving[session_id]
+            del self._leaving[key]
 
-    def _touch(self, session_id: str, resident: SessionService) -> None:
+    def _touch(self, key: SessionKey, resident: SessionService) -> None:
         resident.last_call_s = asyncio.get_running_loop().time()
-        if self._residents.get(session_id) is resident:
-            self._residents.move_to_end(session_id)
+        if self._residents.get(key) is resident:
+            self._residents.move_to_end(key)
 
-    def _forget(self, session_id: str, resident: SessionService) -> None:
-        if self._residents.get(session_id) is resident:
-            del self._residents[session_id]
+    def _forget(self, key: SessionKey, resident: SessionService) -> None:
+        if self._residents.get(key) is resident:
+            del self._residents[key]
             if left := resident.left:  # its runs go on with the engines that they began with
-                self._overrides[session_id] = left
+                self._overrides[key] = left
             elif resident.is_saved:
-                self._drop_override(session_id)
+                self._drop_override(key)
 
     def _engines_in_use(self) -> set[str]:
         """Return the ids of the engines of runs that have not ended."""
@@ -409,19 +410,19 @@ class PackedHost:
     async def _unload_idle(self, since: float) -> bool:
         """Unload the sessions that have been idle since that time; return whether nothing failed."""
         has_succeeded = True
-        for session_id, resident in list(self._residents.items()):
+        for key, resident in list(self._residents.items()):
             if resident.last_call_s > since:
                 break
-            if resident.is_idle and self._residents.get(session_id) is resident and session_id not in self._leaving:
-                has_succeeded = await self._try_to_unload(session_id) and has_succeeded
+            if resident.is_idle and self._residents.get(key) is resident and key not in self._leaving:
+                has_succeeded = await self._try_to_unload(key) and has_succeeded
         return has_succeeded
 
-    async def _try_to_unload(self, session_id: str) -> bool:
+    async def _try_to_unload(self, key: SessionKey) -> bool:
         """Unload a session, or log why it stays; return whether nothing failed."""
         try:
-            await self._unload(session_id)
+            await self._unload(key)
         except Exception as error:  # noqa: BLE001 - logged; this session is retried later, the others go on
-            log_failure(f"session {public_id(session_id)!r}: leaving", error, ", so it stays")
+            log_failure(f"session {key.session_id!r}: leaving", error, ", so it stays")
             return False
         return True
 

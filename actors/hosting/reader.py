@@ -12,6 +12,7 @@ from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import RunRecord, Until
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import SessionStore
@@ -101,10 +102,10 @@ class Reader:
         )
 
 
-async def check_stored(store: SessionStore, session_id: str, log: str) -> None:
-    """Raise SessionNotFoundError if the stored session with this id has another log."""
-    if (await store.get(session_id)).log != log:
-        raise SessionNotFoundError(session_id)
+async def check_stored(store: SessionStore, key: SessionKey, log: str) -> None:
+    """Raise SessionNotFoundError if the stored session of this key has another log."""
+    if (await store.get(key)).log != log:
+        raise SessionNotFoundError(key.session_id)
 
 
 def _with(held: Spans, turn: Turn) -> Spans:

@@ -21,12 +21,12 @@ from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overri
 from turnwise.actors.hosting.loading import Loading, StartsInRay
 from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry
-from turnwise.memory.conversation.ids import public_id
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec
     from turnwise.actors.cluster.logs import LogSettings
     from turnwise.actors.hosting.dedicated_host import DedicatedHost
+    from turnwise.memory.conversation.sessions import SessionKey
 
 
 class SessionActor:
@@ -36,13 +36,12 @@ class SessionActor:
         settings: a pickled `ActorSpec`, or the key of one.
     """
 
-    _session_id = ""
-    """Ray wants the name of the process also where the constructor has failed."""
+    _session: SessionKey
 
     def __init__(
-        self, settings: bytes | Kept, session_id: str, namespace: str, logs: LogSettings, max_waits: int
+        self, settings: bytes | Kept, session: SessionKey, namespace: str, logs: LogSettings, max_waits: int
     ) -> None:
-        self._session_id = session_id
+        self._session = session
         collect_rarely()
         logs.apply()
         self._settings = settings
@@ -68,7 +67,8 @@ class SessionActor:
 
     def __repr__(self) -> str:
         """Return what Ray's dashboard and log lines call the process."""
-        return f"Session({public_id(self._session_id)})"
+        session = getattr(self, "_session", None)  # Ray also wants the name of a process whose constructor has failed
+        return f"Session({session.session_id if session else ''})"
 
     async def ready(self) -> int:
         """Return the process id, once the process has started."""
@@ -80,7 +80,7 @@ class SessionActor:
 
     async def recover_after_restart(self) -> None:
         """See `DedicatedHost.recover`."""
-        await retry(self._recover, f"session {self._session_id!r}: recovery")
+        await retry(self._recover, f"{self}: recovery")
 
     async def _recover(self) -> None:
         await self._loading.pause()
@@ -109,14 +109,14 @@ class SessionActor:
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
         collect_rarely()
-        session_id, namespace = self._session_id, self._namespace
+        namespace = self._namespace
         spec: ActorSpec = pickle.loads(read_settings(self._settings))
         place, engine_id, engine = spec.place, spec.engine_id, spec.engine
         overrides, engines = find_overrides(namespace, self._key)
         return DedicatedHost(
-            session_id,
+            self._session,
             WorkerResources(partial(place.open_store, namespace), place.open_history, engine_id, engine, more=engines),
-            override=overrides.get(session_id),
+            override=overrides.get(self._session),
             max_waits=self._max_waits,
             node_id=self._node_id,
             leave=self._leave,

@@ -20,6 +20,7 @@ from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import CorruptRecordError, TurnNotFoundError, TurnwiseError
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import Until, has_reached
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.strategies.compaction import Compaction
@@ -33,8 +34,8 @@ END_COMMIT_S = 2.0
 SAVE_S = 5.0
 """How long a process that leaves waits until the engines of waiting runs are saved, in seconds."""
 
-SaveOverride = Callable[[str, EngineOverride, Mapping[str, bytes]], Awaitable[None]]
-"""Saves the engines of a session for its next process: session id, engine ids, pickled engines by id."""
+SaveOverride = Callable[[SessionKey, EngineOverride, Mapping[str, bytes]], Awaitable[None]]
+"""Saves the engines of a session for its next process: its key, engine ids, pickled engines by id."""
 
 SaveOwnOverride = Callable[[EngineOverride, Mapping[str, bytes]], Awaitable[None]]
 """The same for one session: engine ids, pickled engines by id."""
@@ -133,7 +134,7 @@ class SessionService:
         if log and (self.core.reads.is_activated or verb not in READS):
             await self.core.ownership.check_log(log)
         elif log:
-            await check_stored(self.core.reads.stores[0], self.core.session_id, log)
+            await check_stored(self.core.reads.stores[0], self.core.state.key, log)
         if verb in _WITH_ENGINE:
             engine_id, *args = args
             if not await self._has(engine_id):
@@ -280,4 +281,4 @@ def _override_of(engine_id: str, runs: Mapping[str, str]) -> EngineOverride:
 def _read_source(core: SessionCore) -> SessionReads | StoredSession:
     """Return the core's reads if it has activated the session, else the store's: a read activates nothing."""
     reads = core.reads
-    return reads if reads.is_activated else StoredSession(core.session_id, *reads.stores)
+    return reads if reads.is_activated else StoredSession(core.state.key, *reads.stores)

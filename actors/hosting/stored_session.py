@@ -16,10 +16,10 @@ from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.state import SessionState
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import Until, has_reached
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import Outcome, TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
-from turnwise.memory.event_store.encrypted import of_user
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.records import check_session
 from turnwise.memory.stores.reading import read_runs, read_turns
@@ -54,11 +54,11 @@ class StoredSession:
     """
 
     def __init__(
-        self, session_id: str, store: SessionStore, history: HistoryStore | None, *, raises_unattended: bool = True
+        self, key: SessionKey, store: SessionStore, history: HistoryStore | None, *, raises_unattended: bool = True
     ) -> None:
-        self.session_id = session_id
-        self._journal = Journal(session_id, store, time.time, history)
-        self._state = SessionState(session_id, self._journal)
+        self._key = key
+        self._journal = Journal(key, store, time.time, history)
+        self._state = SessionState(key, self._journal)
         self._raises_unattended = raises_unattended
         self.reads = SessionReads(self._state, self._load)
         """The reads that wait for nothing; `wait` and `events` below wait for others, who have the session."""
@@ -110,9 +110,7 @@ class StoredSession:
     async def _look(self) -> None:
         """Read the session's row."""
         journal = self._journal
-        journal.read_row(check_session(await journal.store.get(self.session_id)))
-        if journal.forwarder:
-            journal.forwarder.history = of_user(journal.forwarder.history, journal.session.user_id)
+        journal.read_row(check_session(await journal.store.get(self._key)))
 
     async def _load(self) -> None:
         """Read where the session stands: its row, its last turns, and their runs that are open."""
@@ -135,7 +133,7 @@ class StoredSession:
         if not waiting:
             return
         first, last = min(waiting), max(waiting)
-        for record in await read_runs(partial(journal.store.runs, self.session_id), first, last + 1):
+        for record in await read_runs(partial(journal.store.runs, self._key), first, last + 1):
             if record.is_open and record.turn_index in waiting:
                 run = ActiveRun(self._state.view(), record, waiting[record.turn_index], _NO_RESOURCES)
                 run.output = RecordedOutput.read(run.turn.output, journal.blocks.cache)
@@ -150,7 +148,7 @@ class StoredSession:
         while True:
             stop = self._journal.session.next_index
             start = max(0, stop - count)
-            turns = await read_turns(partial(self._journal.store.turns, self.session_id), start, stop)
+            turns = await read_turns(partial(self._journal.store.turns, self._key), start, stop)
             if start == 0 or any(not turn.is_open for turn in turns):
                 return turns
             count *= 2

@@ -14,9 +14,9 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError, EngineLimitError
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.user_ids import by_public_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
@@ -120,13 +120,12 @@ class WorkerResources:
             del self._setups[gone], self._pickled[gone]
         self._setups[engine_id], self._pickled[engine_id] = setup, engine
 
-    def make_core(self, session_id: str, override: EngineOverride) -> SessionCore:
+    def make_core(self, key: SessionKey, override: EngineOverride) -> SessionCore:
         """Return a new core of a session, with a cached setup. Call `open` first."""
         store, history = self._stores
-        session_id, store, history = by_public_id(session_id, store, history)
         builder, config, overflow, memories, working = self.get(override.engine_id)[0]
         core = SessionCore(
-            session_id,
+            key,
             store,
             builder,
             config,

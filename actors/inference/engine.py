@@ -24,7 +24,7 @@ class SessionView:
     """The session for which an engine is built: its ids, user, agent and metadata."""
 
     session_id: str
-    """Unique within its user, if the manager has `enforce_user`; else within the store."""
+    """Unique within its user."""
     user_id: str
     agent: str | None
     metadata: Mapping[str, Any]

@@ -45,7 +45,7 @@ class Additions:
             else:
                 run = self._state.open_run(run_id)
                 if run is None:
-                    if found := await self._journal.store.event_of_key(self._state.session_id, key):
+                    if found := await self._journal.store.event_of_key(self._state.key, key):
                         return found.seq
                     record = await self._journal.records.find_run(run_id)
                     why = f"the run is {record.state}, and its last event says so: add the event to the session"
@@ -58,7 +58,7 @@ class Additions:
         try:
             return await self._transactor.run(change)
         except DuplicateKeyError:
-            found = await self._journal.store.event_of_key(self._state.session_id, key)
+            found = await self._journal.store.event_of_key(self._state.key, key)
             if found is None:
                 raise
             return found.seq

@@ -175,7 +175,7 @@ class RunAdmission:
                     self._check_calls(turn.prompt, blocks, is_whole=False)
             except (InvalidPromptError, TooManyError):
                 # Before refusing, look in the store: this may be the second delivery of an append.
-                event = await self._journal.store.event_of_key(self._state.session_id, key)
+                event = await self._journal.store.event_of_key(self._state.key, key)
                 if event is None or event.turn_index is None:
                     raise
                 return event.turn_index
@@ -189,7 +189,7 @@ class RunAdmission:
         try:
             return await self._transactor.run(change)
         except DuplicateKeyError:
-            event = await self._journal.store.event_of_key(self._state.session_id, key)
+            event = await self._journal.store.event_of_key(self._state.key, key)
             if event is None or event.turn_index is None:
                 raise
             return event.turn_index
@@ -497,7 +497,7 @@ class RunAdmission:
         user_id, store = self._journal.session.user_id, self._journal.store
         try:
             parent = await store.run(record.parent)
-            owner = (await store.get(parent.session_id)).user_id
+            owner = parent.user_id
         except (NotFoundError, EncryptionError):
             owner = None
         if owner != user_id:
@@ -505,7 +505,7 @@ class RunAdmission:
 
     async def _refuse_taken(self, turn_id: str) -> None:
         """Raise TurnIdTakenError if the session has or had a turn with this id."""
-        event = await self._journal.store.event_of_key(self._state.session_id, turn_key(turn_id))
+        event = await self._journal.store.event_of_key(self._state.key, turn_key(turn_id))
         if event:
             raise TurnIdTakenError(self._state.session_id, turn_id, event.run_id or "")
 
@@ -593,7 +593,7 @@ class RunAdmission:
         check_answers(builder, output, params)
         now, silence_s = self._journal.clock(), options.get("debounce_s")
         return RunRecord(
-            session_id=state.session_id,
+            **state.key._asdict(),
             turn_index=0,
             state="queued",
             first_seq=0,
@@ -620,7 +620,7 @@ class RunAdmission:
         open_run, ended = self._state.open_run(request.run_id), self._state.ended_run(request.run_id)
         record = open_run.record if open_run else ended[0] if ended else None
         if record is None and request.key:
-            record = await self._journal.store.run_of_key(self._state.session_id, request.key)
+            record = await self._journal.store.run_of_key(self._state.key, request.key)
             if record and record.fingerprint != request.fingerprint:
                 raise IdempotencyConflictError(self._state.session_id, request.key, record.run_id)
         if record is None and stored:

@@ -41,7 +41,7 @@ from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.frozen_json import freeze, plain_json
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Prompt
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
@@ -78,7 +78,7 @@ class SessionCore:
 
     def __init__(
         self,
-        session_id: str,
+        key: SessionKey,
         store: SessionStore,
         builder: EngineBuilder,
         config: SessionConfig | None = None,
@@ -91,12 +91,12 @@ class SessionCore:
         off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         engine_id: str = "",
     ) -> None:
-        self.session_id = session_id
+        self.session_id = key.session_id
         run_resources = RunResources(
             builder, config or SessionConfig(), overflow, memories, working, engine_id=engine_id, off_loop=off_loop
         )
-        tasks = SessionTasks(session_id)
-        self.state = state = SessionState(session_id, Journal(session_id, store, clock, history))
+        tasks = SessionTasks(key.session_id)
+        self.state = state = SessionState(key, Journal(key, store, clock, history))
         self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)
         self.transactor = transactor = Transactor(state, tasks, engines, progress, self._recover)

@@ -9,6 +9,7 @@ from turnwise.actors.session.cached_blocks import CachedBlocks
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 
@@ -27,11 +28,11 @@ class EventForwarder:
     store. The history store gets the blocks, too, so it is enough to rebuild the conversation.
     """
 
-    def __init__(self, session_id: str, store: SessionStore, history: HistoryStore, blocks: CachedBlocks) -> None:
+    def __init__(self, key: SessionKey, store: SessionStore, history: HistoryStore, blocks: CachedBlocks) -> None:
         self.history = history
         self.copied = 0
         """The history store has every stored event up to this number."""
-        self._session_id = session_id
+        self._key = key
         self._store = store
         self._blocks = blocks
         self._log = ""
@@ -75,7 +76,7 @@ class EventForwarder:
                 await self._copy()
             except Exception as error:  # noqa: BLE001 - any error is logged, and copying is tried again
                 if not tries:
-                    log_failure(f"session {self._session_id!r}: copying events to its history store", error)
+                    log_failure(f"session {self._key.session_id!r}: copying events to its history store", error)
                 await asyncio.sleep(min(0.05 * 2**tries, MAX_PAUSE_S))
                 tries = min(tries + 1, 16)
                 self._more.set()
@@ -86,11 +87,11 @@ class EventForwarder:
 
     async def _copy(self) -> None:
         if not self._known:
-            self.copied = await self.history.last_seq(self._session_id)
+            self.copied = await self.history.last_seq(self._key)
             self._known = True
-        while events := await self._store.events(self._session_id, after=self.copied, limit=PAGE):
+        while events := await self._store.events(self._key, after=self.copied, limit=PAGE):
             whole = await self._whole(events)
-            await self.history.append(self._session_id, whole)
+            await self.history.append(self._key, whole)
             self.copied = whole[-1].seq
 
     async def _whole(self, events: Sequence[Event]) -> Sequence[Event]:
@@ -98,5 +99,5 @@ class EventForwarder:
         try:
             return await self._blocks.read_first_events(events, self._log)
         except CorruptRecordError as error:
-            log_failure(f"session {self._session_id!r}: reading the blocks of its events", error)
+            log_failure(f"session {self._key.session_id!r}: reading the blocks of its events", error)
             return events

@@ -147,7 +147,7 @@ class Forgetting:
         """
 
         async def change() -> Forgotten:
-            found = await self._journal.store.event_of_key(self._state.session_id, key) if key else None
+            found = await self._journal.store.event_of_key(self._state.key, key) if key else None
             if isinstance(found, TurnsCleared):
                 await self._clear_history([], await self._all_turns())
                 return Forgotten(turns=found.turns)
@@ -176,7 +176,7 @@ class Forgetting:
     async def _all_turns(self) -> list[TurnRecord]:
         turns: list[TurnRecord] = []
         while page := await self._journal.store.turns(
-            self._state.session_id, after=turns[-1].index if turns else -1, limit=TURNS_PAGE
+            self._state.key, after=turns[-1].index if turns else -1, limit=TURNS_PAGE
         ):
             turns += page
         return turns
@@ -224,7 +224,7 @@ class Forgetting:
             return
         await forwarder.flush(FLUSH_S)  # or the events in flight would arrive afterwards
         bare = await self._without_input(forwarder.history, last, until)
-        await forwarder.history.delete(self._state.session_id, turns_up_to=last, instead=bare)
+        await forwarder.history.delete(self._state.key, turns_up_to=last, instead=bare)
 
     async def _without_input(self, history: HistoryStore, last: int, until: int) -> list[Event]:
         """Return the events that have the input of a run and are not of turns up to `last`, without that input.
@@ -233,7 +233,7 @@ class Forgetting:
         number is not below `until`, or below that of the last `TurnsCleared`.
         """
         seq, bare = 0, list[Event]()
-        while events := await history.events(self._state.session_id, after=seq):
+        while events := await history.events(self._state.key, after=seq):
             seq = events[-1].seq
             for event in events:
                 is_kept = event.turn_index is None or event.turn_index > last
@@ -316,11 +316,11 @@ class Forgetting:
         """
         done = Forgotten()
         try:
-            session = await self._journal.store.get(self._state.session_id)
+            session = await self._journal.store.get(self._state.key)
         except CorruptRecordError:
             if memory and self._engines.current.all_memories:
                 raise
-            turns = await self._journal.store.delete(self._state.session_id)
+            turns = await self._journal.store.delete(self._state.key)
         else:
             if updated_at not in (None, session.updated_at):
                 raise SessionChangedError(self._state.session_id)
@@ -362,7 +362,7 @@ class Forgetting:
         """Return an ended turn for a fork to continue: without forgotten blocks. Reads all turns up to it."""
         gone: list[Span] = []
         after = -1
-        while after < turn.index and (page := await self._journal.store.turns(self._state.session_id, after=after)):
+        while after < turn.index and (page := await self._journal.store.turns(self._state.key, after=after)):
             after = page[-1].index
             gone += (span for each in page if each.forgotten for span in join(each.prompt, each.output))
         turn = replace(turn, carried=(), removed=())

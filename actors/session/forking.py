@@ -11,7 +11,6 @@ from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import SessionExistsError, TurnNotFoundError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, subtract, union
-from turnwise.memory.user_ids import get_of_user, other_id
 
 
 class Forking:
@@ -34,11 +33,11 @@ class Forking:
         later turn has ended since, as long as the fork was not used.
 
         Args:
-            session_id: the id under which the fork is stored.
+            session_id: the fork's id.
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
-            SessionExistsError: another session has this id.
+            SessionExistsError: the user has another session of this id.
         """
         await self._transactor.loaded()
         own_id, store = self._state.session_id, self._journal.store
@@ -66,16 +65,13 @@ class Forking:
             saved=base.index,
             ttl_s=session.ttl_s,
         )
-        if await get_of_user(store, other_id(session.user_id, session_id), session.user_id):
-            raise SessionExistsError(session_id)
         try:
             return await store.create(fork, replace(base, parent=parent, turn_id=None), subtract(also, spans))
         except SessionExistsError:
-            found = await store.get(session_id)
-            # A session of another user may name the same parent: that user once had a session with the parent's id.
-            if found.user_id == session.user_id and found.parent:
+            existing = await store.get(fork.key)
+            if existing.parent:
                 # This session may have gone on since the first delivery of the same call.
-                is_unused = at is None and found.epoch == 0 and found.parent.rpartition("#")[0] == own_id
-                if found.parent == parent or is_unused:
-                    return found
+                is_unused = at is None and existing.epoch == 0 and existing.parent.rpartition("#")[0] == own_id
+                if existing.parent == parent or is_unused:
+                    return existing
             raise

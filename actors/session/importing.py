@@ -163,7 +163,7 @@ class Importing:
         """
         own = key
         while isinstance(
-            found := await self._journal.store.event_of_key(self._state.session_id, own), TurnImported | PromptAppended
+            found := await self._journal.store.event_of_key(self._state.key, own), TurnImported | PromptAppended
         ):
             if not await self._was_cleared(found):
                 return own, found
@@ -175,7 +175,7 @@ class Importing:
 
         A turn of prompts also goes when its run is discarded, but then the next turn has them.
         """
-        first = await self._journal.store.turns(self._state.session_id, limit=1)
+        first = await self._journal.store.turns(self._state.key, limit=1)
         if not first or found.turn_index is None:
             return True
         spans = [Span(self._journal.session.log, *found.span)] if found.span else []

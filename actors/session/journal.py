@@ -22,11 +22,10 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.events import Event, SessionReverted
 from turnwise.memory.conversation.records import replace
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.weights import may_be_cut
 from turnwise.memory.event_store.base import HistoryStore
-from turnwise.memory.event_store.encrypted import of_user
 from turnwise.memory.stores.base import Activation, Commit, SessionStore, new_jump
 from turnwise.memory.stores.encrypted.records import check_events, check_session
 from turnwise.memory.stores.reading import merged_events
@@ -54,22 +53,22 @@ class Journal:
 
     def __init__(
         self,
-        session_id: str,
+        key: SessionKey,
         store: SessionStore,
         clock: Callable[[], float] | None,
         history: HistoryStore | None = None,
     ) -> None:
         self.store = store
-        self.blocks = CachedBlocks(session_id, store)
-        self.forwarder = EventForwarder(session_id, store, history, self.blocks) if history else None
+        self.blocks = CachedBlocks(key.session_id, store)
+        self.forwarder = EventForwarder(key, store, history, self.blocks) if history else None
         self._deleted_up_to = 0
         """The store has deleted the events up to this number, since the history store has them."""
         self._clock = clock
         self._clock_read: tuple[float, float] | None = None
         """The store's time and this process's monotonic time, both read at the last activation."""
-        self.session = SessionRecord(session_id=session_id)
+        self.session = SessionRecord(**key._asdict())
         self.log = EventLog(0)
-        self.records = StoredRecords(session_id, store)
+        self.records = StoredRecords(key, store)
         self.has_advanced = False
         """Whether the last activation found a commit that the store had not answered."""
         self.stale = True
@@ -84,6 +83,10 @@ class Journal:
     @property
     def session_id(self) -> str:
         return self.session.session_id
+
+    @property
+    def key(self) -> SessionKey:
+        return self.session.key
 
     def clock(self) -> float:
         """Return the store's time, in seconds since the epoch: read at activation, advanced by a monotonic clock.
@@ -147,7 +150,6 @@ class Journal:
         self.session = found.session
         self._tried.clear()
         if self.forwarder:
-            self.forwarder.history = of_user(self.forwarder.history, found.session.user_id)
             self.forwarder.wake(found.session.log)
         return found
 
@@ -160,7 +162,7 @@ class Journal:
         while True:
             try:
                 if not self.session.epoch:
-                    return await self.store.activate(self.session_id)
+                    return await self.store.activate(self.key)
                 return await self._reactivate(await self.check_own())
             except SessionFencedError:
                 if self.lost:
@@ -178,7 +180,7 @@ class Journal:
         """
         jump = new_jump()
         self._tried.add(stored.revision + jump)
-        return await self.store.activate(self.session_id, revision=stored.revision, jump=jump)
+        return await self.store.activate(self.key, revision=stored.revision, jump=jump)
 
     async def check_own(self) -> SessionRecord:
         """Return the stored row, if it can be the result of this process's own commits.
@@ -190,7 +192,7 @@ class Journal:
         """
         own = self.session
         try:
-            found = await self.store.get(self.session_id)
+            found = await self.store.get(self.key)
             if found.log != own.log or (found.epoch > own.epoch and found.revision not in self._tried):
                 raise SessionFencedError(self.session_id, own.epoch)
             if self._is_reverted or not self._is_own_row(found):
@@ -211,7 +213,7 @@ class Journal:
                 `SessionCore` to load the session.
         """
         try:
-            now = await self.store.get(self.session_id)
+            now = await self.store.get(self.key)
             if (now.log, now.epoch, now.revision) != (found.log, found.epoch, found.revision):
                 raise SessionFencedError(self.session_id, found.epoch)
         except (SessionFencedError, SessionNotFoundError) as error:
@@ -251,12 +253,12 @@ class Journal:
             updated_at=max(found.updated_at, at),
         )
         key = None if await self.has_reverted() else REVERTED
-        said = SessionReverted(session_id=self.session_id, seq=seq, at=at, key=key)
-        await self.store.commit(self.session_id, found.epoch, Commit(session=session, events=[said]))
+        said = SessionReverted(**self.key._asdict(), seq=seq, at=at, key=key)
+        await self.store.commit(self.key, found.epoch, Commit(session=session, events=[said]))
 
     async def has_reverted(self) -> bool:
         """Return whether the session was ever reverted to an earlier state of its store."""
-        return await self.store.event_of_key(self.session_id, REVERTED) is not None
+        return await self.store.event_of_key(self.key, REVERTED) is not None
 
     def extend(self, count: int) -> tuple[Span, SessionRecord]:
         """Return the span of the next `count` blocks of the log, and the session's row with the log grown by them."""
@@ -267,7 +269,7 @@ class Journal:
         """Return the events with the next numbers, which are reserved for them until the next commit."""
         first, at = self.log.reserve(len(events)), self.clock()
         return [
-            kind(session_id=self.session_id, seq=seq, at=at, **values)
+            kind(session_id=self.session_id, user_id=self.session.user_id, seq=seq, at=at, **values)
             for seq, (kind, values) in enumerate(events, first)
         ]
 
@@ -298,7 +300,7 @@ class Journal:
         forget = copied if copied >= self._deleted_up_to + DELETE_EVERY else 0
         try:
             whole = replace(commit, session=session, forget_events=forget)
-            await self.store.commit(self.session_id, session.epoch, whole)
+            await self.store.commit(self.key, session.epoch, whole)
         except SessionFencedError:
             self.mark_stale()  # until the cause is known
             await self.check_own()
@@ -334,8 +336,8 @@ class Journal:
         if self.forwarder:
             await self.check_own()
             self.forwarder.stop()
-            await self.forwarder.history.delete(self.session_id)
-        return await self.store.delete(self.session_id, epoch=self.session.epoch, log=self.session.log)
+            await self.forwarder.history.delete(self.key)
+        return await self.store.delete(self.key, epoch=self.session.epoch, log=self.session.log)
 
     # Reading
 
@@ -371,10 +373,10 @@ class Journal:
                 return missed
 
     async def _stored_events(self, after: int, limit: int) -> Sequence[Event]:
-        stored = await self.store.events(self.session_id, after=after, limit=limit)
+        stored = await self.store.events(self.key, after=after, limit=limit)
         if self.forwarder is None:
             return check_events(stored)
-        copied = await self.forwarder.history.events(self.session_id, after=after, limit=limit)
+        copied = await self.forwarder.history.events(self.key, after=after, limit=limit)
         return check_events(merged_events(copied, stored, limit))
 
 

@@ -161,10 +161,10 @@ class MemoryIngestion:
 
     async def _note_page(self, after: int, limit: int) -> int | None:
         """Add the next ended turns to the progress; return the index of the last turn read, None if there is none."""
-        page = await self._journal.store.turns(self._state.session_id, after=after, limit=limit)
+        page = await self._journal.store.turns(self._state.key, after=after, limit=limit)
         if not page:
             return None
-        runs = await read_runs(partial(self._journal.store.runs, self._state.session_id), after + 1, page[-1].index + 1)
+        runs = await read_runs(partial(self._journal.store.runs, self._state.key), after + 1, page[-1].index + 1)
         run_of = {run.run_id: run for run in runs}
         for turn in page:
             if not turn.is_open and turn.index > self._progress.saved:

@@ -43,6 +43,7 @@ class SessionReads:
     """
 
     def __init__(self, state: SessionState, load: Callable[[], Awaitable[None]]) -> None:
+        self.key = state.key
         self.session_id = state.session_id
         self._state = state
         self._journal = state.journal
@@ -179,7 +180,7 @@ class SessionReads:
     async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
         """Return up to `limit` turns with an index above `after`, by index; fewer, if they are large."""
         await self._load()
-        found = await self._journal.store.turns(self.session_id, after=after, limit=limit)
+        found = await self._journal.store.turns(self.key, after=after, limit=limit)
         opened = {turn.index: turn for turn in self._state.open_turns}
         return await self._journal.blocks.read_first_turns([opened.get(turn.index, turn) for turn in found])
 
@@ -201,9 +202,9 @@ class SessionReads:
         return (await self._journal.blocks.read_turns([found]))[0]
 
     async def _index_of(self, turn_id: str) -> int:
-        event = await self._journal.store.event_of_key(self.session_id, turn_key(turn_id))
+        event = await self._journal.store.event_of_key(self.key, turn_key(turn_id))
         if event and event.turn_index is not None:
-            found = await self._journal.store.turns(self.session_id, after=event.turn_index - 1, limit=1)
+            found = await self._journal.store.turns(self.key, after=event.turn_index - 1, limit=1)
             if found and found[0].turn_id == turn_id:
                 return found[0].index
         raise TurnNotFoundError(self.session_id, turn_id)
@@ -244,8 +245,8 @@ class SessionReads:
     async def _messages_of_turns(self, start: int, end: int) -> AsyncIterator[list[ChatMessage]]:
         """Yield the messages of each turn, the newest turn first."""
         store = self._journal.store
-        stored = await read_turns(partial(store.turns, self.session_id), start, end)
-        runs = {run.run_id: run for run in await read_runs(partial(store.runs, self.session_id), start, end)}
+        stored = await read_turns(partial(store.turns, self.key), start, end)
+        runs = {run.run_id: run for run in await read_runs(partial(store.runs, self.key), start, end)}
         opened = {turn.index: turn for turn in self._state.open_turns}
         async for turn, prompt, output in self._journal.blocks.read_back(
             [opened.get(turn.index, turn) for turn in stored]
@@ -255,7 +256,7 @@ class SessionReads:
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index; fewer, if they are large."""
         await self._load()
-        return await self._journal.store.runs(self.session_id, after=after, limit=limit)
+        return await self._journal.store.runs(self.key, after=after, limit=limit)
 
     async def events(
         self, after: int = 0, limit: int = 1000, *, run_id: str | None = None, timeout_s: float = 0.0

@@ -63,7 +63,7 @@ class Removals:
 
     async def _done(self, key: str) -> int:
         """Return how many blocks the earlier delivery of this call removed; 0 if there was none."""
-        event = await self._journal.store.event_of_key(self._state.session_id, key)
+        event = await self._journal.store.event_of_key(self._state.key, key)
         return sum(stop - start for _, start, stop in event.removed) if isinstance(event, BlocksRemoved) else 0
 
     async def _remove(self, index: int, spans: Spans, key: str) -> int:

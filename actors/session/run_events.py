@@ -62,7 +62,7 @@ def start_event(
 
 def is_snapshot(head: TurnRecord, session_id: str) -> bool:
     """Return whether the next turn continues the snapshot of `head`, which the events of this session tell."""
-    is_own = head.parent is None or head.parent.startswith(f"{session_id}#")
+    is_own = head.parent is None or head.parent.rpartition("#")[0] == session_id
     return is_own and not head.carried and not head.carries_all
 
 

@@ -15,6 +15,7 @@ from turnwise.actors.session.run_queue import RunQueue
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Spans, join
 from turnwise.memory.conversation.turns import TurnRecord, turn_id
 
@@ -28,8 +29,9 @@ class SessionState:
     Reads take no lock: at every await, all fields reflect the same commit.
     """
 
-    def __init__(self, session_id: str, journal: Journal) -> None:
-        self.session_id = session_id
+    def __init__(self, key: SessionKey, journal: Journal) -> None:
+        self.key = key
+        self.session_id = key.session_id
         self.journal = journal
         self.head: TurnRecord | None = None
         """The newest turn that has ended and was kept; the next turn continues it."""
@@ -99,8 +101,8 @@ class SessionState:
         """Return the session's ids and metadata, as engines get them."""
         session = self.journal.session
         return SessionView(
-            session_id=self.session_id,
-            user_id=session.user_id,
+            session_id=self.key.session_id,
+            user_id=self.key.user_id,
             agent=session.agent,
             metadata=session.metadata,
             key=session.log,
@@ -186,7 +188,7 @@ class SessionState:
         self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
     ) -> None:
         """Publish a live event of the run; see `EventLog.publish_live`."""
-        whose = {"session_id": self.session_id, **about(run.record), "at": self.journal.clock()}
+        whose = {**self.key._asdict(), **about(run.record), "at": self.journal.clock()}
 
         def make(seq: int) -> Event | None:
             # While this event waited for a commit, an activation may have found that the run ended elsewhere.

@@ -6,7 +6,7 @@ from functools import partial
 
 from turnwise.errors import RunNotFoundError, TurnNotFoundError
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, join, overlap, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.turn_items import TurnBlocks
@@ -17,8 +17,8 @@ from turnwise.memory.stores.reading import read_runs
 class StoredRecords:
     """Reads the stored turns and runs of one session. Nothing is cached."""
 
-    def __init__(self, session_id: str, store: SessionStore) -> None:
-        self._session_id = session_id
+    def __init__(self, key: SessionKey, store: SessionStore) -> None:
+        self._key = key
         self._store = store
 
     async def find_turn(self, index: int) -> TurnRecord:
@@ -27,9 +27,9 @@ class StoredRecords:
         Raises:
             TurnNotFoundError: no turn has this index.
         """
-        found = await self._store.turns(self._session_id, after=index - 1, limit=1) if index >= 0 else []
+        found = await self._store.turns(self._key, after=index - 1, limit=1) if index >= 0 else []
         if not found or found[0].index != index:
-            raise TurnNotFoundError(self._session_id, index)
+            raise TurnNotFoundError(self._key.session_id, index)
         return found[0]
 
     async def find_run(self, run_id: str) -> RunRecord:
@@ -42,13 +42,13 @@ class StoredRecords:
             found = await self._store.run(run_id)
         except RunNotFoundError:
             found = None
-        if found is None or found.session_id != self._session_id:
-            raise RunNotFoundError(run_id, f"session {self._session_id!r}")
+        if found is None or found.session_key != self._key:
+            raise RunNotFoundError(run_id, f"session {self._key.session_id!r}")
         return found
 
     async def find_turn_of(self, run: RunRecord) -> TurnRecord | None:
         """Return the turn of a run that has ended; None if the turn was dropped."""
-        found = await self._store.turns(self._session_id, after=run.turn_index - 1, limit=1)
+        found = await self._store.turns(self._key, after=run.turn_index - 1, limit=1)
         return next((turn for turn in found if turn.run_id == run.run_id), None)
 
     async def find_turns_of_blocks(self, session: SessionRecord, spans: Spans) -> list[TurnBlocks]:
@@ -62,8 +62,8 @@ class StoredRecords:
         wanted = union(span for span in spans if span.log == session.log)
         found: list[TurnBlocks] = []
         after = await self._index_before(wanted[0], session.next_index) if wanted else -1
-        while wanted and (page := await self._store.turns(self._session_id, after=after)):
-            runs = await read_runs(partial(self._store.runs, self._session_id), after + 1, page[-1].index + 1)
+        while wanted and (page := await self._store.turns(self._key, after=after)):
+            runs = await read_runs(partial(self._store.runs, self._key), after + 1, page[-1].index + 1)
             private = {run.run_id for run in runs if run.memory != "on"}
             for turn in page:
                 added = join(turn.prompt, turn.output)
@@ -79,7 +79,7 @@ class StoredRecords:
         low, high = 0, next_index
         while low < high:
             middle = (low + high) // 2
-            page = await self._store.turns(self._session_id, after=middle - 1, limit=1)
+            page = await self._store.turns(self._key, after=middle - 1, limit=1)
             starts = [span.start for turn in page for span in turn.prompt if span.log == place.log]
             if page and min(starts, default=-1) <= place.start:
                 low = page[0].index + 1

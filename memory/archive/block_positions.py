@@ -10,7 +10,7 @@ from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.blocks import Summary, decode, encode
 from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, overlap, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import SessionStore
@@ -65,7 +65,7 @@ async def find_places(store: SessionStore, session: SessionRecord) -> Places:
         return Places(session, ())
     own = Span(session.log, 0, session.log_size)
     others: Spans = ()
-    async for turn in turns_of(store, session.session_id):
+    async for turn in turns_of(store, session.key):
         others = union(others, subtract(_spans_of(turn), (own,)))
     new: Spans = (own, *others)
     while new:
@@ -78,20 +78,20 @@ async def find_places(store: SessionStore, session: SessionRecord) -> Places:
     return Places(session, others)
 
 
-async def turns_of(store: SessionStore, session_id: str) -> AsyncIterator[TurnRecord]:
+async def turns_of(store: SessionStore, key: SessionKey) -> AsyncIterator[TurnRecord]:
     """Yield a session's turns, by index."""
     after = -1
-    while page := await store.turns(session_id, after=after, limit=PAGE):
+    while page := await store.turns(key, after=after, limit=PAGE):
         for turn in page:
             yield turn
         after = page[-1].index
         await asyncio.sleep(0)
 
 
-async def runs_of(store: SessionStore, session_id: str) -> AsyncIterator[RunRecord]:
+async def runs_of(store: SessionStore, key: SessionKey) -> AsyncIterator[RunRecord]:
     """Yield a session's runs, by the index of their turns."""
     after = -1
-    while page := await store.runs(session_id, after=after, limit=PAGE):
+    while page := await store.runs(key, after=after, limit=PAGE):
         for run in page:
             yield run
         after = page[-1].turn_index

@@ -22,8 +22,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.archive.file import ArchiveFile, part_of
-from turnwise.memory.conversation.ids import public_id
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import Page, SessionStore
 
@@ -32,47 +31,43 @@ PAGE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """The result of a sweep: the ids of expired sessions, by outcome."""
+    """The result of a sweep: expired sessions, by outcome."""
 
-    deleted: tuple[str, ...] = ()
-    archived: tuple[str, ...] = ()
+    deleted: tuple[SessionKey, ...] = ()
+    archived: tuple[SessionKey, ...] = ()
     """Deleted sessions that were exported to a file."""
-    busy: tuple[str, ...] = ()
+    busy: tuple[SessionKey, ...] = ()
     """Kept, because they have an open run."""
-    used: tuple[str, ...] = ()
+    used: tuple[SessionKey, ...] = ()
     """Kept, because they were used during the sweep."""
-    failed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[SessionKey, str] = field(default_factory=dict)
     """Kept, with the reason why they could not be exported or deleted."""
 
     def __add__(self, other: Swept) -> Swept:
-        failed = dict(self.failed)
-        for session_id, why in other.failed.items():  # two users may have sessions of one id
-            failed[session_id] = f"{failed[session_id]}; {why}" if session_id in failed else why
         return Swept(
             deleted=self.deleted + other.deleted,
             archived=self.archived + other.archived,
             busy=self.busy + other.busy,
             used=self.used + other.used,
-            failed=failed,
+            failed={**self.failed, **other.failed},
         )
 
 
-def kept(session_id: str, error: TurnwiseError) -> Swept:
+def kept(key: SessionKey, error: TurnwiseError) -> Swept:
     """Return the outcome of a session that was kept because of this error."""
-    session_id = public_id(session_id)
     if isinstance(error, SessionBusyError):
-        return Swept(busy=(session_id,))
+        return Swept(busy=(key,))
     if isinstance(error, SessionChangedError | SessionFencedError):
-        return Swept(used=(session_id,))
+        return Swept(used=(key,))
     if isinstance(error, SessionNotFoundError):
         return Swept()  # another process deleted it
-    return Swept(failed={session_id: str(error)})
+    return Swept(failed={key: str(error)})
 
 
 def damaged(page: Page[SessionRecord]) -> Swept:
     """Return the outcome of a page's expired sessions whose records cannot be read. They are kept."""
     why = "its record cannot be read, so it was neither exported nor deleted: delete it, or restore it from a backup"
-    return Swept(failed={public_id(session_id): why for session_id in page.unreadable})
+    return Swept(failed=dict.fromkeys(page.unreadable, why))
 
 
 async def sweep(
@@ -111,27 +106,26 @@ async def sweep_session(
     store: SessionStore, session: SessionRecord, archive: Path | None, history: HistoryStore | None = None
 ) -> Swept:
     """Delete a session under a new epoch, so that it is kept if another process opens it meanwhile."""
-    session_id, file = session.session_id, None
+    key, file = session.key, None
     try:
-        found = await store.activate(session_id)
+        found = await store.activate(key)
         if found.open_runs:
-            raise SessionBusyError(session_id, found.open_runs[0].run_id)
+            raise SessionBusyError(key.session_id, found.open_runs[0].run_id)
         if (found.session.log, found.session.updated_at, found.session.epoch) != (
             session.log,
             session.updated_at,
             session.epoch + 1,
         ):
-            raise SessionChangedError(session_id)
+            raise SessionChangedError(key.session_id)
         file = await archived(store, session, archive, history)
-        await store.delete(session_id, epoch=found.session.epoch, log=found.session.log)
+        await store.delete(key, epoch=found.session.epoch, log=found.session.log)
         if history:
-            await history.delete(session_id)
+            await history.delete(key)
     except TurnwiseError as error:
         if isinstance(error, SessionFencedError) and file:
             await asyncio.to_thread(file.remove)
-        return kept(session_id, error)
-    shown = public_id(session_id)
-    return Swept(deleted=(shown,), archived=(shown,) if file else ())
+        return kept(key, error)
+    return Swept(deleted=(key,), archived=(key,) if file else ())
 
 
 async def archived(
@@ -159,10 +153,10 @@ async def archived(
                 await asyncio.to_thread(shutil.copyfile, path, part)
             with part.open("a", encoding="ascii", newline="\n") as file:
                 if not file.tell():
-                    await export_session(store, session.session_id, file.write, history=history)
+                    await export_session(store, session.key, file.write, history=history)
                 file.flush()
                 await asyncio.to_thread(os.fsync, file.fileno())
-            if (await store.get(session.session_id)).updated_at != session.updated_at:
+            if (await store.get(session.key)).updated_at != session.updated_at:
                 raise SessionChangedError(session.session_id)
             return await asyncio.to_thread(ArchiveFile.put, part, path)
         except BaseException:
@@ -191,8 +185,8 @@ _NAME = 120
 
 
 def _file_name(session: SessionRecord) -> str:
-    name = quote(session.session_id, safe=" ").replace(".", "%2E")
+    name = "@".join(quote(part, safe=" ").replace(".", "%2E") for part in session.key)
     if len(name) > _NAME:
-        digest = hashlib.sha256(session.session_id.encode(errors="surrogatepass")).hexdigest()
+        digest = hashlib.sha256(name.encode()).hexdigest()
         name = f"{name[:_NAME]}-{digest[:32]}"
     return f"{name}@{round(session.created_at * 1e6)}.jsonl"

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
-from turnwise.errors import ArchiveError, CorruptRecordError, InvalidIdError, SessionChangedError, SessionNotFoundError
+from turnwise.errors import ArchiveError, CorruptRecordError, InvalidIdError, SessionChangedError
 from turnwise.memory.archive.block_positions import (
     PAGE,
     blocks_of,
@@ -22,26 +22,24 @@ from turnwise.memory.archive.block_positions import (
     runs_of,
     turns_of,
 )
-from turnwise.memory.archive.format import OWN_ID, LineWriter, event_line, move_event, read_lines, record_line
+from turnwise.memory.archive.format import LineWriter, event_line, move_event, read_lines, record_line
 from turnwise.memory.archive.importer import SessionImport
 from turnwise.memory.archive.unfinished_runs import interrupt
 from turnwise.memory.archive.validation import check_session_line
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.ids import check_id, own_id
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.records import check_events, check_session, is_sealed
 from turnwise.memory.stores.reading import merged_events
-from turnwise.memory.user_ids import find_session, public_record
 
 
 async def export_session(
     store: SessionStore,
-    session_id: str,
+    key: SessionKey,
     write: Callable[[str], object],
     *,
-    user_id: str | None = None,
     history: HistoryStore | None = None,
 ) -> None:
     """Export a session: call `write` for each line of the archive, newline included.
@@ -50,30 +48,23 @@ async def export_session(
     cancelled, the archive has no last line and cannot be imported.
 
     Args:
-        user_id: the session's user. Required for sessions made with `enforce_user`, whose ids are unique only within
-            their user.
         history: the event store that has events of the session, beside those in the session store.
 
     Raises:
-        SessionNotFoundError: no session has this id.
+        SessionNotFoundError: the user has no session of this id.
         SessionChangedError: the session was changed during the export.
         CorruptRecordError: a record of the session cannot be read.
         StillEncryptedError: the session is encrypted, and the store was opened without its keys.
     """
-    if user_id is not None:
-        found = await find_session(store, user_id, session_id)
-        if found is None:
-            raise SessionNotFoundError(session_id)
-        session_id = found.session_id
-    session = check_session(await store.get(session_id))
+    session = check_session(await store.get(key))
     try:
         lines = await _written(store, session, write, history)
     except (CorruptRecordError, LookupError) as error:
-        if await store.get(session_id) != session:
-            raise SessionChangedError(session_id) from error  # what was read is of several states
+        if await store.get(key) != session:
+            raise SessionChangedError(key.session_id) from error  # what was read is of several states
         raise
-    if await store.get(session_id) != session:
-        raise SessionChangedError(session_id)
+    if await store.get(key) != session:
+        raise SessionChangedError(key.session_id)
     lines.end()
 
 
@@ -89,11 +80,11 @@ async def _written(
         lines.add("block", move_block(text, places.of))
     for text in ends.blocks:
         lines.add("block", text)
-    async for turn in turns_of(store, session.session_id):
+    async for turn in turns_of(store, session.key):
         lines.add("turn", record_line(ends.turns.get(turn.index) or places.turn(turn)))
-    async for run in runs_of(store, session.session_id):
+    async for run in runs_of(store, session.key):
         lines.add("run", record_line(ends.runs.get(run.run_id, run)))
-    async for event in _events_of(store, session.session_id, history):
+    async for event in _events_of(store, session.key, history):
         lines.add("event", event_line(move_event(event, places.of, session.log)))
     for event in ends.events:
         lines.add("event", event_line(event))
@@ -101,7 +92,12 @@ async def _written(
 
 
 async def import_session(
-    store: SessionStore, lines: Iterable[str], *, session_id: str | None = None, now: float | None = None
+    store: SessionStore,
+    lines: Iterable[str],
+    *,
+    session_id: str | None = None,
+    user_id: str | None = None,
+    now: float | None = None,
 ) -> SessionRecord:
     """Import the session of an archive and return its row. The session can be continued like any other.
 
@@ -115,50 +111,51 @@ async def import_session(
 
     Args:
         lines: the lines of the archive, with or without newlines.
-        session_id: the session's new id; if left out, it keeps the id in the archive. With a new id, its runs get new
-            ids too.
+        session_id, user_id: the session's new id and user; if left out, it keeps those in the archive. With another id
+            or user, its runs get new ids.
         now: the new time of its last use, from which its `ttl_s` counts, in seconds since the epoch; if left out, it
             keeps the time in the archive.
 
     Raises:
         ArchiveError: a line is wrong or missing; has the line's number.
-        SessionExistsError: the store has a session with this id.
-        DuplicateKeyError: the store has one of its runs in another session: pass a `session_id`.
+        SessionExistsError: the user has a session of this id.
+        DuplicateKeyError: the store has one of its runs in another session: pass a `session_id` or a `user_id`.
     """
     read = read_lines(lines)
     first = next(read)
-    named = first.value.get("session_id")
-    session_id = named if session_id is None else session_id
+    named, owner = first.value.get("session_id"), first.value.get("user_id")
+    key = SessionKey(named if session_id is None else session_id, owner if user_id is None else user_id)
     try:
-        check_id("session id", session_id)
+        check_id("session id", key.session_id)
+        check_id("user id", key.user_id)
     except InvalidIdError as error:
         raise ArchiveError(first.number, str(error)) from error
-    session = replace(first, value=first.value.get("session")).record(SessionRecord, session_id=session_id)
+    session = replace(first, value=first.value.get("session")).record(SessionRecord, **key._asdict())
     check_session_line(first, session)
-    if first.value.get(OWN_ID) is True:
-        session = replace(session, session_id=own_id(session.user_id, session.session_id))
     if is_sealed(session.metadata):
         first.refuse("its metadata says that it is encrypted")
-    new = SessionImport(store, session if now is None else replace(session, updated_at=now), str(named))
+    new = SessionImport(
+        store, session if now is None else replace(session, updated_at=now), SessionKey(str(named), str(owner))
+    )
     begun = asyncio.ensure_future(new.begin())
     try:
         await asyncio.shield(begun)
         line = first
         for line in read:
             await new.add(line)
-        return public_record(await new.finish(line))
+        return await new.finish(line)
     except BaseException:
         await asyncio.wait([begun])  # it may still create the session
         await asyncio.shield(new.undo())
         raise
 
 
-async def _events_of(store: SessionStore, session_id: str, history: HistoryStore | None) -> AsyncIterator[Event]:
+async def _events_of(store: SessionStore, key: SessionKey, history: HistoryStore | None) -> AsyncIterator[Event]:
     after = 0
     while True:
-        page = check_events(await store.events(session_id, after=after, limit=PAGE))
+        page = check_events(await store.events(key, after=after, limit=PAGE))
         if history:  # read last, since events move there from the store
-            page = merged_events(await history.events(session_id, after=after, limit=PAGE), page, PAGE)
+            page = merged_events(await history.events(key, after=after, limit=PAGE), page, PAGE)
         if not page:
             return
         for event in page:

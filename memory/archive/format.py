@@ -23,9 +23,8 @@ from turnwise.memory.conversation.events import (
     decode_event,
     encode_body,
 )
-from turnwise.memory.conversation.ids import is_own_id, public_id
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, from_places
 from turnwise.memory.conversation.turns import TurnRecord
 
@@ -44,10 +43,7 @@ MAX_DEPTH = 100
 
 _ORDER: tuple[Kind, ...] = ("session", "block", "turn", "run", "event", "end")
 
-OWN_ID = "own_id"
-"""The key in the first line that says that the session's id is unique only within its user: see `ids.own_id`."""
-
-_OWN = ("session_id", "log", "epoch", "revision")
+_OWN = ("session_id", "user_id", "log", "epoch", "revision")
 """Fields of records that each store makes for itself, or that are in the first line."""
 
 Record = TypeVar("Record", SessionRecord, TurnRecord, RunRecord)
@@ -86,7 +82,7 @@ class Line:
         """
         return self.value if isinstance(self.value, str) else self.refuse(f"a {self.kind} must be text")
 
-    def event(self, session_id: str) -> AnyEvent:
+    def event(self, session: SessionKey) -> AnyEvent:
         """Return the line's event.
 
         Raises:
@@ -96,7 +92,7 @@ class Line:
             seq, at, turn_index, run_id, key, kind, body = self.value
             _check_values(self.number, json.loads(body))
             about = {"seq": seq, "at": at, "turn_index": turn_index, "run_id": run_id, "key": key}
-            return decode_event(kind, body, {"session_id": session_id, **about})
+            return decode_event(kind, body, {**session._asdict(), **about})
         except (ValueError, TypeError, RecursionError) as error:
             raise ArchiveError(self.number, f"no event: {error}") from error
 
@@ -159,10 +155,7 @@ class LineWriter:
 
     def begin(self, session: SessionRecord) -> None:
         """Write the first line."""
-        about: dict[str, Any] = {"turnwise_archive": VERSION, "session_id": public_id(session.session_id)}
-        if is_own_id(session.session_id):
-            about[OWN_ID] = True
-        self._line({**about, "session": record_line(session)})
+        self._line({"turnwise_archive": VERSION, **session.key._asdict(), "session": record_line(session)})
 
     def add(self, kind: Kind, value: Any) -> None:
         """Write a line."""

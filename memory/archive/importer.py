@@ -14,9 +14,8 @@ from turnwise.memory.archive.validation import check_event, check_new, check_run
 from turnwise.memory.conversation.blocks import Summary, encode
 from turnwise.memory.conversation.events import RUN_IDS, Event, Places
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import Commit, SessionStore
@@ -32,10 +31,10 @@ class SessionImport:
 
     Args:
         session: its row after the import.
-        named: its id in the archive.
+        named: which session it is in the archive.
     """
 
-    def __init__(self, store: SessionStore, session: SessionRecord, named: str) -> None:
+    def __init__(self, store: SessionStore, session: SessionRecord, named: SessionKey) -> None:
         self._store = store
         self._session = session
         self._named = named
@@ -72,7 +71,7 @@ class SessionImport:
             SessionExistsError: the id is taken.
         """
         self._row = await self._store.create(self._row)
-        self._row = (await self._store.activate(self._row.session_id)).session
+        self._row = (await self._store.activate(self._row.key)).session
 
     async def add(self, line: Line) -> None:
         """Check a line, and store it with the next commit.
@@ -111,22 +110,22 @@ class SessionImport:
             raise ArchiveError(found[0] or line.number, found[1])
         await self._commit()
         own = replace(self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision).committed()
-        await self._store.commit(own.session_id, own.epoch, Commit(session=own))
+        await self._store.commit(own.key, own.epoch, Commit(session=own))
         return own
 
     async def undo(self) -> None:
         """Delete what was stored, even if another process has opened the session; nothing if it no longer exists."""
         try:
-            found = await self._store.get(self._row.session_id)
+            found = await self._store.get(self._row.key)
             if self._row.log and found.log == self._row.log:
-                await self._store.delete(found.session_id, epoch=found.epoch, log=found.log)
+                await self._store.delete(found.key, epoch=found.epoch, log=found.log)
         except (SessionNotFoundError, SessionFencedError):
             return
 
     async def _commit(self, new_run: RunRecord | None = None) -> None:
         row = self._row.committed(log_size=self._row.log_size + len(self._blocks))
         parts = Commit(session=row, blocks=self._blocks, turns=self._turns, new_run=new_run, events=self._events)
-        await self._store.commit(row.session_id, row.epoch, parts)
+        await self._store.commit(row.key, row.epoch, parts)
         await asyncio.sleep(0)
         self._row, self._blocks, self._turns, self._events = row, [], [], []
 
@@ -157,8 +156,8 @@ class SessionImport:
         self._turn = turn.index
         self._status[turn.index] = turn.status, turn.run_id
         parent = turn.parent
-        if parent and parent.startswith(f"{self._named}#"):
-            parent = f"{public_id(self._session.session_id)}#{parent.removeprefix(f'{self._named}#')}"
+        if parent and parent.rpartition("#")[0] == self._named.session_id:
+            parent = f"{self._session.session_id}#{parent.rpartition('#')[2]}"
         turn = replace(turn, parent=parent, run_id=self._run_id(turn.run_id))
         turn = move_turn(turn, lambda span: self._place(line, span, self._size))
         check_turn(line, turn)
@@ -177,7 +176,7 @@ class SessionImport:
         return turn
 
     def _run_of(self, line: Line) -> RunRecord:
-        run = line.record(RunRecord, session_id=self._session.session_id)
+        run = line.record(RunRecord, **self._session.key._asdict())
         if not self._run < run.turn_index < self._session.next_index:
             line.refuse(f"the run of turn {run.turn_index} follows the run of turn {self._run}")
         if run.is_open:
@@ -189,7 +188,7 @@ class SessionImport:
         return replace(run, run_id=self._run_id(run.run_id) or "", successor=self._run_id(run.successor))
 
     def _event(self, line: Line) -> Event:
-        event = line.event(self._session.session_id)
+        event = line.event(self._session.key)
         if not self._seq < event.seq <= self._session.seq:
             line.refuse(f"event {event.seq} follows event {self._seq}, and the session's last is {self._session.seq}")
         check_event(line, event)
@@ -210,9 +209,9 @@ class SessionImport:
 
     def _run_id(self, run_id: str | None) -> str | None:
         """Return the id of an imported run. Run ids are unique among all sessions, so a copy gets new ids."""
-        if run_id is None or self._named == public_id(self._session.session_id):
+        if run_id is None or self._named == self._session.key:
             return run_id
-        name = f"{len(self._session.session_id)} {self._session.session_id} {run_id}"
+        name = "\0".join((*self._session.key, run_id))
         return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 

@@ -9,9 +9,8 @@ from turnwise.errors import CorruptRecordError
 from turnwise.memory.archive.block_positions import LOG, Places, runs_of, turns_of
 from turnwise.memory.conversation.blocks import decode, encode
 from turnwise.memory.conversation.events import Event, RunInterrupted
-from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, join
 from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.conversation.turns import TurnRecord
@@ -39,16 +38,16 @@ async def interrupt(store: SessionStore, session: SessionRecord, places: Places)
     """
     ends = Ends(replace(session, log_size=places.size))
     before: TurnRecord | None = None
-    async for run in runs_of(store, session.session_id):
+    async for run in runs_of(store, session.key):
         if not run.is_open:
             continue
-        turn = next(iter(await store.turns(session.session_id, after=run.turn_index - 1, limit=1)), None)
+        turn = next(iter(await store.turns(session.key, after=run.turn_index - 1, limit=1)), None)
         if turn is None or turn.index != run.turn_index:
             raise CorruptRecordError(f"turn {session.session_id}#{run.turn_index}", "missing, but its run exists")
         moved = places.turn(turn)
         if turn.status == "queued":  # the turn that it continues has ended only now
-            before = before or await _head(store, session.session_id, places)
-            parent = f"{public_id(session.session_id)}#{before.index}" if before else None
+            before = before or await _head(store, session.key, places)
+            parent = f"{session.session_id}#{before.index}" if before else None
             moved = replace(moved, parent=parent, input=join(before.base if before else (), moved.prompt))
         _end(ends, run, moved, await read_blocks(store, turn.output))
         before = ends.turns[turn.index]
@@ -76,7 +75,7 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
     ends.session = replace(session, log_size=size, seq=session.seq + 1)
     ends.events.append(
         RunInterrupted(
-            session_id=session.session_id,
+            **session.key._asdict(),
             seq=session.seq + 1,
             at=session.updated_at,
             turn_index=turn.index,
@@ -87,9 +86,9 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
     )
 
 
-async def _head(store: SessionStore, session_id: str, places: Places) -> TurnRecord | None:
+async def _head(store: SessionStore, key: SessionKey, places: Places) -> TurnRecord | None:
     head = None
-    async for turn in turns_of(store, session_id):
+    async for turn in turns_of(store, key):
         if not turn.is_open:
             head = turn
     return places.turn(head) if head else None

@@ -10,7 +10,7 @@ from turnwise.errors import InvalidIdError, InvalidInputError, TurnwiseError
 from turnwise.memory.archive.format import Line
 from turnwise.memory.conversation.blocks import Block, Recalled, Summary, decode, encode
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.ids import check_id, public_id
+from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.model_params import check_params
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.run_tools import are_tools
@@ -33,7 +33,6 @@ def check_session_line(line: Line, session: SessionRecord) -> None:
     _check_ids(
         line,
         {
-            "user id": session.user_id,
             "agent": session.agent,
             "engine": session.engine,
             "parent": _session_of(line, session.parent),
@@ -158,7 +157,7 @@ def _session_of(line: Line, turn_id: str | None) -> str | None:
     session_id, _, index = turn_id.rpartition("#")
     if not (session_id and index.isascii() and index.isdigit() and len(index) <= len(str(MAX_NUMBER))):
         line.refuse(f"{turn_id[:99]!r} names no turn")
-    return public_id(session_id)
+    return session_id
 
 
 def _check_asked(line: Line, record: SessionRecord | RunRecord) -> None:

@@ -16,6 +16,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text, de
 from turnwise.memory.conversation.frozen_json import FrozenDict, JsonObject, freeze
 from turnwise.memory.conversation.records import lean, reduced, with_fields
 from turnwise.memory.conversation.runs import MERGED
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.tool_calls import Verdict, Wants
 from turnwise.memory.conversation.usage import Usage
 
@@ -33,6 +34,8 @@ class Event(BaseModel):
 
     kind: str
     session_id: str
+    user_id: str = DEFAULT_USER
+    """The session's user."""
     seq: int
     at: float
     """Seconds since the epoch, UTC."""
@@ -42,6 +45,11 @@ class Event(BaseModel):
     """Makes appending idempotent: a session stores at most one event with this key."""
 
     __reduce_ex__ = reduced
+
+    @property
+    def session_key(self) -> SessionKey:
+        """Its session."""
+        return SessionKey(self.session_id, self.user_id)
 
 
 if TYPE_CHECKING:
@@ -538,7 +546,7 @@ RUN_IDS = ("run_id", "successor", "joined")
 _BLOCKS = ("blocks", "input_blocks")
 """The fields that have blocks."""
 
-_OUTSIDE = {"kind", *_BLOCKS, "session_id", "seq", "at", "turn_index", "run_id", "key"}
+_OUTSIDE = {"kind", *_BLOCKS, "session_id", "user_id", "seq", "at", "turn_index", "run_id", "key"}
 """The fields of an event that are not in its JSON body: they have columns, or are stored elsewhere."""
 
 

@@ -106,28 +106,6 @@ def _why_not_kept(names: list[str]) -> str | None:
     return None
 
 
-def own_id(user_id: str, session_id: str) -> str:
-    """Return the stored id of a session whose public id is unique only within its user.
-
-    It is unambiguous, since `check_id` refuses the separator, and has at most 33 characters more than the session's id.
-    """
-    owner = hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{session_id}{_SEPARATOR}{owner[:32]}"
-
-
-def public_id(stored_id: str) -> str:
-    """Return the id that callers see, from the stored id of a session."""
-    return stored_id.partition(_SEPARATOR)[0]
-
-
-def is_own_id(stored_id: str) -> bool:
-    """Return whether a stored id was made by `own_id`."""
-    return _SEPARATOR in stored_id
-
-
-_SEPARATOR = "\x1f"
-
-
 def digest_of(user_id: str, id: str) -> bytes:
     """Return a 16-byte digest of a user's id and an item's id, which reveals neither."""
     return hashlib.blake2b(f"{len(user_id)}:{user_id}{id}".encode(errors="surrogatepass"), digest_size=16).digest()

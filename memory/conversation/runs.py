@@ -8,6 +8,7 @@ from typing import Literal
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.notebook_display import record_html
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.usage import Usage
 
 RunState = Literal["queued", "running", "awaiting_approval", "completed", "cancelled", "failed", "interrupted"]
@@ -54,6 +55,8 @@ class RunRecord:
 
     run_id: str
     session_id: str
+    user_id: str = DEFAULT_USER
+    """The session's user."""
     turn_index: int
     state: RunState
     first_seq: int
@@ -105,6 +108,11 @@ class RunRecord:
     """Whether its prompts may join the active run while it is queued: see `run(if_busy="inject")`."""
     trace: FrozenDict = field(default_factory=FrozenDict)
     """The W3C trace context of the run's first span, and the id of that span's `parent`; empty without telemetry."""
+
+    @property
+    def session_key(self) -> SessionKey:
+        """Its session."""
+        return SessionKey(self.session_id, self.user_id)
 
     @property
     def is_open(self) -> bool:

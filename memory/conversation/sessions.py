@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
@@ -14,12 +14,23 @@ from turnwise.memory.conversation.usage import Usage
 SessionStatus = Literal["active", "ended"]
 
 
+DEFAULT_USER = "default"
+"""The user of what names none."""
+
+
+class SessionKey(NamedTuple):
+    """Which session: an id, which is unique among the sessions of a user, and that user."""
+
+    session_id: str
+    user_id: str = DEFAULT_USER
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionRecord:
     """A session's row: its owner, its settings, and the counters that its next commit starts from."""
 
     session_id: str
-    user_id: str = "default"
+    user_id: str = DEFAULT_USER
     agent: str | None = None
     metadata: FrozenDict = field(default_factory=FrozenDict)
     title: str | None = None
@@ -57,6 +68,11 @@ class SessionRecord:
     """The name of the engine of its next runs; None for the manager's first."""
     params: FrozenDict = field(default_factory=FrozenDict)
     """The default request parameters of its runs: see `ModelParams`."""
+
+    @property
+    def key(self) -> SessionKey:
+        """Which session it is."""
+        return SessionKey(self.session_id, self.user_id)
 
     def has_expired(self, now: float) -> bool:
         """Return whether it may be deleted at this time, in seconds since the epoch."""

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.ids import check_names
+from turnwise.memory.conversation.sessions import SessionKey
 
 
 @runtime_checkable
@@ -20,7 +21,7 @@ class HistoryStore(Protocol):
     store cannot be reached, read or written.
     """
 
-    async def append(self, session_id: str, events: Sequence[Event]) -> None:
+    async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
         """Store events, all or none. They are durable when this returns.
 
         An event is identified by its session and sequence number. An event that is stored already is skipped, so a call
@@ -32,7 +33,7 @@ class HistoryStore(Protocol):
         """
 
     async def events(
-        self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
+        self, key: SessionKey, *, after: int = 0, limit: int = 1000, run_id: str | None = None
     ) -> list[AnyEvent]:
         """Return up to `limit` events with a sequence number above `after`, by number.
 
@@ -44,10 +45,10 @@ class HistoryStore(Protocol):
             CorruptRecordError: an event cannot be read; names the event.
         """
 
-    async def last_seq(self, session_id: str) -> int:
+    async def last_seq(self, key: SessionKey) -> int:
         """Return the highest sequence number of the session's events; 0 if it has none."""
 
-    async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
+    async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         """Delete all events of the session, if there are any.
 
         Args:
@@ -59,12 +60,12 @@ class HistoryStore(Protocol):
         """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
 
 
-def check_session(session_id: str, events: Sequence[Event]) -> None:
+def check_session(key: SessionKey, events: Sequence[Event]) -> None:
     """Raise InvalidInputError if an event belongs to another session, or a name in it cannot be kept by each store."""
-    check_names("session_id", session_id)
+    check_names("session_id", *key)
     for event in events:
-        check_names("run_id of an event", session_id, event.run_id)
-        check_names("key of an event", session_id, event.key)
-        if event.session_id != session_id:
-            why = f"event {event.seq} belongs to another session than {session_id!r}: append it to its own session"
+        check_names("run_id of an event", *key, event.run_id)
+        check_names("key of an event", *key, event.key)
+        if event.session_key != key:
+            why = f"event {event.seq} belongs to another session than {key.session_id!r}: append it to its own session"
             raise InvalidInputError("session_id", shown(event.session_id), why)

@@ -20,6 +20,7 @@ from turnwise.memory.conversation.events import (
     UnknownEvent,
 )
 from turnwise.memory.conversation.ids import MAX_INDEXED_BYTES
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.conformance.fixtures import IDS, NESTED, TEXT, USAGE
 from turnwise.memory.stores.conformance.laws import Law, check_laws, collector, equal, refuses
@@ -55,7 +56,7 @@ def _event(
 
 
 async def _all(history: HistoryStore, session_id: str = "s", **filters: Any) -> list[AnyEvent]:
-    return await history.events(session_id, limit=100_000, **filters)
+    return await history.events(SessionKey(session_id), limit=100_000, **filters)
 
 
 @asynccontextmanager
@@ -83,7 +84,7 @@ async def check_an_event_comes_back_as_it_was_appended(history: HistoryStore) ->
     blocks = (Text(text=TEXT), ToolResult(call_id="c", text=TEXT, blocks=(Text(text=TEXT), chart)))
     given = [event.model_copy(update={"blocks": blocks}) if event.seq in (1, 2, 3) else event for event in events]
     for _ in range(2):
-        await history.append("s", given)
+        await history.append(SessionKey("s"), given)
         equal(await _all(history), given, "the events")
 
 
@@ -92,17 +93,17 @@ async def check_an_append_may_be_repeated(history: HistoryStore, other: HistoryS
     """Whole, in part, mixed with new events, twice in a call, or at once: each event is stored once; acceptance 29."""
     events = [_event(seq, f"e{seq}" if seq % 2 else None, f"r{seq % 3}") for seq in range(1, 21)]
     for at, (first, last, stored) in enumerate([(0, 5, 5), (0, 5, 5), (2, 4, 5), (3, 8, 8), (7, 8, 8), (0, 10, 10)]):
-        await (history, other)[at % 2].append("s", events[first:last])
+        await (history, other)[at % 2].append(SessionKey("s"), events[first:last])
         equal(await _all(history), events[:stored], f"after append {at}")
-    await history.append("s", [events[12], events[11], events[12], events[10], events[0]])
+    await history.append(SessionKey("s"), [events[12], events[11], events[12], events[10], events[0]])
     equal(await _all(other), events[:13], "after an append with one event twice")
-    await asyncio.gather(*((history, other)[at % 2].append("s", events[at % 5 :]) for at in range(10)))
+    await asyncio.gather(*((history, other)[at % 2].append(SessionKey("s"), events[at % 5 :]) for at in range(10)))
     equal(await _all(history), events, "after ten appends at once")
     many = [_event(seq, session_id="many") for seq in range(1, 2502)]
-    await history.append("many", many[1:-1])
-    await history.append("many", many)
+    await history.append(SessionKey("many"), many[1:-1])
+    await history.append(SessionKey("many"), many)
     equal(await _all(history, "many"), many, "after a long append that was partly stored")
-    await history.append("s", [])
+    await history.append(SessionKey("s"), [])
     equal(await _all(history), events, "after an append of nothing")
 
 
@@ -110,8 +111,8 @@ async def check_an_append_may_be_repeated(history: HistoryStore, other: HistoryS
 async def check_a_different_event_with_a_number_or_key_is_refused(history: HistoryStore) -> None:
     """If an event of the store or of the call has the number or the key of another event, nothing is written."""
     events = [_event(1, "e1"), _event(2), _event(3, "e3", "r"), _event(3000)]
-    await history.append("s", events)
-    await history.append("other", [_event(9, "e9", session_id="other")])
+    await history.append(SessionKey("s"), events)
+    await history.append(SessionKey("other"), [_event(9, "e9", session_id="other")])
     end = RunFailed(session_id="s", seq=3, at=1.5, key="e3", run_id="r", why="")
     conflicts: list[tuple[int, str | None, Sequence[Event]]] = [
         (2, None, [_event(2, at=1.25)]),
@@ -127,12 +128,18 @@ async def check_a_different_event_with_a_number_or_key_is_refused(history: Histo
     ]
     for seq, key, given in conflicts:
         async with _unchanged(history, "s", "other"):
-            error = await refuses(HistoryConflictError, history.append("s", given), f"{seq}, {key!r} a second time")
+            error = await refuses(
+                HistoryConflictError, history.append(SessionKey("s"), given), f"{seq}, {key!r} a second time"
+            )
             equal((error.session_id, error.seq, error.key), ("s", seq, key), "what the error names")
-    await history.append("s", [_event(9, "e9"), _event(4, "E1"), _event(5, " e1"), _event(6, "")])
+    await history.append(SessionKey("s"), [_event(9, "e9"), _event(4, "E1"), _event(5, " e1"), _event(6, "")])
     equal([event.key for event in await _all(history)], ["e1", None, "e3", "E1", " e1", "", "e9", None], "keys")
     async with _unchanged(history, "s", "other"):
-        await refuses(InvalidInputError, history.append("s", [_event(20), _event(21, session_id="other")]), "a mixture")
+        await refuses(
+            InvalidInputError,
+            history.append(SessionKey("s"), [_event(20), _event(21, session_id="other")]),
+            "a mixture",
+        )
 
 
 @_law
@@ -140,12 +147,12 @@ async def check_one_of_two_conflicting_appends_at_once_is_refused(history: Histo
     """The other one is stored whole."""
     for at in range(10):
         first, second = [_event(1, "k"), _event(2)], [_event(2, at=1.25), _event(3)]
-        appends = [history.append("s", first), other.append("s", second)]
+        appends = [history.append(SessionKey("s"), first), other.append(SessionKey("s"), second)]
         found = await asyncio.gather(*appends, return_exceptions=True)
         lost = [isinstance(outcome, HistoryConflictError) for outcome in found]
         equal(sorted(map(repr, lost)), ["False", "True"], f"who was refused of {found!r}")
         equal(await _all(history), second if lost[0] else first, f"the events of round {at}")
-        await history.delete("s")
+        await history.delete(SessionKey("s"))
 
 
 @_law
@@ -154,21 +161,21 @@ async def check_events_come_in_pages(history: HistoryStore) -> None:
     numbers = (1, 2, 9, 10, 11, 12, 10_000_001)
     events = [_event(seq, run_id=("r1", None, "r10")[at % 3]) for at, seq in enumerate(numbers)]
     for at in (3, 6, 0, 4, 1, 2, 5):
-        await history.append("s", [events[at]])
-    await history.append("t", [_event(5, run_id="r1", session_id="t")])
+        await history.append(SessionKey("s"), [events[at]])
+    await history.append(SessionKey("t"), [_event(5, run_id="r1", session_id="t")])
     for run_id in (None, "r1", "r10", "r", "r%", ""):
         wanted = [event for event in events if run_id in (None, event.run_id)]
         for after in sorted({0, *numbers, *(seq + 1 for seq in numbers)}):
             behind = [event for event in wanted if event.seq > after]
             for limit in range(1, len(events) + 2):
-                found = await history.events("s", after=after, limit=limit, run_id=run_id)
+                found = await history.events(SessionKey("s"), after=after, limit=limit, run_id=run_id)
                 equal(found, behind[:limit], f"up to {limit} of run {run_id!r} above {after}")
-    equal(await history.last_seq("s"), numbers[-1], "the last number")
-    equal(await history.last_seq("nobody's"), 0, "the last number of none")
+    equal(await history.last_seq(SessionKey("s")), numbers[-1], "the last number")
+    equal(await history.last_seq(SessionKey("nobody's")), 0, "the last number of none")
     for limit in (0, -1):
-        await refuses(InvalidInputError, history.events("s", limit=limit), f"a limit of {limit}")
-    await history.append("s", [_event(20_000_000 + seq) for seq in range(1000)])
-    equal(len(await history.events("s")), 1000, "events of a page by default")
+        await refuses(InvalidInputError, history.events(SessionKey("s"), limit=limit), f"a limit of {limit}")
+    await history.append(SessionKey("s"), [_event(20_000_000 + seq) for seq in range(1000)])
+    equal(len(await history.events(SessionKey("s"))), 1000, "events of a page by default")
 
 
 @_law
@@ -178,10 +185,10 @@ async def check_pages_have_each_event_once(history: HistoryStore) -> None:
     for count in (0, 1, limit - 1, limit, limit + 1, 2 * limit, 5 * limit + 3):
         name = f"s{count}"
         events = [_event(3 * seq, run_id=f"r{seq % 2}", session_id=name) for seq in range(1, count + 1)]
-        await history.append(name, events)
+        await history.append(SessionKey(name), events)
         found: list[Event] = []
         pages = 0
-        while page := await history.events(name, after=found[-1].seq if found else 0, limit=limit):
+        while page := await history.events(SessionKey(name), after=found[-1].seq if found else 0, limit=limit):
             found += page
             pages += 1
         equal((found, pages), (events, -(-count // limit)), f"events and pages of {count}")
@@ -191,7 +198,7 @@ async def check_pages_have_each_event_once(history: HistoryStore) -> None:
 async def check_sessions_do_not_share_events(history: HistoryStore) -> None:
     """Every call uses the events of exactly one session id. A session without events has an empty history."""
     for at, name in enumerate(IDS):
-        await history.append(name, [_event(1, "k", "r", name, float(at)), _event(2, None, name, name)])
+        await history.append(SessionKey(name), [_event(1, "k", "r", name, float(at)), _event(2, None, name, name)])
     for at, name in enumerate(IDS):
         found = await _all(history, name)
         equal(
@@ -200,13 +207,13 @@ async def check_sessions_do_not_share_events(history: HistoryStore) -> None:
         equal(await _all(history, name, run_id=name), found[1:], "the events of a run of this id")
     for missing in ("user", "", "user-100"):
         equal(await _all(history, missing), [], f"the history of {missing!r}")
-        await history.delete(missing)
+        await history.delete(SessionKey(missing))
     left = list(IDS)
     while left:
-        await history.delete(left.pop(0))
+        await history.delete(SessionKey(left.pop(0)))
         equal([name for name in IDS if await _all(history, name)], left, "the sessions that are left")
     again = [_event(1, "k", session_id=IDS[0], at=9.0)]
-    await history.append(IDS[0], again)
+    await history.append(SessionKey(IDS[0]), again)
     equal(await _all(history, IDS[0]), again, "the events after the deletion")
 
 
@@ -216,20 +223,20 @@ async def check_events_of_turns_are_deleted(history: HistoryStore) -> None:
     about = {1: (None, None), 2: (None, 0), 3: ("k", 0), 4: (None, 1), 5: (None, 12), 6: ("l", 13)}
     events = [_event(seq, key, turn_index=index) for seq, (key, index) in about.items()]
     others = [_event(1, session_id="another", turn_index=0)]
-    await history.append("s", events)
-    await history.append("another", others)
+    await history.append(SessionKey("s"), events)
+    await history.append(SessionKey("another"), others)
     for upto, left in [(-1, (1, 2, 3, 4, 5, 6)), (0, (1, 4, 5, 6)), (2, (1, 5, 6)), (12, (1, 6)), (12, (1, 6))]:
-        await history.delete("s", turns_up_to=upto)
+        await history.delete(SessionKey("s"), turns_up_to=upto)
         equal(await _all(history), [event for event in events if event.seq in left], f"what is left up to {upto}")
     others_of = [_event(1, at=7.0), _event(6, "l", turn_index=13, at=7.0)]
-    await history.delete("s", turns_up_to=12, instead=others_of)
+    await history.delete(SessionKey("s"), turns_up_to=12, instead=others_of)
     equal(await _all(history), others_of, "the events that took the place of others")
-    await history.delete("s", turns_up_to=99, instead=others_of[:1])
+    await history.delete(SessionKey("s"), turns_up_to=99, instead=others_of[:1])
     equal(await _all(history), others_of[:1], "the events that are left")
-    await history.delete("s")
-    await history.append("s", events)
+    await history.delete(SessionKey("s"))
+    await history.append(SessionKey("s"), events)
     equal(await _all(history), events, "the events when they are appended again")
-    await history.delete("nobody", turns_up_to=3)
+    await history.delete(SessionKey("nobody"), turns_up_to=3)
     equal(await _all(history, "another"), others, "the other session's events")
 
 
@@ -239,7 +246,7 @@ async def check_a_cancelled_append_is_stored_whole_or_not_at_all(history: Histor
     for number, wait_s in enumerate((None, 0, 0.0005, 0.002)):
         name = f"s{number}"
         events = [_event(seq, f"e{seq}", session_id=name) for seq in range(1, 201)]
-        task = asyncio.ensure_future(history.append(name, events))
+        task = asyncio.ensure_future(history.append(SessionKey(name), events))
         if wait_s is not None:
             await asyncio.sleep(wait_s)
         task.cancel()
@@ -247,20 +254,20 @@ async def check_a_cancelled_append_is_stored_whole_or_not_at_all(history: Histor
         equal(
             len(await _all(history, name)) in (0, 200), True, "whether a cancelled append is stored whole or not at all"
         )
-        await history.append(name, events)
+        await history.append(SessionKey(name), events)
         equal(await _all(history, name), events, "the events when it was repeated")
 
 
 @_law
 async def check_names_that_some_store_cannot_keep_are_refused(history: HistoryStore) -> None:
     """Null characters, lone surrogates, and more bytes than a database indexes. Nothing of the append is stored."""
-    await history.append("s", [_event(1)])
+    await history.append(SessionKey("s"), [_event(1)])
     for name in ("a\0b", "a\ud800b", "é" * MAX_INDEXED_BYTES):
         async with _unchanged(history, "s"):
             for event in (_event(3, name), _event(3, run_id=name)):
-                append = history.append("s", [_event(2), event])
+                append = history.append(SessionKey("s"), [_event(2), event])
                 await refuses(InvalidInputError, append, f"an event with {name[:9]!r}")
-            other = history.append(name, [_event(1, session_id=name)])
+            other = history.append(SessionKey(name), [_event(1, session_id=name)])
             await refuses(InvalidInputError, other, f"an event of session {name[:9]!r}")
 
 
@@ -268,7 +275,7 @@ async def check_names_that_some_store_cannot_keep_are_refused(history: HistorySt
 async def check_lists_of_callers_are_not_shared(history: HistoryStore) -> None:
     """Changing a list that was passed to the store, or returned by it, changes nothing stored."""
     given = [_event(1), _event(2)]
-    await history.append("s", given)
+    await history.append(SessionKey("s"), given)
     before = list(given)
     given.clear()
     (await _all(history)).clear()
@@ -278,14 +285,17 @@ async def check_lists_of_callers_are_not_shared(history: HistoryStore) -> None:
 @_law
 async def check_a_closed_history_raises_store_closed_error(history: HistoryStore) -> None:
     """Closing twice is fine. Every other call after it raises StoreClosedError."""
-    await history.append("s", [_event(1)])
+    await history.append(SessionKey("s"), [_event(1)])
     await history.close()
     await history.close()
-    calls = {"append": history.append("s", [_event(2)]), "append of nothing": history.append("s", [])}
+    calls = {
+        "append": history.append(SessionKey("s"), [_event(2)]),
+        "append of nothing": history.append(SessionKey("s"), []),
+    }
     for what, call in {
         **calls,
-        "events": history.events("s"),
-        "last_seq": history.last_seq("s"),
-        "delete": history.delete("s"),
+        "events": history.events(SessionKey("s")),
+        "last_seq": history.last_seq(SessionKey("s")),
+        "delete": history.delete(SessionKey("s")),
     }.items():
         await refuses(StoreClosedError, call, f"{what} of a closed history")

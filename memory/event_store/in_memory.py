@@ -7,6 +7,7 @@ from typing import cast
 
 from turnwise.errors import HistoryConflictError, StoreClosedError
 from turnwise.memory.conversation.events import AnyEvent, Event, without_blocks
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.weights import first_of
 from turnwise.memory.event_store.base import check_session
 from turnwise.memory.stores.base import check_limit
@@ -19,47 +20,47 @@ class InMemoryHistory:
     """Other processes do not see what is in it."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, dict[int, AnyEvent]] = {}
+        self._sessions: dict[SessionKey, dict[int, AnyEvent]] = {}
         """Events by number, by session."""
         self._closed = False
 
-    async def append(self, session_id: str, events: Sequence[Event]) -> None:
+    async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
         self._check_open()
-        check_session(session_id, events)
-        stored = dict(self._sessions.get(session_id, {}))
+        check_session(key, events)
+        stored = dict(self._sessions.get(key, {}))
         keys = {event.key: event.seq for event in stored.values() if event.key is not None}
         for event in cast(Sequence[AnyEvent], events):
             if without_blocks(stored.setdefault(event.seq, event)) != without_blocks(event):
-                raise HistoryConflictError(session_id, event.seq, None)
+                raise HistoryConflictError(key.session_id, event.seq, None)
             if event.key is not None and keys.setdefault(event.key, event.seq) != event.seq:
-                raise HistoryConflictError(session_id, event.seq, event.key)
+                raise HistoryConflictError(key.session_id, event.seq, event.key)
         if events:
-            self._sessions[session_id] = stored
+            self._sessions[key] = stored
 
     async def events(
-        self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
+        self, key: SessionKey, *, after: int = 0, limit: int = 1000, run_id: str | None = None
     ) -> list[AnyEvent]:
         self._check_open()
-        stored = self._sessions.get(session_id, {})
+        stored = self._sessions.get(key, {})
         found = (stored[seq] for seq in sorted(stored) if seq > after)
         return first_of([event for event in found if run_id in (None, event.run_id)][: check_limit(limit)])
 
-    async def last_seq(self, session_id: str) -> int:
+    async def last_seq(self, key: SessionKey) -> int:
         self._check_open()
-        return max(self._sessions.get(session_id, {}), default=0)
+        return max(self._sessions.get(key, {}), default=0)
 
-    async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
+    async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         self._check_open()
-        stored = self._sessions.pop(session_id, {})
+        stored = self._sessions.pop(key, {})
         if turns_up_to is not None:
-            self._sessions[session_id] = {
+            self._sessions[key] = {
                 seq: event
                 for seq, event in stored.items()
                 if event.turn_index is None or event.turn_index > turns_up_to
             }
         if instead:
             given = cast(Sequence[AnyEvent], instead)
-            self._sessions.setdefault(session_id, {}).update({event.seq: event for event in given})
+            self._sessions.setdefault(key, {}).update({event.seq: event for event in given})
 
     async def close(self) -> None:
         self._closed = True

@@ -10,6 +10,7 @@ from sqlalchemy import Column, Index, MetaData, PrimaryKeyConstraint, Table, Tex
 
 from turnwise.errors import HistoryConflictError
 from turnwise.memory.conversation.events import AnyEvent, Event, without_blocks
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import check_session
 from turnwise.memory.stores.base import check_limit
 from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
@@ -26,13 +27,14 @@ history = Table(
     "turnwise_history",
     tables,
     Column("session_id", Text, nullable=False),
+    Column("user_id", Text, nullable=False),
     *event_columns(),
-    PrimaryKeyConstraint("session_id", "seq"),
+    PrimaryKeyConstraint("user_id", "session_id", "seq"),
     sqlite_with_rowid=False,  # rows are stored in the order in which they are read, and the key only once
 )
 for _name, _columns, _filled in (
-    ("turnwise_history_key", ("session_id", "event_key"), history.c.event_key.is_not(None)),
-    ("turnwise_history_run", ("session_id", "run_id", "seq"), history.c.run_id.is_not(None)),
+    ("turnwise_history_key", ("user_id", "session_id", "event_key"), history.c.event_key.is_not(None)),
+    ("turnwise_history_run", ("run_id", "seq"), history.c.run_id.is_not(None)),
 ):
     Index(
         _name,
@@ -66,44 +68,47 @@ class SQLHistory(SecureDeleteDatabase):
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         dialect, bind = self._engine.dialect, sa.bindparam
         insert = insert_into(history, dialect)
-        page = sa.select(history).where(history.c.session_id == bind("session_id"), history.c.seq > bind("after"))
-        page = page.order_by(history.c.seq).limit(bind("limit"))
+        columns = [column for column in history.columns if column is not history.c.user_id]
+        is_session = (history.c.user_id == bind("user_id"), history.c.session_id == bind("session_id"))
+        page = sa.select(*columns).where(history.c.seq > bind("after")).order_by(history.c.seq).limit(bind("limit"))
+        # SQLite would read the whole session by its primary key. A run's id is unique; the session is only compared.
+        is_of_session = (column.concat("") == bind(column.name) for column in (history.c.user_id, history.c.session_id))
         self._insert = Statement(insert.on_conflict_do_nothing(), dialect)
         self._page, self._page_of_run = (
             Statement(first_rows(each, history.c.seq, dialect), dialect)
-            for each in (page, page.where(history.c.run_id == bind("run_id")))
+            for each in (page.where(*is_session), page.where(history.c.run_id == bind("run_id"), *is_of_session))
         )
 
-    async def append(self, session_id: str, events: Sequence[Event]) -> None:
-        check_session(session_id, events)
+    async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
+        check_session(key, events)
         rows = [_row(event) for event in sorted(events, key=lambda event: event.seq)]
 
         def append(connection: sa.Connection) -> None:
             if rows and self._insert(connection, rows).rowcount < len(rows):
                 for first in range(0, len(rows), _CHECKED):
-                    self._check_stored(connection, session_id, rows[first : first + _CHECKED])
+                    self._check_stored(connection, key, rows[first : first + _CHECKED])
 
         await self._write(append)
 
     async def events(
-        self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
+        self, key: SessionKey, *, after: int = 0, limit: int = 1000, run_id: str | None = None
     ) -> list[AnyEvent]:
-        bounds: dict[str, Any] = {"session_id": session_id, "after": after, "limit": check_limit(limit)}
+        bounds: dict[str, Any] = {**key._asdict(), "after": after, "limit": check_limit(limit)}
         select = self._page
         if run_id is not None:
             select, bounds["run_id"] = self._page_of_run, run_id
 
         def read(connection: sa.Connection) -> list[AnyEvent]:
-            return read_first(select(connection, bounds), lambda row: read_event(row, session_id))
+            return read_first(select(connection, bounds), lambda row: read_event(row, key))
 
         return await self._read(read)
 
-    async def last_seq(self, session_id: str) -> int:
-        statement = sa.select(sa.func.max(history.c.seq)).where(history.c.session_id == session_id)
+    async def last_seq(self, key: SessionKey) -> int:
+        statement = sa.select(sa.func.max(history.c.seq)).where(*_of(key))
         return int(await self._read(lambda connection: connection.execute(statement).scalar_one() or 0))
 
-    async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
-        whole = sa.delete(history).where(history.c.session_id == session_id)
+    async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
+        whole = sa.delete(history).where(*_of(key))
         statement = whole if turns_up_to is None else whole.where(history.c.turn_index <= turns_up_to)
         rows = [_row(event) for event in instead]
 
@@ -117,20 +122,30 @@ class SQLHistory(SecureDeleteDatabase):
 
         await self._erase(delete)
 
-    def _check_stored(self, connection: sa.Connection, session_id: str, rows: Sequence[dict[str, Any]]) -> None:
+    def _check_stored(self, connection: sa.Connection, key: SessionKey, rows: Sequence[dict[str, Any]]) -> None:
         """Refuse events whose sequence number or key a different stored event has."""
         of_these = history.c.seq.in_([row["seq"] for row in rows])
-        found = connection.execute(sa.select(history).where(history.c.session_id == session_id, of_these))
-        stored = {row.seq: read_event(row, session_id) for row in found}
+        columns = [column for column in history.columns if column is not history.c.user_id]
+        found = connection.execute(sa.select(*columns).where(*_of(key), of_these))
+        stored = {row.seq: read_event(row, key) for row in found}
         for row in rows:
             if row["seq"] not in stored:
-                raise HistoryConflictError(session_id, row["seq"], row["event_key"])
-            if without_blocks(stored[row["seq"]]) != without_blocks(read_event(row.values(), session_id)):
-                raise HistoryConflictError(session_id, row["seq"], None)
+                raise HistoryConflictError(key.session_id, row["seq"], row["event_key"])
+            if without_blocks(stored[row["seq"]]) != without_blocks(read_event(_columns_of(row), key)):
+                raise HistoryConflictError(key.session_id, row["seq"], None)
 
 
 def _row(event: Event) -> dict[str, Any]:
     """Return the event's row, in the order of the columns."""
     row = event_row(0, event, blocks=True)
     del row["session"]
-    return {"session_id": event.session_id, **row}
+    return {**event.session_key._asdict(), **row}
+
+
+def _columns_of(row: dict[str, Any]) -> list[Any]:
+    """Return the values of a row as `read_event` expects them."""
+    return [value for name, value in row.items() if name != "user_id"]
+
+
+def _of(key: SessionKey) -> tuple[sa.ColumnElement[bool], ...]:
+    return history.c.user_id == key.user_id, history.c.session_id == key.session_id

@@ -13,7 +13,7 @@ from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.ids import check_names
 from turnwise.memory.conversation.notebook_display import items_html
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -30,8 +30,8 @@ class Page(Generic[Item]):
     items: tuple[Item, ...]
     cursor: str | None
     """Pass it to get the next page; None when there is none."""
-    unreadable: tuple[str, ...] = ()
-    """Ids of sessions that belong on this page and whose records cannot be read. They can be deleted."""
+    unreadable: tuple[SessionKey, ...] = ()
+    """Sessions that belong on this page and whose records cannot be read. They can be deleted."""
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self.items)
@@ -40,7 +40,7 @@ class Page(Generic[Item]):
         return len(self.items)
 
     def _repr_html_(self) -> str:
-        unreadable = self.unreadable and f"unreadable: {', '.join(self.unreadable)}"
+        unreadable = self.unreadable and f"unreadable: {', '.join(key.session_id for key in self.unreadable)}"
         return items_html(self.items, self.cursor and "more by the page's cursor", unreadable)
 
 
@@ -135,7 +135,8 @@ def check_session_names(session: SessionRecord) -> None:
     Raises:
         NameRefusedError: see `check_names`.
     """
-    for field in ("session_id", "user_id", "agent", "parent"):
+    check_names("session_id", session.session_id, session.user_id, quotes=False)
+    for field in ("agent", "parent"):
         check_names(field, getattr(session, field), quotes=False)
 
 
@@ -201,14 +202,14 @@ class SessionStore(Protocol):
             also: further blocks that stay readable: those that the turn's summaries replace. Empty without a turn.
 
         Raises:
-            SessionExistsError: a session has this id.
+            SessionExistsError: the user has a session of this id.
             CorruptRecordError: the turn or `also` spans blocks that do not exist or were deleted; nothing is stored.
         """
 
-    async def get(self, session_id: str) -> SessionRecord:
+    async def get(self, key: SessionKey) -> SessionRecord:
         """Return the session."""
 
-    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
+    async def activate(self, key: SessionKey, *, revision: int | None = None, jump: int | None = None) -> Activation:
         """Raise the session's epoch by 1, so that commits of earlier owners are refused; return its state.
 
         If the state cannot be read, the call raises and the epoch stays. So the owner keeps a session with a damaged
@@ -224,17 +225,17 @@ class SessionStore(Protocol):
             CorruptRecordError: the session, its last turn, or an open turn or run cannot be read; nothing is written.
         """
 
-    async def state(self, session_id: str) -> Activation:
+    async def state(self, key: SessionKey) -> Activation:
         """Return what `activate` would start from, at one moment, with the epoch as it is. Changes nothing.
 
         Raises:
             CorruptRecordError: as `activate` does.
         """
 
-    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
         """Make one commit durable: when this returns, all of it is stored; if it raises, nothing is.
 
-        The store compares the session's id, log, epoch, revision and log size with those that the commit expects. So a
+        The store compares the session's key, log, epoch, revision and log size with those that the commit expects. So a
         commit is never written to another session or onto a state that it was not made for.
 
         Args:
@@ -257,7 +258,7 @@ class SessionStore(Protocol):
             CorruptRecordError: a block is missing.
         """
 
-    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+    async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         """Return up to `limit` turns with an index above `after`, by index."""
 
     async def run(self, run_id: str) -> RunRecord:
@@ -267,16 +268,16 @@ class SessionStore(Protocol):
             RunNotFoundError: no run has this id.
         """
 
-    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
+    async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
         """Return the session's run with this idempotency key; None if there is none."""
 
-    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+    async def runs(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
+    async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         """Return up to `limit` stored events with a sequence number above `after`, by sequence number."""
 
-    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
+    async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
         """Return the session's event with this key; None if there is none."""
 
     async def query(
@@ -299,8 +300,8 @@ class SessionStore(Protocol):
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """Return the total usage of the sessions that match all given filters, without deleted sessions."""
 
-    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
-        """Return ids of sessions with a run that is queued or running, in the order of their `create` calls.
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
+        """Return the keys of sessions with a run that is queued or running, in the order of their `create` calls.
 
         `created_at` does not affect the order. A session's runs may end while pages are read.
         """
@@ -314,14 +315,14 @@ class SessionStore(Protocol):
             now: seconds since the epoch, by the store's clock: see `now`.
         """
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
+    async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         """Delete the session, its turns, runs and events, and those of its blocks that no fork uses.
 
         Returns how many turns it had.
 
         Raises:
             SessionFencedError: `epoch` was given and the session has another epoch, or `log` was given and the session
-                has another log, so it is another session with the same id; nothing is deleted.
+                has another log, so it is another session with the same key; nothing is deleted.
         """
 
     async def try_writing(self) -> None:

@@ -20,7 +20,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.events import AnyEvent, without_blocks
 from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
-from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -63,9 +63,9 @@ class InMemoryStore:
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._rows: dict[str, _Row] = {}
-        self._owners: dict[str, str] = {}
-        """Run id to session id."""
+        self._rows: dict[SessionKey, _Row] = {}
+        self._owners: dict[str, SessionKey] = {}
+        """The sessions of runs, by run id."""
         self._logs: dict[str, dict[int, str]] = {}
         self._closed = False
 
@@ -73,7 +73,7 @@ class InMemoryStore:
         check_session_names(session)
         self._check_open()
         order = new_key()
-        if session.session_id in self._rows:
+        if session.key in self._rows:
             raise SessionExistsError(session.session_id)
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
         for log, start, stop in borrowed:
@@ -82,28 +82,28 @@ class InMemoryStore:
         session = replace(session, log=str(order))
         self._logs[session.log] = {}
         turns = {turn.index: turn} if turn else {}
-        self._rows[session.session_id] = _Row(session, order, borrowed, turns)
+        self._rows[session.key] = _Row(session, order, borrowed, turns)
         return session
 
     async def now(self) -> float:
         self._check_open()
         return self._clock()
 
-    async def get(self, session_id: str) -> SessionRecord:
-        return self._row(session_id).session
+    async def get(self, key: SessionKey) -> SessionRecord:
+        return self._row(key).session
 
-    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
-        state = await self.state(session_id)
+    async def activate(self, key: SessionKey, *, revision: int | None = None, jump: int | None = None) -> Activation:
+        state = await self.state(key)
         old = state.session
         if revision not in (None, old.revision):
-            raise SessionFencedError(session_id, old.epoch)
+            raise SessionFencedError(key.session_id, old.epoch)
         session = replace(old, epoch=old.epoch + 1, revision=old.revision + (jump or new_jump()))
         activation = replace(state, session=session)
-        self._rows[session_id].session = session
+        self._rows[key].session = session
         return activation
 
-    async def state(self, session_id: str) -> Activation:
-        row = self._row(session_id)
+    async def state(self, key: SessionKey) -> Activation:
+        row = self._row(key)
         turns = sorted(row.turns.values(), key=lambda turn: turn.index)
         ended = [turn for turn in turns if not turn.is_open]
         runs = (run for run in row.runs.values() if run.is_open)
@@ -115,13 +115,13 @@ class InMemoryStore:
             now=self._clock(),
         )
 
-    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
         commit = checked_commit(commit)
         self._check_open()
-        row, session = self._rows.get(session_id), commit.session
+        row, session = self._rows.get(key), commit.session
         follows = (session.log, epoch, session.revision - 1, commit.log_size_before)
         if row is None or _place(row.session) != follows:
-            raise SessionFencedError(session_id, epoch)
+            raise SessionFencedError(key.session_id, epoch)
         # Everything is made before anything is stored, so that what cannot be made leaves nothing behind.
         log = self._logs[session.log]
         blocks = dict(enumerate(commit.blocks, commit.log_size_before))
@@ -133,7 +133,7 @@ class InMemoryStore:
             kept = {seq: event for seq, event in kept.items() if event.key is not None or not _is_of(event, commit)}
         self._refuse_duplicates(row, commit)
         if log.keys() & blocks or kept.keys() & events or len(events) < len(commit.events):
-            raise StoreError(f"session {session_id!r} has these blocks or events already; nothing was written")
+            raise StoreError(f"session {key.session_id!r} has these blocks or events already; nothing was written")
         lent = Seen()
         for span in (span for other in self._rows.values() for span in other.borrowed):
             lent.add(span)
@@ -156,7 +156,7 @@ class InMemoryStore:
         row.events = kept
         row.events.update(events)
         row.keys.update(keys)
-        self._owners.update(dict.fromkeys(new, session_id))
+        self._owners.update(dict.fromkeys(new, key))
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         self._check_open()
@@ -175,8 +175,8 @@ class InMemoryStore:
         except KeyError:
             raise CorruptRecordError(f"block {log}:{at}", "missing") from None
 
-    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
-        turns = self._row(session_id).turns
+    async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        turns = self._row(key).turns
         return first_of([turns[index] for index in sorted(turns) if index > after][: check_limit(limit)])
 
     async def run(self, run_id: str) -> RunRecord:
@@ -185,20 +185,20 @@ class InMemoryStore:
             raise RunNotFoundError(run_id, "the store")
         return self._rows[self._owners[run_id]].runs[run_id]
 
-    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
-        runs = self._row(session_id).runs.values()
+    async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
+        runs = self._row(key).runs.values()
         return next((run for run in runs if run.idempotency_key == idempotency_key), None)
 
-    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
-        runs = sorted(self._row(session_id).runs.values(), key=lambda run: run.turn_index)
+    async def runs(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        runs = sorted(self._row(key).runs.values(), key=lambda run: run.turn_index)
         return first_of([run for run in runs if run.turn_index > after][: check_limit(limit)])
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        events = self._row(session_id).events
+    async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
+        events = self._row(key).events
         return first_of([events[seq] for seq in sorted(events) if seq > after][: check_limit(limit)])
 
-    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
-        return self._row(session_id).keys.get(key)
+    async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
+        return self._row(key).keys.get(event_key)
 
     async def query(
         self,
@@ -230,20 +230,20 @@ class InMemoryStore:
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         return sum((row.session.usage for row in self._matching(user_id, agent)), Usage())
 
-    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         found = (row for row in self._behind(cursor) if any(run.state in UNSETTLED for run in row.runs.values()))
         page, more = _page(found, limit)
-        return Page(tuple(row.session.session_id for row in page), more)
+        return Page(tuple(row.session.key for row in page), more)
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         page, more = _page((row for row in self._behind(cursor) if row.session.has_expired(now)), limit)
         return Page(tuple(row.session for row in page), more)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
-        row = self._row(session_id)
+    async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
+        row = self._row(key)
         if epoch not in (None, row.session.epoch) or log not in (None, row.session.log):
-            raise SessionFencedError(session_id, epoch)
-        del self._rows[session_id]
+            raise SessionFencedError(key.session_id, epoch)
+        del self._rows[key]
         for run_id in row.runs:
             del self._owners[run_id]
         for one in {row.session.log, *(span.log for span in row.borrowed)}:
@@ -293,11 +293,11 @@ class InMemoryStore:
         after = 0 if cursor is None else parse_cursor(cursor)[1]
         return [row for row in self._rows.values() if row.order > after]
 
-    def _row(self, session_id: str) -> _Row:
+    def _row(self, key: SessionKey) -> _Row:
         self._check_open()
-        if session_id not in self._rows:
-            raise SessionNotFoundError(session_id)
-        return self._rows[session_id]
+        if key not in self._rows:
+            raise SessionNotFoundError(key.session_id)
+        return self._rows[key]
 
     def _check_open(self) -> None:
         if self._closed:

@@ -18,7 +18,7 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.memory.conversation.runs import RunRecord, RunState
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import Page, SessionOrder, SessionStore, cursor_of
 from turnwise.memory.stores.reading import read_runs
 
@@ -34,7 +34,7 @@ class SessionFilter:
     """Which sessions are searched for, besides what stores filter by. Fields that are None match all."""
 
     title: str | None = None
-    """Part of the title, in upper or lower case."""
+    """Part of the title, in upper or lower case, or the whole id."""
     metadata: Mapping[str, Any] | None = None
     """Frozen JSON: the session's metadata has all of these names, with equal values."""
     since: float | None = None
@@ -47,8 +47,9 @@ class SessionFilter:
         return self == SessionFilter()
 
     def matches(self, session: SessionRecord) -> bool:
-        """Return whether the title and the metadata match."""
-        if self.title is not None and self.title.casefold() not in (session.title or "").casefold():
+        """Return whether the title, or the id, and the metadata match."""
+        text = self.title
+        if text is not None and text != session.session_id and text.casefold() not in (session.title or "").casefold():
             return False
         wanted = self.metadata or {}
         return all(name in session.metadata and session.metadata[name] == value for name, value in wanted.items())
@@ -71,7 +72,7 @@ async def find_sessions(
     if cursor is None and wanted.until is not None:
         cursor = cursor_of(wanted.until, 0)
     found: list[SessionRecord] = []
-    unreadable: list[str] = []
+    unreadable: list[SessionKey] = []
     after: str | None = None
     while True:
         page = await store.query(order_by=order_by, cursor=cursor, limit=SESSIONS_PAGE, **query)
@@ -124,7 +125,7 @@ async def find_runs(
     behind = _parse_cursor(cursor)
     heap: list[tuple[float, str, RunRecord]] = []
     found: list[RunRecord] = []
-    unreadable: list[str] = []
+    unreadable: list[SessionKey] = []
 
     def matches(run: RunRecord) -> bool:
         is_of_page = behind is None or (-run.created_at, run.run_id) > behind
@@ -146,14 +147,14 @@ async def find_runs(
         except SessionNotFoundError:
             continue  # deleted meanwhile
         except (CorruptRecordError, KeyMissingError, WrongKeyError):
-            unreadable.append(session.session_id)
+            unreadable.append(session.key)
     if not take(-math.inf):
         return Page(tuple(found), None, tuple(unreadable))
     last = found[limit - 1]
     return Page(tuple(found[:limit]), f"{last.created_at!r}:{last.run_id}", tuple(unreadable))
 
 
-async def _sessions(store: SessionStore, unreadable: list[str], **query: Any) -> AsyncIterator[SessionRecord]:
+async def _sessions(store: SessionStore, unreadable: list[SessionKey], **query: Any) -> AsyncIterator[SessionRecord]:
     cursor = None
     while True:
         page = await store.query(order_by="updated_at", cursor=cursor, limit=SESSIONS_PAGE, **query)
@@ -173,7 +174,7 @@ async def _runs_of(
     end = session.next_index
     while end > 0 and len(found) <= limit:
         start = max(0, end - RUNS_PAGE)
-        runs = await read_runs(partial(store.runs, session.session_id), start, end)
+        runs = await read_runs(partial(store.runs, session.key), start, end)
         found += filter(matches, runs)
         if since is not None and runs and runs[0].created_at < since:
             break

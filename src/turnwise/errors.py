@@ -25,7 +25,7 @@ TurnwiseError
 ├── SessionExistsError
 ├── ThreadExistsError          a thread of LangGraph's has this id
 ├── CheckpointInUseError       another checkpoint is rebuilt from it; nothing was deleted
-├── SessionOwnerError          the session belongs to another user or agent
+├── SessionOwnerError          the session belongs to another agent
 ├── SessionChangedError        the session changed since it was read
 │   └── TurnsChangedError      another turn is the newest
 ├── SessionBusyError           another run is active
@@ -93,17 +93,13 @@ them and says what to do.
 from __future__ import annotations
 
 import inspect
-import re
 import reprlib
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from turnwise.memory.conversation.runs import RunState
     from turnwise.memory.conversation.turns import Turn
 
-
-_OWNER = re.compile(r"(\x1f|\\x1f)[0-9a-f]{32}")
-"""The owner's part of a stored session id, added by `ids.own_id`; removed from errors, since callers do not see it."""
 
 _REPR = reprlib.Repr()
 _REPR.maxlevel = 3
@@ -132,7 +128,6 @@ class TurnwiseError(Exception):
     def __init__(self, *values: object) -> None:
         if len(values) != len(self.fields):
             raise TypeError(f"{type(self).__name__} takes {self.fields}, got {len(values)} values")
-        values = tuple(_OWNER.sub("", value) if isinstance(value, str) else value for value in values)
         super().__init__(*values)
         for name, value in zip(self.fields, values, strict=True):
             setattr(self, name, value)
@@ -141,6 +136,10 @@ class TurnwiseError(Exception):
         hints = inspect.get_annotations(cls)
         if names := tuple(name for name, hint in hints.items() if "ClassVar" not in str(hint)):
             cls.fields = names
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By its fields, since an OSError keeps only three of its arguments.
+        return type(self), tuple(getattr(self, name) for name in self.fields), vars(self)
 
     def __str__(self) -> str:
         return self.message.format(**{name: getattr(self, name) for name in self.fields})
@@ -258,7 +257,7 @@ class NotFoundError(TurnwiseError):
 
 
 class SessionNotFoundError(NotFoundError):
-    """No session has this id, or it was deleted."""
+    """The user has no session with this id, or it was deleted."""
 
     message = "no session {session_id!r}: open() creates one"
     session_id: str
@@ -281,14 +280,14 @@ class RunNotFoundError(NotFoundError):
 
 
 class SessionExistsError(TurnwiseError):
-    """A session with this id exists already."""
+    """The user has a session with this id already."""
 
     message = "session {session_id!r} exists already: open() attaches to it, or choose another id"
     session_id: str
 
 
 class SessionOwnerError(TurnwiseError):
-    """The session belongs to another user or agent."""
+    """The session belongs to another agent."""
 
     message = "session {session_id!r} belongs to another {kind} than {given!r}: choose another session id"
     session_id: str
@@ -716,16 +715,16 @@ class CompactionError(TurnwiseError):
 
 
 class WaitTimeoutError(TurnwiseError, TimeoutError):
-    """The wait timed out before the run ended. The run continues. `state` is its state then, if its process said so."""
+    """The wait timed out before the run ended. The run continues. `state` is its state or "unknown"."""
 
     message = (
-        "run {run_id!r} of session {session_id!r} did not end within {timeout_s} s, and continues: "
-        "wait again, or cancel it"
+        "run {run_id!r} of session {session_id!r} did not end within {timeout_s} s (state: {state}), and "
+        "continues: wait again, or cancel it"
     )
     session_id: str
     run_id: str
     timeout_s: float | None
-    state: RunState | None
+    state: RunState | Literal["unknown"]
 
 
 class FrameworkError(TurnwiseError):

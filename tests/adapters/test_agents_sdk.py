@@ -55,7 +55,7 @@ from turnwise.memory.conversation.blocks import Image, System, Text, Thinking, T
 from turnwise.memory.conversation.events import ModelCallEnded, TextDelta, ThinkingDelta, ToolEnded, ToolStarted
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Outcome
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -81,7 +81,7 @@ class Stage:
     def new_core(self) -> SessionCore:
         now = asyncio.get_running_loop().time
         options: dict[str, Any] = {"overflow": self._overflow, "clock": now, "off_loop": inline}
-        self.core = SessionCore(SESSION, self.store, self.engine, self._config, **options)
+        self.core = SessionCore(SessionKey(SESSION), self.store, self.engine, self._config, **options)
         return self.core
 
     async def start(self, *prompts: Any, **options: Any) -> str:
@@ -96,7 +96,7 @@ class Stage:
 
     async def outcome(self, run_id: str) -> Outcome:
         outcome = await self.core.reads.wait(run_id, WAIT_S)
-        assert outcome and outcome.turn
+        assert outcome.turn
         check_request(next_request(outcome.turn))
         return outcome
 

@@ -14,7 +14,7 @@ from turnwise.adapters import TurnwiseSession
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.notebook_display import ListPage
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.schedules import inline
@@ -47,7 +47,7 @@ class Direct(AsyncSession):
 async def opened() -> tuple[TurnwiseSession, Direct]:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
-    session = Direct(SessionCore("s", store, NoAnswer(), off_loop=inline))
+    session = Direct(SessionCore(SessionKey("s"), store, NoAnswer(), off_loop=inline))
     return TurnwiseSession(session), session
 
 

@@ -33,7 +33,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
 )
 from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -345,7 +345,7 @@ async def test_a_session_thinks_calls_tools_waits_for_an_approval_and_goes_on_in
     await store.create(SessionRecord(session_id="s1"))
 
     def process() -> SessionCore:
-        return SessionCore("s1", store, engine, SessionConfig(), off_loop=inline)
+        return SessionCore(SessionKey("s1"), store, engine, SessionConfig(), off_loop=inline)
 
     core = process()
     await core.start(["go"], run_id="run")

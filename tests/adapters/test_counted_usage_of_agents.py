@@ -21,7 +21,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import AgentsSDKEngine, LangGraphEngine, PydanticAIEngine
 from turnwise.memory.conversation.events import ModelCallEnded
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.schedules import inline
 
@@ -58,11 +58,11 @@ async def test_a_step_with_calls_whose_server_reports_no_tokens_is_counted(
     await store.create(SessionRecord(session_id="s"))
     with QuirkServer(server_of.calls(), server_of.says("Both have sun.")) as server:
         async with engine(server.base_url) as made:
-            core = SessionCore("s", store, made, SessionConfig(), off_loop=inline)
+            core = SessionCore(SessionKey("s"), store, made, SessionConfig(), off_loop=inline)
             await core.start(["Compare Paris and Rome."], run_id="run")
             outcome = await core.reads.wait("run")
             await core.engines.close(core.engines.remove_all())
-    assert outcome and outcome.run.state == "completed", outcome
+    assert outcome.run.state == "completed", outcome
     events = (await core.reads.events())[0]
     (step,) = [event.usage for event in events if isinstance(event, ModelCallEnded)]
     assert step and step.counted_tokens == step.input_tokens + step.output_tokens > 0

@@ -20,7 +20,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import LangGraphEngine, PydanticAIEngine
 from turnwise.memory.conversation.blocks import AnyBlock, Text, User
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.providers.arrangement import BEGIN, CONTINUE
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider
@@ -80,12 +80,12 @@ async def test_claude_takes_what_begins_or_ends_with_the_assistant(
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
     with LocalProvider(reply=lambda _: "Yes?") as provider:
-        core = SessionCore("s", store, engine(provider), SessionConfig(), off_loop=inline)
+        core = SessionCore(SessionKey("s"), store, engine(provider), SessionConfig(), off_loop=inline)
         await core.append(appended, "key")
         await core.start([prompt], run_id="run")
         outcome = await core.reads.wait("run")
         await core.engines.close(core.engines.remove_all())
-    assert outcome and outcome.turn and outcome.run.state == "completed", outcome
+    assert outcome.turn and outcome.run.state == "completed", outcome
     assert outcome.turn.text == "Yes?"
     assert outcome.turn.blocks[:-1] == (*appended, prompt), "what was added for the model is not stored"
     (request,) = provider.requests

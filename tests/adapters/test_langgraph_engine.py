@@ -558,6 +558,7 @@ async def test_sessions_of_one_id_that_share_a_checkpointer_do_not_reach_each_ot
     first, second = Stage(engine), Stage(engine)  # each has a store of its own
     for stage, owner, run_id in ((first, "ann", "first"), (second, user, "second")):
         await stage.store.create(SessionRecord(session_id=SESSION, user_id=owner))
+        stage.new_core(owner)
         await stage.begin(run_id=run_id)
         await stage.until_it_waits(run_id)
     (asked,) = await second.until_it_waits("second")

@@ -31,7 +31,7 @@ from turnwise.adapters import PydanticAIEngine
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Thinking, ToolResult
 from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script
@@ -64,7 +64,7 @@ class Stage:
         await self.core.engines.close(self.core.engines.remove_all())
 
     def _process(self) -> SessionCore:
-        return SessionCore("s1", self.store, self.engine, SessionConfig(**self.settings), off_loop=inline)
+        return SessionCore(SessionKey("s1"), self.store, self.engine, SessionConfig(**self.settings), off_loop=inline)
 
     async def restart(self) -> None:
         """Go on in another process; what the one before still does has no effect on the store."""
@@ -335,13 +335,13 @@ async def test_a_result_is_recorded_while_another_tool_runs_also_if_it_comes_dur
     storing, returned, begun, hold = (asyncio.Event() for _ in range(4))
 
     class SlowStore(InMemoryStore):
-        async def commit(self, session_id: str, epoch: int, commit: Any) -> None:
+        async def commit(self, key: SessionKey, epoch: int, commit: Any) -> None:
             if any(event.kind == "tool_ended" for event in commit.events) and not storing.is_set():
                 storing.set()
                 await returned.wait()
                 for _ in range(100):  # until the agent has handed the result on
                     await asyncio.sleep(0)
-            await super().commit(session_id, epoch, commit)
+            await super().commit(key, epoch, commit)
 
     agent = agent_of([("look", {"at": "it"}), ("second", {}), ("slow", {})], "Done.")
 

@@ -34,7 +34,7 @@ from turnwise.memory.conversation.blocks import Block, Summary, Text, ToolUse, U
 from turnwise.memory.conversation.events import Event, PromptAppended, RunCompleted, UnknownEvent, WindowCompacted
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
@@ -44,6 +44,9 @@ from turnwise.memory.stores.encrypted.records import SEALED
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.testing.audit import audit
+
+USER = "Jürgen \u2028 🦀"
+S = SessionKey("s", USER)
 
 PARAMS = freeze({"temperature": 0.5, "stop": [TEXT], "tool_choice": "required", "metadata": {"team": "blue"}})
 
@@ -55,9 +58,9 @@ def play(story: Awaitable[Any]) -> Any:
     return asyncio.run(call())
 
 
-async def exported(store: SessionStore, session_id: str = "s", **settings: Any) -> list[str]:
+async def exported(store: SessionStore, key: SessionKey = S, **settings: Any) -> list[str]:
     lines: list[str] = []
-    await export_session(store, session_id, lines.append, **settings)
+    await export_session(store, key, lines.append, **settings)
     return lines
 
 
@@ -80,7 +83,7 @@ class Writer:
             **parts.pop("row", {}),
         )
         commit = Commit(session=self.session, blocks=[encode(block) for block in blocks], **parts)
-        await self.store.commit(self.session.session_id, self.session.epoch, commit)
+        await self.store.commit(self.session.key, self.session.epoch, commit)
         return Span(log, size, size + len(blocks))
 
     async def talk(self, before: Spans, state: Any = "completed") -> TurnRecord:
@@ -93,7 +96,7 @@ class Writer:
         span = Span(session.log, session.log_size, session.log_size + len(blocks))
         prompt, output = Span(span.log, span.start, span.start + 1), Span(span.log, span.start + 1, span.stop)
         run_id = f"{session.session_id}-{index}"
-        about: dict[str, Any] = {"session_id": session.session_id, "at": 1.5}
+        about: dict[str, Any] = {**session.key._asdict(), "at": 1.5}
         is_open = state in ("running", "queued", "awaiting_approval")
         turn = TurnRecord(
             index=index,
@@ -111,7 +114,7 @@ class Writer:
         )
         run = RunRecord(
             run_id=run_id,
-            session_id=session.session_id,
+            **session.key._asdict(),
             turn_index=index,
             state=state,
             first_seq=seq,
@@ -153,7 +156,7 @@ async def write_fork(store: SessionStore, seed: int) -> None:
         await store.create(
             SessionRecord(
                 session_id=name,
-                user_id="Jürgen \u2028 🦀",
+                user_id=USER,
                 agent="a",
                 parent=parent,
                 next_index=4 if parent else 0,
@@ -162,7 +165,7 @@ async def write_fork(store: SessionStore, seed: int) -> None:
             turn,
             also or (),
         )
-        writer = Writer(store, (await store.activate(name)).session, words)
+        writer = Writer(store, (await store.activate(SessionKey(name, USER))).session, words)
         for _ in range(words.randrange(3, 6)):
             before = tuple(words.sample(spans, min(len(spans), 2)))
             spans += [*(await writer.talk(before)).output]
@@ -176,7 +179,7 @@ async def write_fork(store: SessionStore, seed: int) -> None:
     pending = TurnRecord(index=writer.session.next_index, prompt=(prompt,), appended=(prompt,))
     await writer.add(turns=[pending], dropped_turns=[4], forget_events=writer.session.seq // 2)
     for name in words.choice([(), ("first",), ("first", "second")]):
-        await store.delete(name)
+        await store.delete(SessionKey(name, USER))
 
 
 async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Path, database: str) -> None:
@@ -192,14 +195,14 @@ async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Pat
             assert "".join(await exported(store)) == whole
         assert "".join(await exported(first)) == whole
         await import_session(first, lines, session_id="copy")  # beside the original, with other run ids
-        copied = await exported(first, "copy")
+        copied = await exported(first, SessionKey("copy", USER))
         await import_session(others[-1], copied, session_id="copy 2")
-        record = await others[-1].get("copy 2")
-        original = await others[-1].get("s")
+        record = await others[-1].get(SessionKey("copy 2", USER))
+        original = await others[-1].get(S)
         assert record == replace(original, session_id="copy 2", log=record.log, revision=record.revision)
         assert len(copied) == len(lines) and copied != lines
-        await others[-1].delete("s")
-        await others[-1].delete("copy 2")
+        await others[-1].delete(S)
+        await others[-1].delete(SessionKey("copy 2", USER))
         assert others[-1]._logs == {}  # type: ignore[attr-defined]
 
     for seed in range(share(8, 2)):
@@ -209,7 +212,7 @@ async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Pat
             InMemoryStore(),
         ]
         await story(seed, stores)
-        await stores[1].delete("s")
+        await stores[1].delete(S)
         for store in stores:
             await store.close()
 
@@ -220,16 +223,16 @@ def test_an_import_has_everything_that_was_exported() -> None:
     async def story(seed: int) -> None:
         store, other = InMemoryStore(), InMemoryStore()
         await write_fork(store, seed)
-        record, found = await store.get("s"), await import_session(other, await exported(store))
+        record, found = await store.get(S), await import_session(other, await exported(store))
         kept: dict[str, Any] = {"log": "", "log_size": 0, "seq": 0, "epoch": 0, "revision": 0}
         assert replace(found, **kept) == replace(record, **kept)
-        assert found == await other.get("s")
-        runs, old_runs = await other.runs("s"), await store.runs("s")
+        assert found == await other.get(S)
+        runs, old_runs = await other.runs(S), await store.runs(S)
         assert [run.turn_index for run in runs] == [run.turn_index for run in old_runs]
         opened = {run.turn_index for run in old_runs if run.is_open}
         assert [run for run in runs if run.turn_index not in opened] == [run for run in old_runs if not run.is_open]
-        turns = await other.turns("s")
-        for old, new in zip(await store.turns("s"), turns, strict=True):
+        turns = await other.turns(S)
+        for old, new in zip(await store.turns(S), turns, strict=True):
             if old.index not in opened:
                 spans = {"prompt": (), "input": (), "output": (), "appended": (), "carried": ()}
                 assert replace(old, **spans) == replace(new, **spans)  # type: ignore[arg-type]
@@ -237,8 +240,8 @@ def test_an_import_has_everything_that_was_exported() -> None:
                     pair = [await s.blocks(getattr(turn, part)) for s, turn in ((store, old), (other, new))]
                     blocks = [[without_places(decode(text)) for text in each] for each in pair]
                     assert blocks[0] == blocks[1]
-        events = await other.events("s", limit=10_000)
-        old_events = await store.events("s", limit=10_000)
+        events = await other.events(S, limit=10_000)
+        old_events = await store.events(S, limit=10_000)
         assert events[: len(old_events)] == old_events
         ends = events[len(old_events) :]
         assert [(end.kind, end.turn_index) for end in ends] == [("run_interrupted", index) for index in sorted(opened)]
@@ -269,20 +272,20 @@ async def test_a_session_longer_than_a_page_is_imported_whole_and_can_be_continu
 
     store, other = InMemoryStore(), InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, EchoEngine())
+    core = SessionCore(SessionKey("s"), store, EchoEngine())
     for number in range(PAGE + 5):
         await core.start([f"prompt {number}"], run_id=f"r{number}")
         await core.reads.wait(f"r{number}")
     fork = await core.fork(None, "f")
-    core = SessionCore("f", store, EchoEngine())
+    core = SessionCore(SessionKey("f"), store, EchoEngine())
     await core.start(["in the fork"], run_id="f")
     await core.reads.wait("f")
     for name in ("s", fork.session_id):
-        await import_session(other, await exported(store, name))
-        again = SessionCore(name, other, EchoEngine())
+        await import_session(other, await exported(store, SessionKey(name)))
+        again = SessionCore(SessionKey(name), other, EchoEngine())
         await again.start(["after the import"], run_id=f"after {name}")
         outcome = await again.reads.wait(f"after {name}")
-        assert outcome and outcome.turn and outcome.turn.text == "after the import"
+        assert outcome.turn and outcome.turn.text == "after the import"
         assert len(outcome.turn.blocks) >= 2 * PAGE + 12
     (await audit(other, ["s", "f"])).check()
 
@@ -290,24 +293,24 @@ async def test_a_session_longer_than_a_page_is_imported_whole_and_can_be_continu
 async def test_events_of_a_history_are_exported_and_imported_into_the_store() -> None:
     store, other, history = InMemoryStore(), InMemoryStore(), InMemoryHistory()
     await store.create(SessionRecord(session_id="s"))
-    writer = Writer(store, (await store.activate("s")).session, random.Random(1))
+    writer = Writer(store, (await store.activate(SessionKey("s"))).session, random.Random(1))
     for _ in range(PAGE // 2):
         await writer.talk(())
-    events = await store.events("s", limit=10_000)
-    plain = await exported(store)
-    await history.append("s", events[: len(events) // 2])
+    events = await store.events(SessionKey("s"), limit=10_000)
+    plain = await exported(store, SessionKey("s"))
+    await history.append(SessionKey("s"), events[: len(events) // 2])
     await writer.add(forget_events=events[len(events) // 3].seq)
-    assert len(await store.events("s", limit=10_000)) < len(events)
-    assert await exported(store, history=history) == plain
-    await import_session(other, await exported(store, history=history))
-    assert await other.events("s", limit=10_000) == events
+    assert len(await store.events(SessionKey("s"), limit=10_000)) < len(events)
+    assert await exported(store, SessionKey("s"), history=history) == plain
+    await import_session(other, await exported(store, SessionKey("s"), history=history))
+    assert await other.events(SessionKey("s"), limit=10_000) == events
 
 
 async def test_exporting_a_session_that_changes_meanwhile_fails_and_leaves_no_archive() -> None:
     store = InMemoryStore()
     lines: list[str] = []
     await write_fork(store, 3)
-    writer = Writer(store, (await store.activate("s")).session, random.Random(1))
+    writer = Writer(store, (await store.activate(S)).session, random.Random(1))
 
     class Busy(InMemoryStore):
         def __getattribute__(self, name: str) -> Any:
@@ -319,11 +322,11 @@ async def test_exporting_a_session_that_changes_meanwhile_fails_and_leaves_no_ar
             return await store.events(*args, **kwargs)
 
     with pytest.raises(SessionChangedError, match="'s'"):
-        await export_session(Busy(), "s", lines.append)
+        await export_session(Busy(), S, lines.append)
     with pytest.raises(ArchiveError, match="it is missing"):
         await import_session(InMemoryStore(), lines)
     with pytest.raises(SessionNotFoundError):
-        await exported(store, "nobody")
+        await exported(store, SessionKey("nobody"))
 
 
 def sealed(lines: list[str]) -> list[str]:
@@ -384,7 +387,7 @@ def nested(depth: int) -> dict[str, Any]:
         ("turnwise_archive", lambda line: line.pop("turnwise_archive"), "not the first line of an archive"),
         ("turnwise_archive", lambda line: line.update(session_id=""), "it is blank"),
         ("turnwise_archive", lambda line: line.update(session=[]), "must be an object"),
-        ("turnwise_archive", lambda line: line["session"].update(epoch=7), "without session_id, log, epoch"),
+        ("turnwise_archive", lambda line: line["session"].update(epoch=7), "without session_id, user_id, log, epoch"),
         ("turnwise_archive", lambda line: line["session"].update(log_size=1), "replaces|names|blocks"),
         (
             "turnwise_archive",
@@ -432,13 +435,13 @@ async def test_lines_in_another_order_are_refused(lines: list[str]) -> None:
 
 async def test_an_import_does_not_change_a_session_with_its_id(lines: list[str]) -> None:
     store = InMemoryStore()
-    there = await store.create(SessionRecord(session_id="s", user_id="somebody"))
+    there = await store.create(SessionRecord(session_id="s", user_id=USER))
     with pytest.raises(SessionExistsError, match="'s'"):
         await import_session(store, lines)
-    assert await store.get("s") == there
+    assert await store.get(S) == there
     found = await import_session(store, lines, session_id="t", now=123.5)
     assert (found.session_id, found.updated_at) == ("t", 123.5)
-    run = (await store.runs("t"))[0]
+    run = (await store.runs(SessionKey("t", USER)))[0]
     copy = [line.replace('"session_id":"s"', '"session_id":"u"') for line in lines[:-1]]
     copy = [line.replace('"run_id":"s-', f'"run_id":"{run.run_id}') for line in copy]
     same = [line for line in copy if f'"run_id":"{run.run_id}' in line and line.startswith('{"run"')]
@@ -448,7 +451,7 @@ async def test_an_import_does_not_change_a_session_with_its_id(lines: list[str])
         await import_session(store, sealed(copy))
     assert await store.count() == 2
     for name in ("s", "t"):
-        await store.delete(name)
+        await store.delete(SessionKey(name, USER))
     assert store._logs == {}
 
 
@@ -473,9 +476,9 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
             await self.fault()
             return await super().activate(*args, **kwargs)
 
-        async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
             await self.fault()
-            await super().commit(session_id, epoch, commit)
+            await super().commit(key, epoch, commit)
             await self.fault()
 
     async def story(fails: bool) -> int:
@@ -513,11 +516,11 @@ def test_a_kill_during_an_import_leaves_a_session_marked_as_unfinished(lines: li
 
     async def story() -> None:
         store = SQLStore(url)
-        half = await store.get("s")
+        half = await store.get(S)
         assert half.metadata == UNFINISHED and half.status == "ended"
         with pytest.raises(SessionExistsError):
             await import_session(store, lines)
-        await store.delete("s")
+        await store.delete(S)
         run_id = json.loads(next(line for line in lines if line.startswith('{"run"')))["run"]["run_id"]
         with pytest.raises(RunNotFoundError):
             await store.run(run_id)

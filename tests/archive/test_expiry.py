@@ -16,6 +16,7 @@ from turnwise.actors.client.expiry import sweep as sweep_live
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.requests import AwaitStep, Request, carry_out_async
 from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session import journal
 from turnwise.actors.session.core import SessionCore
@@ -34,7 +35,7 @@ from turnwise.memory.archive.expiry import Swept, archived, sweep
 from turnwise.memory.archive.export import import_session
 from turnwise.memory.conversation.events import UnknownEvent
 from turnwise.memory.conversation.runs import RunRecord, RunState
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -69,18 +70,22 @@ async def test_a_sweep_exports_and_deletes_expired_sessions_only(
     store, history = SQLStore(f"sqlite:///{tmp_path}/store.db"), InMemoryHistory()
     for name in names:
         await put(store, name, created_at=1.5, seq=1, user_id=f"user of {name}"[:256])
-        await history.append(name, [UnknownEvent(stored_kind="x", session_id=name, seq=1, at=1.0)])
+        await history.append(
+            SessionKey(name, f"user of {name}"[:256]),
+            [UnknownEvent(stored_kind="x", session_id=name, user_id=f"user of {name}"[:256], seq=1, at=1.0)],
+        )
     await put(store, "stays", None)
     await put(store, "later", 10.5)
     folder = tmp_path / "kept" / "here"
-    assert await sweep(store, NOW, folder, history) == Swept(deleted=tuple(names), archived=tuple(names))
+    swept_keys = tuple(SessionKey(name, f"user of {name}"[:256]) for name in names)
+    assert await sweep(store, NOW, folder, history) == Swept(deleted=swept_keys, archived=swept_keys)
     assert [session.session_id for session in await store.query()] == ["later", "stays"]
-    assert [await history.last_seq(name) for name in names] == [0] * len(names)
+    assert [await history.last_seq(key) for key in swept_keys] == [0] * len(names)
     assert len(files(tmp_path)) == len(names)
     for path in files(tmp_path):
         assert path.parent == folder and path.name.endswith("@1500000.jsonl")
         with pytest.raises(SessionNotFoundError):
-            await store.get("plain" if path.name.startswith("plain") else "..")
+            await store.get(swept_keys[0])
         await import_session(store, path.read_text().splitlines(), session_id=f"{len(path.name)} {path.name}"[:99])
     assert await store.count() == len(names) + 2
     assert await store.count(user_id="user of ../up") == 1
@@ -94,11 +99,16 @@ async def test_a_session_with_an_open_run_is_not_swept(state: RunState, tmp_path
     session = await put(store, "s")
     run = RunRecord(run_id="r", session_id="s", turn_index=0, state=state, first_seq=1, created_at=1.0)
     session = session.committed()
-    await store.commit("s", 1, Commit(session=session, new_run=run))
-    assert await sweep(store, NOW, tmp_path) == Swept(busy=("s",)) and files(tmp_path) == []
-    session = (await store.get("s")).committed()
-    await store.commit("s", 2, Commit(session=session, runs=[replace(run, state="completed")]))
-    assert await sweep(store, NOW, tmp_path) == Swept(deleted=("s",), archived=("s",))
+    await store.commit(SessionKey("s"), 1, Commit(session=session, new_run=run))
+    assert await sweep(store, NOW, tmp_path) == Swept(busy=keys("s")) and files(tmp_path) == []
+    session = (await store.get(SessionKey("s"))).committed()
+    await store.commit(SessionKey("s"), 2, Commit(session=session, runs=[replace(run, state="completed")]))
+    assert await sweep(store, NOW, tmp_path) == Swept(deleted=keys("s"), archived=keys("s"))
+
+
+def keys(*names: str) -> tuple[SessionKey, ...]:
+    """Return the keys of the default user's sessions."""
+    return tuple(map(SessionKey, names))
 
 
 class Rival(InMemoryStore):
@@ -117,9 +127,9 @@ class Rival(InMemoryStore):
         await self.rival("activate")
         return await super().activate(*args, **kwargs)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
+    async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         await self.rival("delete")
-        return await super().delete(session_id, epoch=epoch, log=log)
+        return await super().delete(key, epoch=epoch, log=log)
 
 
 @pytest.mark.parametrize("before", ["activate", "delete"])
@@ -132,22 +142,22 @@ async def test_a_session_that_is_used_during_a_sweep_is_kept(before: str, what: 
 
     async def act(_: InMemoryStore) -> None:
         if what == "opens":
-            await InMemoryStore.activate(store, "s")
+            await InMemoryStore.activate(store, SessionKey("s"))
         elif before == "activate":
-            await store.commit("s", 1, Commit(session=session.committed(updated_at=105.0)))
+            await store.commit(SessionKey("s"), 1, Commit(session=session.committed(updated_at=105.0)))
         else:
-            owner = (await InMemoryStore.activate(store, "s")).session
-            await store.commit("s", owner.epoch, Commit(session=owner.committed(updated_at=105.0)))
+            owner = (await InMemoryStore.activate(store, SessionKey("s"))).session
+            await store.commit(SessionKey("s"), owner.epoch, Commit(session=owner.committed(updated_at=105.0)))
 
     store.before, store.act = before, act
-    assert await sweep(store, NOW, tmp_path) == Swept(used=("s",)) and files(tmp_path) == []
-    assert (await store.get("s")).session_id == "s" and store.before == ""
+    assert await sweep(store, NOW, tmp_path) == Swept(used=keys("s")) and files(tmp_path) == []
+    assert (await store.get(SessionKey("s"))).session_id == "s" and store.before == ""
 
 
 async def test_deleting_a_session_during_a_sweep_does_no_harm(tmp_path: Path) -> None:
     store = Rival()
     await put(store, "s")
-    store.before, store.act = "activate", lambda store: InMemoryStore.delete(store, "s")
+    store.before, store.act = "activate", lambda store: InMemoryStore.delete(store, SessionKey("s"))
     assert await sweep(store, NOW, tmp_path) == Swept()
 
 
@@ -162,8 +172,8 @@ async def test_an_archive_is_in_its_folder_before_its_session_is_deleted(tmp_pat
         await import_session(InMemoryStore(), path.read_text().splitlines())
 
     store.before, store.act = "delete", look
-    assert (await sweep(store, NOW, tmp_path)).archived == ("s",)
-    assert seen == ["s@2000000.jsonl"] == [path.name for path in files(tmp_path)]
+    assert (await sweep(store, NOW, tmp_path)).archived == keys("s")
+    assert seen == ["s@default@2000000.jsonl"] == [path.name for path in files(tmp_path)]
 
 
 class Asked:
@@ -175,12 +185,12 @@ class Asked:
     def open_history(self) -> None:
         return None
 
-    def is_live(self, session_id: str) -> bool:
+    def is_live(self, ref: SessionRef) -> bool:
         return True
 
-    def delete(self, session_id: str, **_: object) -> Request[None]:
+    def delete(self, ref: SessionRef, **_: object) -> Request[None]:
         if self._deletes:
-            yield AwaitStep(lambda: self._store.delete(session_id))
+            yield AwaitStep(lambda: self._store.delete(ref.key))
         raise self._error
 
 
@@ -196,7 +206,7 @@ async def test_the_file_of_a_session_that_may_be_deleted_is_kept(error: Turnwise
     (path,) = files(tmp_path)
     await import_session(store, path.read_text().splitlines())
     client = Asked(store, SessionBusyError("s", "run"), deletes=False)
-    assert await carry_out_async(sweep_live(client, store, tmp_path, memory=False)) == Swept(busy=("s",))
+    assert await carry_out_async(sweep_live(client, store, tmp_path, memory=False)) == Swept(busy=keys("s"))
     assert files(tmp_path) == [], "this one is known to be there"
 
 
@@ -224,8 +234,8 @@ async def test_concurrent_sweeps_do_not_delete_each_others_files(is_whole: bool,
         path.write_text("")  # so that the second has to write its own
     store.before, store.act = "delete", wait_for_the_first
     done = await sweep(store, NOW, tmp_path) + first.result()
-    assert first.result().used == ("s",)
-    assert done.deleted == done.archived == ("s",) and await store.count() == 0
+    assert first.result().used == keys("s")
+    assert done.deleted == done.archived == keys("s") and await store.count() == 0
     (path,) = files(tmp_path)
     await import_session(store, path.read_text().splitlines())
 
@@ -238,24 +248,24 @@ async def test_a_deletion_that_fails_halfway_keeps_the_complete_archive(
 
     store, history = Rival(), InMemoryHistory()
     await store.create(SessionRecord(session_id="s", ttl_s=10.0, updated_at=100.0))
-    core = SessionCore("s", store, EchoEngine(), history=history, clock=lambda: 100.0)
+    core = SessionCore(SessionKey("s"), store, EchoEngine(), history=history, clock=lambda: 100.0)
     for name in "abc":
         await core.start([name], run_id=name)
         await core.reads.wait(name)
-        while await history.last_seq("s") < (await store.events("s"))[-1].seq:
+        while await history.last_seq(SessionKey("s")) < (await store.events(SessionKey("s")))[-1].seq:
             await asyncio.sleep(0)
 
     async def fail(_: InMemoryStore) -> None:
         raise StoreError("away")
 
     store.before, store.act = "delete", fail
-    found = await store.get("s")
+    found = await store.get(SessionKey("s"))
     file = await archived(store, found, tmp_path, history)
     assert file
     path, whole = file.path, file.path.read_text()
     with pytest.raises(StoreError, match="away"):
         await core.delete(memory=False, updated_at=found.updated_at)
-    assert await history.last_seq("s") == 0
+    assert await history.last_seq(SessionKey("s")) == 0
     assert await archived(store, found, tmp_path, history) and files(tmp_path) == [path]
     assert path.read_text() == whole and whole.count('"event"') == 6
     path.write_text(whole[:20])
@@ -267,37 +277,41 @@ async def test_a_session_that_cannot_be_exported_is_kept_and_others_are_swept(tm
     store = SQLStore(f"sqlite:///{tmp_path}/store.db")
     for name in ("a", "bad", "c"):
         session = await put(store, name)
-        await store.commit(name, 1, Commit(session=session.committed(log_size=1), blocks=['{"kind":"text"}']))
+        await store.commit(
+            SessionKey(name), 1, Commit(session=session.committed(log_size=1), blocks=['{"kind":"text"}'])
+        )
     connection = sqlite3.connect(tmp_path / "store.db")
     with connection:
         connection.execute("DELETE FROM turnwise_blocks WHERE log = (SELECT key FROM turnwise_sessions LIMIT 1, 1)")
     connection.close()
     folder = tmp_path / "folder"
     swept = await sweep(store, NOW, folder)
-    assert swept.deleted == swept.archived == ("a", "c") and "corrupt record block" in swept.failed["bad"]
+    assert (
+        swept.deleted == swept.archived == keys("a", "c") and "corrupt record block" in swept.failed[SessionKey("bad")]
+    )
     assert len(files(folder)) == 2
     (tmp_path / "no folder").write_text("x")
     swept = await sweep(store, NOW, tmp_path / "no folder")
-    assert swept.deleted == () and "was not deleted" in swept.failed["bad"]
-    assert (await sweep(store, NOW)).deleted == ("bad",)
+    assert swept.deleted == () and "was not deleted" in swept.failed[SessionKey("bad")]
+    assert (await sweep(store, NOW)).deleted == keys("bad")
     await store.close()
 
 
 async def test_a_refresh_counts_as_use_and_a_delete_can_require_an_unchanged_session() -> None:
     store, times = InMemoryStore(), iter(range(1000, 2000))
     await put(store, "s")
-    core = SessionCore("s", store, EchoEngine(), clock=lambda: float(next(times)))
+    core = SessionCore(SessionKey("s"), store, EchoEngine(), clock=lambda: float(next(times)))
     await core.refresh()
-    first = (await store.get("s")).updated_at
+    first = (await store.get(SessionKey("s"))).updated_at
     assert first >= 1000 and await sweep(store, first + 9.9) == Swept()
     await core.start(["hello"], run_id="r")
     await core.reads.wait("r")
-    assert (await store.get("s")).ttl_s == 10.0
+    assert (await store.get(SessionKey("s"))).ttl_s == 10.0
     with pytest.raises(SessionChangedError, match="'s'"):
         await core.delete(updated_at=first)
     fork = await core.fork(None, "f")
     assert fork.ttl_s == 10.0
-    await core.delete(updated_at=(await store.get("s")).updated_at)
+    await core.delete(updated_at=(await store.get(SessionKey("s"))).updated_at)
     assert [session.session_id for session in await store.query()] == ["f"]
 
 
@@ -314,7 +328,7 @@ def test_a_sweep_of_a_manager_keeps_sessions_in_use(
             session.run("hello").wait()
         run = runs.run("slow 10000")
         swept = manager.sweep(tmp_path / "kept")
-        assert swept == Swept(deleted=("done",), archived=("done",), busy=("runs",))
+        assert swept == Swept(deleted=keys("done"), archived=keys("done"), busy=keys("runs"))
         with pytest.raises(SessionNotFoundError):
             done.run("are you there")
         assert long.run("hello").wait().text == "hello"
@@ -322,7 +336,7 @@ def test_a_sweep_of_a_manager_keeps_sessions_in_use(
         long.refresh()
         assert long.info().session.updated_at > before
         run.cancel()
-        assert manager.sweep() == Swept(deleted=("runs",))
+        assert manager.sweep() == Swept(deleted=keys("runs"))
         assert manager.count() == 2 and len(files(tmp_path / "kept")) == 1
 
     async def story() -> None:
@@ -333,7 +347,7 @@ def test_a_sweep_of_a_manager_keeps_sessions_in_use(
             session = await manager.open("new", ttl_s=3600)
             await session.refresh()
             assert (await session.info()).session.ttl_s == 3600
-            assert await manager.sweep() == Swept(deleted=("of a process that is gone",))
+            assert await manager.sweep() == Swept(deleted=keys("of a process that is gone"))
             await session.delete()
 
     play(story())
@@ -355,10 +369,10 @@ def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: 
         return CliRunner().invoke(app, arguments, **settings)
 
     play(fill())
-    told = turnwise("export", url, "s")
+    told = turnwise("export", url, "s", "--user", "sarah")
     assert told.exit_code == 0 and told.output.startswith('{"turnwise_archive":1,"session_id":"s"')
     file = str(tmp_path / "s.jsonl")
-    assert turnwise("export", url, "s", file).output == ""
+    assert turnwise("export", url, "s", file, "--user", "sarah").output == ""
     assert Path(file).read_text() == told.output and not Path(f"{file}.part").exists()
     assert turnwise("import", other, file).output == "s\n"
     assert turnwise("import", other, "-", "--as", "t", input=told.output).output == "t\n"
@@ -366,7 +380,7 @@ def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: 
     assert {session.user_id for session in found.values()} == {"sarah"} and found["s"].updated_at > 1e9
     for wrong in (
         ["export", url, "nobody"],
-        ["export", url, "s", str(tmp_path / "no" / "folder")],
+        ["export", url, "s", str(tmp_path / "no" / "folder"), "--user", "sarah"],
         ["export", "memory://x", "s"],
         ["import", other, file],
         ["import", other, str(tmp_path / "missing")],
@@ -377,7 +391,8 @@ def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: 
     assert play(read(other)) == found
 
     swept = turnwise("sweep", url, "--archive", str(tmp_path / "kept"), "--json")
-    assert swept.exit_code == 0 and json.loads(swept.output)["archived"] == ["s"] and play(read(url)) == {}
+    assert swept.exit_code == 0 and json.loads(swept.output)["archived"] == [{"session_id": "s", "user_id": "sarah"}]
+    assert play(read(url)) == {}
     assert turnwise("sweep", other).output == "deleted: 0\narchived: 0\nbusy: 0\nused: 0\nfailed: 0\n"
     (kept,) = files(tmp_path / "kept")
     assert turnwise("import", url, str(kept)).exit_code == 0 and list(play(read(url))) == ["s"]

@@ -37,7 +37,7 @@ from turnwise.memory.conversation.blocks import (
     decode,
     encode,
 )
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, overlap, subtract, union
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
@@ -87,21 +87,21 @@ async def write_session() -> list[str]:
     """Return the archive of a fork with tools, pictures, summaries of summaries, a forgotten turn and a pending one."""
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="parent"))
-    parent = SessionCore("parent", store, CheckingEngine())
+    parent = SessionCore(SessionKey("parent"), store, CheckingEngine())
     await talk(parent, "hello")
     await talk(parent, "use tools", Document(name="a.txt", text="b"))
     await talk(parent, "look", PICTURE)
     await parent.fork(None, "s")
     config = SessionConfig(max_context_tokens=600, reserve_output_tokens=10, token_counter=ByteCounter())
     folding = Summarize(model=Summariser(), trigger_ratio=0.5, keep_turns=1, max_summary_tokens=100)
-    core = SessionCore("s", store, CheckingEngine(), config, overflow=folding)
+    core = SessionCore(SessionKey("s"), store, CheckingEngine(), config, overflow=folding)
     for prompt in ("one", "use tools", "three", "use tools", "five"):
         await talk(core, prompt, "x" * 40)
         await core.compact()
     await core.forget_turn((await core.reads.turns(limit=1000))[-2].index)
     await core.append(["later"], "a key")
     await settled(core)
-    lines = await exported(store)
+    lines = await exported(store, SessionKey("s"))
     found = [decode(json.loads(line)["block"]) for line in lines if line.startswith('{"block"')]
     assert sum(isinstance(block, Summary) and bool(block.folded) for block in found) >= 2
     assert {block.kind for block in found} >= {"image", "document", "thinking", "tool_use", "tool_result", "summary"}
@@ -132,13 +132,13 @@ def archive() -> list[str]:
 
 async def check_works(store: InMemoryStore, session_id: str) -> None:
     """Open the session, read all of it, expand its summaries, run, forget, fork and export it."""
-    core = SessionCore(session_id, store, CheckingEngine())
+    core = SessionCore(SessionKey(session_id), store, CheckingEngine())
     turns = await core.reads.turns(limit=10_000)
     assert all(isinstance(block, Block) for one in turns for block in (*one.blocks, *one.new_blocks))
     runs = await core.reads.runs(limit=10_000)
     for run in runs:
         await core.reads.pending(run.run_id)
-        assert await core.reads.wait(run.run_id, 1.0)
+        await core.reads.wait(run.run_id, 1.0)
         await core.reads.events(run_id=run.run_id)
     await core.reads.events(limit=10_000)
     latest = await core.reads.latest()
@@ -150,23 +150,23 @@ async def check_works(store: InMemoryStore, session_id: str) -> None:
     ended = [one.index for one in turns if one.status not in ("pending", "queued", "running")]
     for number, index in enumerate([None, *ended[:1], *ended[-1:]] if ended else []):
         fork = await core.fork(index, f"a fork {number}")
-        await check_runs(SessionCore(fork.session_id, store, CheckingEngine()))
+        await check_runs(SessionCore(fork.key, store, CheckingEngine()))
     if ended:
         await core.forget_turn(ended[0])
-        await check_runs(SessionCore((await core.fork(None, "forgetting")).session_id, store, CheckingEngine()))
+        await check_runs(SessionCore((await core.fork(None, "forgetting")).key, store, CheckingEngine()))
     await settled(core)
     other = InMemoryStore()
     lines: list[str] = []
-    await export_session(store, session_id, lines.append)
+    await export_session(store, SessionKey(session_id), lines.append)
     await import_session(other, lines)
-    assert (await other.get(session_id)).session_id == session_id
+    assert (await other.get(SessionKey(session_id))).session_id == session_id
 
 
 async def check_runs(core: SessionCore) -> None:
     run_id = f"a run of {core.session_id}"
     await core.start(["and now?"], run_id=run_id)
     outcome = await core.reads.wait(run_id, OPEN_S)
-    assert outcome and outcome.run.state == "completed", outcome and outcome.run.why
+    assert outcome.run.state == "completed", outcome.run.why
 
 
 async def try_archive(lines: list[str]) -> ArchiveError | None:
@@ -202,7 +202,7 @@ def written(
     texts = [block if isinstance(block, str) else encode(block) for block in blocks]
     turns = turns if turns is not None else [turn([["", 0, len(blocks)]])]
     lines: list[Any] = [
-        {"turnwise_archive": 1, "session_id": "s", "session": about},
+        {"turnwise_archive": 1, "session_id": "s", "user_id": about.pop("user_id", "default"), "session": about},
         *({"block": text} for text in texts),
         *({"turn": one} for one in turns),
         *({"run": one} for one in runs or ()),
@@ -428,7 +428,7 @@ async def test_checking_overlapping_summaries_takes_linear_time() -> None:
 
     store = InMemoryStore()
     await import_session(store, lines)
-    core = SessionCore("s", store, CheckingEngine())
+    core = SessionCore(SessionKey("s"), store, CheckingEngine())
     idle = asyncio.create_task(most_calls())
     for at in (chain - 1, len(blocks) - 1):
         (encoded,) = await store.blocks([Span((await core.reads.session()).log, at, at + 1)])
@@ -482,7 +482,7 @@ async def test_turns_with_the_most_spans_can_run_and_do_not_block_the_event_loop
     store = InMemoryStore()
     idle = asyncio.create_task(most_calls())
     await import_session(store, written(blocks, turns))
-    core = SessionCore("s", store, CheckingEngine())
+    core = SessionCore(SessionKey("s"), store, CheckingEngine())
     await check_runs(core)
     idle.cancel()
     assert (await asyncio.gather(idle))[0] < MOST_CALLS, "somebody else on the event loop waited"

@@ -25,7 +25,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.engines import FunctionEngine
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolUse
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.urls import open_store
 from turnwise.testing import LocalProvider
 
@@ -52,7 +52,9 @@ async def compare(table: Table, name: str, engine: Any, alone: Alone, turns: int
     engines = {"ours": FunctionEngine(own, tools=[weather]), "wrapped": engine}
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{folder}/bench.db")
-        cores = {each: SessionCore(each, store, builder, SessionConfig()) for each, builder in engines.items()}
+        cores = {
+            each: SessionCore(SessionKey(each), store, builder, SessionConfig()) for each, builder in engines.items()
+        }
         for each in cores:
             await store.create(SessionRecord(session_id=each))
         for prompt in ("answer", "use the tool"):
@@ -63,7 +65,7 @@ async def compare(table: Table, name: str, engine: Any, alone: Alone, turns: int
                     await core.start([f"{prompt} {number}"], run_id=run)
                     ended = await core.reads.wait(run)
                     spent[each].append(time.process_time() - began)
-                    assert ended and ended.run.state == "completed", ended
+                    assert ended.run.state == "completed", ended
                 began = time.process_time()
                 await alone(f"{prompt} {number}")
                 spent["alone"].append(time.process_time() - began)
@@ -184,7 +186,7 @@ async def cancel(table: Table, cancels: int) -> None:
             tempfile.TemporaryDirectory() as folder,
         ):
             store = open_store(f"sqlite:///{folder}/bench.db")
-            core = SessionCore(name, store, make(provider.base_url), SessionConfig())
+            core = SessionCore(SessionKey(name), store, make(provider.base_url), SessionConfig())
             await store.create(SessionRecord(session_id=name))
             for number in range(cancels):
                 await core.start(["Tell me all."], run_id=f"run {number}")

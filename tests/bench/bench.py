@@ -62,6 +62,7 @@ from turnwise.engines import EngineBuilder, RunContext, SessionView, ToolLoop, T
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import Appending, Event, TextDelta
 from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.stores.base import Commit
 from turnwise.stores import SessionRecord, SQLStore
@@ -362,7 +363,7 @@ class Bench:
         store = SQLStore(self.url(name))
         sa.event.listen(store._engine, "connect", lambda connection, _: connection.set_trace_callback(trace))
         await store.create(SessionRecord(session_id=name))
-        core = SessionCore(name, store, engine)
+        core = SessionCore(SessionKey(name), store, engine)
         await core.activate()
         return core, store
 
@@ -518,13 +519,13 @@ class Bench:
         """Store many events and blocks, by repeating those of one run with tools; return the events' numbers."""
         store = SQLStore(self.url(name))
         await store.create(SessionRecord(session_id="sample"))
-        core = SessionCore("sample", store, Agent())
+        core = SessionCore(SessionKey("sample"), store, Agent())
         started = await core.start(["3"], run_id=new_id())
         await core.reads.wait(started.run_id)
         await core.ownership.leave()
-        sample = await store.get("sample")
+        sample = await store.get(SessionKey("sample"))
         blocks = await store.blocks([Span(sample.log, 0, sample.log_size)])
-        events = await store.events("sample")
+        events = await store.events(SessionKey("sample"))
         last, size = events[-1].seq, sample.log_size
 
         def again(event: Event, run_id: str, at: int) -> Event:
@@ -534,22 +535,22 @@ class Bench:
             return event.model_copy(update=own)
 
         await store.create(SessionRecord(session_id=name))
-        session, written = (await store.activate(name)).session, list[int]()
+        session, written = (await store.activate(SessionKey(name))).session, list[int]()
         while len(written) < count:
             at = len(written) // len(events)
             run = [again(event, run_id, at) for run_id in [new_id()] for event in events][: count - len(written)]
             session = session.committed(log_size=(at + 1) * size, next_index=at + 1, seq=(at + 1) * last)
-            await store.commit(name, session.epoch, Commit(session=session, blocks=blocks, events=run))
+            await store.commit(SessionKey(name), session.epoch, Commit(session=session, blocks=blocks, events=run))
             written += [event.seq for event in run]
         await store.close()
         return written
 
     async def _read_events(self, name: str, samples: Samples, written: list[int], page: int) -> None:
         store = SQLStore(self.url(name))
-        await store.get(name)
+        await store.get(SessionKey(name))
         with samples.timed():
             read = list[Event]()
-            while found := await store.events(name, after=read[-1].seq if read else 0, limit=page):
+            while found := await store.events(SessionKey(name), after=read[-1].seq if read else 0, limit=page):
                 read += found
         await store.close()
         assert [event.seq for event in read] == written

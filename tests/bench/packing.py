@@ -17,8 +17,9 @@ import sqlalchemy as sa
 from engines import process_of
 from harness import Samples, Table, end_process, prompt_of
 from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, Session, SessionManager
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.memory.conversation.blocks import User, encode
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.sql import schema
@@ -52,7 +53,12 @@ async def retire(manager: AsyncSessionManager) -> None:
 
 
 def hosts_of(manager: AsyncSessionManager) -> Sequence[Any]:
-    return [*{str(host): host for host in map(manager._client.actor, map(str, range(100)))}.values()]
+    return [*{str(host): host for host in map(manager._client.actor, some_sessions(100))}.values()]
+
+
+def some_sessions(count: int) -> list[SessionRef]:
+    """Return so many sessions that need not exist, to find the hosts that would have them."""
+    return [SessionRef(SessionKey(str(number))) for number in range(count)]
 
 
 async def in_batches(work: Callable[[Any], Awaitable[object]], items: Sequence[Any]) -> None:
@@ -73,7 +79,7 @@ def residents(table: Table, manage: Manage, count: int, bare_s: float) -> None:
     async def open_all() -> None:
         idle = memory_of(os.getpid())
         async with manage("resident") as manager:
-            await asyncio.gather(*(host.ready.remote() for host in map(manager._client.actor, map(str, range(20)))))
+            await asyncio.gather(*(host.ready.remote() for host in map(manager._client.actor, some_sessions(20))))
             sessions: list[AsyncSession] = []
 
             async def open_one(number: int) -> None:

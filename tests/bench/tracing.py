@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.engines import EchoEngine
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.stores import SessionRecord
 from turnwise.telemetry import Telemetry
@@ -49,7 +50,7 @@ async def turn_s(turns: int, config: SessionConfig) -> float:
     """Return the CPU seconds of a turn of a new session, those of exporting threads included."""
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, EchoEngine(), config)
+    core = SessionCore(SessionKey("s"), store, EchoEngine(), config)
     await core.activate()
     began = time.process_time()
     for number in range(turns):

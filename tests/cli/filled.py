@@ -25,7 +25,6 @@ from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.core import SessionCore
 from turnwise.cli import app
 from turnwise.memory.conversation.blocks import Thinking
-from turnwise.memory.conversation.ids import own_id
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.urls import open_store
@@ -60,7 +59,7 @@ async def fill(url: str) -> None:
             store, SessionRecord(session_id="bad", user_id=HOSTILE[8:20], title=HOSTILE), {"r-3": HOSTILE}, [HOSTILE]
         )
         await _talk(store, SessionRecord(session_id="money", user_id="bob"), {"r-4": "Pay 7"}, [("pay", {"euros": 7})])
-        own = SessionRecord(session_id=own_id("ann", "mine"), user_id="ann")
+        own = SessionRecord(session_id="mine", user_id="ann")
         await _talk(store, own, {"r-5": "Hello"}, ["Hello, Ann."])
         await _talk(store, SessionRecord(session_id="long"), {"r-6": "Think"}, [["Well, ", Pause(math.inf)]])
         await store.create(SessionRecord(session_id="empty", status="ended"))
@@ -70,7 +69,7 @@ async def fill(url: str) -> None:
 
 async def _talk(store: SessionStore, session: SessionRecord, prompts: Mapping[str, str], script: list[Any]) -> None:
     await store.create(session)
-    core = SessionCore(session.session_id, store, ScriptedEngine(script, tools=[weather, pay]))
+    core = SessionCore(session.key, store, ScriptedEngine(script, tools=[weather, pay]))
     for run_id, prompt in prompts.items():
         await core.start([prompt], run_id=run_id)
         while (await core.reads.run(run_id)).state == "running" and session.session_id != "long":

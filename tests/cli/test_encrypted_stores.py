@@ -10,7 +10,7 @@ import pytest
 from filled import files, turnwise
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.archive.export import export_session
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -26,7 +26,7 @@ async def fill(url: str, ttl_s: float | None = None) -> None:
     await store.create(
         SessionRecord(session_id="chat", user_id="ann", title=SECRET, created_at=1.0, updated_at=1.0, ttl_s=ttl_s)
     )
-    core = SessionCore("chat", store, ScriptedEngine([f"a {SECRET}"]))
+    core = SessionCore(SessionKey("chat", "ann"), store, ScriptedEngine([f"a {SECRET}"]))
     await core.start([SECRET], run_id="r-1", labels={"a": SECRET})
     await core.reads.wait("r-1")
     await store.close()
@@ -40,12 +40,37 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 LOOKING = [
-    *("ls", "runs", "usage", "top {store} --once", "tail", "tail {store} chat --after 0", "runs {store} chat"),
-    *("show {store} chat", "show {store} chat 0", "show {store} chat --as-sent", "export {store} chat"),
+    *(
+        "ls",
+        "runs",
+        "usage",
+        "top {store} --once",
+        "tail",
+        "tail {store} chat --user ann --after 0",
+        "runs {store} chat --user ann",
+    ),
+    *(
+        "show {store} chat --user ann",
+        "show {store} chat --user ann 0",
+        "show {store} chat --user ann --as-sent",
+        "export {store} chat --user ann",
+    ),
 ]
 CHANGING = [
-    *("cancel {store} chat", "cancel {store} r-1", "approve {store} chat", "reject {store} r-1", "end {store} chat"),
-    *("rm {store} chat --yes", "fork {store} chat", "import {store} {file}", "chat", "chat {store} new --create"),
+    *(
+        "cancel {store} chat --user ann",
+        "cancel {store} r-1",
+        "approve {store} chat --user ann",
+        "reject {store} r-1",
+        "end {store} chat --user ann",
+    ),
+    *(
+        "rm {store} chat --user ann --yes",
+        "fork {store} chat --user ann",
+        "import {store} {file}",
+        "chat",
+        "chat {store} new --create",
+    ),
     *("mcp {store} --user bob", "serve {store} --check"),
 ]
 
@@ -69,7 +94,11 @@ def test_expired_sessions_of_an_encrypted_store_are_deleted_but_not_archived(tmp
     url = f"sqlite:///{tmp_path}/store.db"
     asyncio.run(fill(url, ttl_s=0.001))
     kept = turnwise("sweep", url, "--archive", str(tmp_path / "archive"))
-    assert kept.exit_code == 1 and "'chat': session chat is encrypted" in kept.stderr and "deleted: 0" in kept.stdout
+    assert (
+        kept.exit_code == 1
+        and "'chat' of ann: session chat is encrypted" in kept.stderr
+        and "deleted: 0" in kept.stdout
+    )
     assert not files(tmp_path / "archive")
     assert "deleted: 1" in turnwise("sweep", url).stdout
 
@@ -84,7 +113,7 @@ def archive() -> str:
     async def exported() -> str:
         store, lines = InMemoryStore(), list[str]()
         await store.create(SessionRecord(session_id="other", user_id="ann"))
-        await export_session(store, "other", lines.append)
+        await export_session(store, SessionKey("other", "ann"), lines.append)
         return "".join(lines)
 
     return asyncio.run(exported())

@@ -31,7 +31,7 @@ def program(*words: str, **env: str) -> subprocess.Popen[bytes]:
 
 
 def test_whoever_reads_the_output_may_leave_early(store: str) -> None:
-    for words in (["ls", store], ["export", store, "chat"]):
+    for words in (["ls", store], ["export", store, "chat", "--user", "ann"]):
         running = program(*words)
         assert running.stdout and running.stderr
         running.stdout.close()
@@ -151,13 +151,16 @@ def test_a_file_that_somebody_has_open_is_read_beside_them(tmp_path: Path) -> No
 
 def test_long_work_shows_a_bar_on_a_terminal_and_no_other(store: str, tmp_path: Path) -> None:
     file = str(tmp_path / "chat.jsonl")
-    assert turnwise("export", store, "chat", file).output == ""
+    assert turnwise("export", store, "chat", "--user", "ann", file).output == ""
     raw = bytearray()
     seen = text_of(on_terminal("import", f"sqlite:///{tmp_path}/new.db", file, "--as", "copy", raw=raw))
     assert seen == "copy", "the bar is gone at the end"
     assert re.search(b"import.* 100%", raw) and b"progress.percentage" not in raw, raw
-    assert not re.search("[\x1b\u202e]", turnwise("show", store, "bad").stdout)
-    assert "\u241b" in turnwise("show", store, "bad").stdout and HOSTILE not in turnwise("show", store, "bad").stdout
+    assert not re.search("[\x1b\u202e]", turnwise("show", store, "bad", "--user", HOSTILE[8:20]).stdout)
+    assert (
+        "\u241b" in turnwise("show", store, "bad", "--user", HOSTILE[8:20]).stdout
+        and HOSTILE not in turnwise("show", store, "bad", "--user", HOSTILE[8:20]).stdout
+    )
 
 
 def test_a_sweep_counts_sessions_on_a_terminal(tmp_path: Path) -> None:

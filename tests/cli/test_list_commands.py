@@ -54,12 +54,12 @@ def test_runs_lists_the_newest_first(store: str) -> None:
     found = rows(turnwise("runs", store).stdout)
     assert [row["run"] for row in found] == ["r-6", "r-5", "r-4", "r-3", "r-2", "r-1"]
     assert {row["state"] for row in found} == {"running", "completed", "awaiting_approval"}
-    assert [row["run"] for row in rows(turnwise("runs", store, "chat").stdout)] == ["r-2", "r-1"]
-    assert [row["run"] for row in rows(turnwise("runs", store, "chat", "-n", "1").stdout)] == ["r-2"]
+    assert [row["run"] for row in rows(turnwise("runs", store, "chat", "--user", "ann").stdout)] == ["r-2", "r-1"]
+    assert [row["run"] for row in rows(turnwise("runs", store, "chat", "--user", "ann", "-n", "1").stdout)] == ["r-2"]
     assert [row["run"] for row in rows(turnwise("runs", store, "--state", "running").stdout)] == ["r-6"]
     assert [row["run"] for row in rows(turnwise("runs", store, "mine", "--user", "ann").stdout)] == ["r-5"]
-    assert rows(turnwise("runs", store, "chat", "--state", "failed").stdout) == []
-    items = json.loads(turnwise("runs", store, "chat", "--json").stdout)["items"]
+    assert rows(turnwise("runs", store, "chat", "--user", "ann", "--state", "failed").stdout) == []
+    items = json.loads(turnwise("runs", store, "chat", "--user", "ann", "--json").stdout)["items"]
     assert [(each["id"], each["session_id"], each["state"]) for each in items] == [
         ("r-2", "chat", "completed"),
         ("r-1", "chat", "completed"),
@@ -70,7 +70,7 @@ def test_usage_is_shown_as_a_whole_and_in_parts(store: str) -> None:
     total = json.loads(turnwise("usage", store, "--json").stdout)["total"]
     assert total["calls"] == 6 and total["tool_calls"] == 1
     for by, names in (
-        ("session", {"chat", "bad", "money", "mine", "long", "empty"}),
+        ("session", {"chat of ann", f"bad of {HOSTILE[8:20]}", "money of bob", "mine of ann", "long", "empty"}),
         ("agent", {"", "travel"}),
         ("model", {""}),
     ):
@@ -86,14 +86,17 @@ def test_usage_is_shown_as_a_whole_and_in_parts(store: str) -> None:
 def test_the_store_may_be_named_by_the_environment(store: str) -> None:
     env = {"TURNWISE_STORE": store}
     assert len(rows(turnwise("ls", env=env).stdout)) == 6
-    assert len(rows(turnwise("runs", "chat", env=env).stdout)) == 2
-    assert len(rows(turnwise("runs", store, "chat", env={"TURNWISE_STORE": "sqlite:////none"}).stdout)) == 2
-    none = turnwise("runs", "chat", env={"TURNWISE_STORE": None})
+    assert len(rows(turnwise("runs", "chat", "--user", "ann", env=env).stdout)) == 2
+    assert (
+        len(rows(turnwise("runs", store, "chat", "--user", "ann", env={"TURNWISE_STORE": "sqlite:////none"}).stdout))
+        == 2
+    )
+    none = turnwise("runs", "chat", "--user", "ann", env={"TURNWISE_STORE": None})
     assert none.exit_code == 2 and "TURNWISE_STORE" in none.stderr
 
 
 def test_a_turn_that_does_not_exist_is_refused_with_the_command_that_lists_them(store: str) -> None:
-    refused = turnwise("show", store, "chat", "7")
+    refused = turnwise("show", store, "chat", "--user", "ann", "7")
     said = "error: session 'chat' has no turn 7: `turnwise show STORE SESSION` lists those it has"
     assert refused.exit_code == 1 and refused.stderr.startswith(said)
 
@@ -108,7 +111,7 @@ def test_the_path_of_a_file_is_told_as_a_url() -> None:
     [
         (["runs", "{store}", "chta"], "there is no session 'chta'; did you mean 'chat'?"),
         (["runs", "{store}", "zzzzzz"], "there is no session 'zzzzzz'"),
-        (["runs", "{store}", "mine"], "session 'mine' has an id of its user's own: give --user ann"),
+        (["runs", "{store}", "mine"], "session 'mine' is of another user: give --user ann"),
         (["export", "{store}", "mony"], "there is no session 'mony'; did you mean 'money'?"),
         (["export", "{store}", "mine"], "give --user ann"),
         (["ls", "{missing}"], "there is no file"),
@@ -136,7 +139,12 @@ def test_an_error_is_one_line(words: list[str], why: str, store: str, tmp_path: 
 def test_reading_leaves_the_store_as_it_is(store: str) -> None:
     folder = Path(store.removeprefix("sqlite:///")).parent
     before = files(folder)
-    for words in (["ls", store], ["runs", store], ["usage", store, "--by", "day"], ["export", store, "chat"]):
+    for words in (
+        ["ls", store],
+        ["runs", store],
+        ["usage", store, "--by", "day"],
+        ["export", store, "chat", "--user", "ann"],
+    ):
         assert turnwise(*words).exit_code == 0
     assert turnwise("top", store, "--once").exit_code == 0
     for words in (["cancel", store, "chta"], ["approve", store, "chta"], ["tail", store, "chta"]):
@@ -144,7 +152,9 @@ def test_reading_leaves_the_store_as_it_is(store: str) -> None:
     assert files(folder) == before
 
 
-@pytest.mark.parametrize("words", [["tail", "chat", "--after", "0"], ["top", "--json", "--every", "0.2"]])
+@pytest.mark.parametrize(
+    "words", [["tail", "chat", "--user", "ann", "--after", "0"], ["top", "--json", "--every", "0.2"]]
+)
 def test_looking_again_and_again_leaves_the_store_as_it_is(store: str, words: list[str]) -> None:
     folder = Path(store.removeprefix("sqlite:///")).parent
     before = files(folder)

@@ -14,17 +14,15 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from filled import filled, turnwise
-from turnwise.adapters import mcp_server
 from turnwise.cli.chat import engine_of
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.ids import own_id
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.lexical import LexicalMemory
 
 HOSTILE = [
     "money",
-    own_id("bob", "money"),
-    own_id("ann", "money"),
+    "bob/money",
+    '["bob","money"]',
     "money\x1f",
     "long",
     "../money",
@@ -182,11 +180,3 @@ def test_a_list_of_tools_is_given_to_a_model_by_its_name(tmp_path: Path, monkeyp
     assert [tool.name for tool in engine.registry.tools] == ["a", "b"]
     with pytest.raises(ConfigError, match="it is a function: make it with @tool"):
         engine_of("local", None, None, ["many_tools:wrong"])
-
-
-def test_a_manager_of_all_users_is_refused() -> None:
-    class Manager:
-        enforces_user = False
-
-    with pytest.raises(ConfigError, match="make it with enforce_user=True"):
-        mcp_server(Manager(), user_id="ann")  # type: ignore[arg-type]

@@ -42,11 +42,11 @@ def test_a_run_is_cancelled_in_the_ray_that_has_the_file_open(
     manager = make_manager(engine=Echo(), store=store)
     session = manager.open("talk", user_id="ann")
     run = session.run("slow 100000")
-    ran = act("cancel", store, "talk", "--reason", "enough", "--namespace", here)
+    ran = act("cancel", store, "talk", "--user", "ann", "--reason", "enough", "--namespace", here)
     assert (ran.returncode, ran.stdout) == (0, f"run {run.run_id} is cancelled\n"), ran.stderr
     assert without_late_start(ran.stderr) == "", "Ray says nothing"
     assert (run.info().state, run.info().why) == ("cancelled", "enough")
-    again = act("cancel", store, "talk", "--namespace", here)
+    again = act("cancel", store, "talk", "--user", "ann", "--namespace", here)
     assert again.returncode == 1 and again.stderr == "error: session 'talk' has no active run to cancel\n"
     assert session.run("hello").wait(60).text == "hello", "its process and engine are the manager's"
 
@@ -55,7 +55,7 @@ def test_calls_are_decided_in_packed_hosts(make_manager: Callable[..., SessionMa
     store, here = f"sqlite:///{tmp_path}/store.db", f"test-{tmp_path.name}"
     engine = ScriptedEngine([[("pay", {"euros": 7})], "done", [("pay", {"euros": 9})], "done"], tools=[pay])
     manager = make_manager(engine=engine, store=store, placement=Packed(hosts=1))
-    session = manager.open("money", user_id="ann")
+    session = manager.open("money")
     first = session.run("Pay")
     while first.status() != "awaiting_approval":
         pass
@@ -94,10 +94,10 @@ def test_of_several_calls_that_wait_one_is_named(make_manager: Callable[..., Ses
 
 def test_a_decision_without_a_ray_that_could_have_the_run_starts_none(tmp_path: Path) -> None:
     store = filled(f"sqlite:///{tmp_path}/store.db")
-    waiting = act("approve", store, "money", RAY_TMPDIR=str(tmp_path))
+    waiting = act("approve", store, "money", "--user", "bob", RAY_TMPDIR=str(tmp_path))
     assert waiting.returncode == 1 and "here is no Ray that could have it" in waiting.stderr
     assert "do it in the program that has its engine" in waiting.stderr
-    idle = act("reject", store, "chat", RAY_TMPDIR=str(tmp_path))
+    idle = act("reject", store, "chat", "--user", "ann", RAY_TMPDIR=str(tmp_path))
     assert idle.stderr == "error: session 'chat' has no call that waits for a decision\n"
     assert not (tmp_path / "ray").exists()
 
@@ -105,18 +105,20 @@ def test_a_decision_without_a_ray_that_could_have_the_run_starts_none(tmp_path: 
 def test_sessions_without_a_process_are_changed_unless_runs_would_fail(ray_session: ModuleType, tmp_path: Path) -> None:
     store = filled(f"sqlite:///{tmp_path}/store.db")
     where = {"RAY_ADDRESS": ray_session.get_runtime_context().gcs_address}
-    forked = act("fork", store, "chat", "--at", "0", "--as", "other", **where)
+    forked = act("fork", store, "chat", "--user", "ann", "--at", "0", "--as", "other", **where)
     assert (forked.returncode, forked.stdout) == (0, "other\n"), forked.stderr
-    copy = turnwise("show", store, "other").stdout
+    copy = turnwise("show", store, "other", "--user", "ann").stdout
     assert "Take an umbrella." in copy and "And tomorrow?" not in copy
-    assert json.loads(turnwise("show", store, "other", "--json").stdout)["session"]["parent"] == "chat#0"
-    for words in (["fork", "long"], ["rm", "-y", "long"], ["approve", "money"]):
+    assert (
+        json.loads(turnwise("show", store, "other", "--user", "ann", "--json").stdout)["session"]["parent"] == "chat#0"
+    )
+    for words in (["fork", "long"], ["rm", "-y", "long"], ["approve", "money", "--user", "bob"]):
         refused = act(words[0], store, *words[1:], **where)
         assert refused.returncode == 1 and "no engine to go on with" in refused.stderr, refused.stderr
-    assert turnwise("show", store, "money").stdout.count("pay asks for approval") == 1
+    assert turnwise("show", store, "money", "--user", "bob").stdout.count("pay asks for approval") == 1
     assert act("cancel", store, "long", **where).stdout == "run r-6 is interrupted\n"
-    assert act("end", store, "money", **where).stdout == "session money has ended\n"
+    assert act("end", store, "money", "--user", "bob", **where).stdout == "session money has ended\n"
     assert act("rm", store, "mine", "-y", "--user", "ann", "--json", **where).stdout
     assert turnwise("show", store, "mine", "--user", "ann").exit_code == 1
-    asked = act("rm", store, "chat", **where)
-    assert asked.returncode == 1 and turnwise("show", store, "chat").exit_code == 0, "nobody said yes"
+    asked = act("rm", store, "chat", "--user", "ann", **where)
+    assert asked.returncode == 1 and turnwise("show", store, "chat", "--user", "ann").exit_code == 0, "nobody said yes"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from filled import files, filled, on_terminal, text_of, turnwise
+from filled import HOSTILE, files, filled, on_terminal, text_of, turnwise
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.memory_use import MemoryUse
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.urls import open_store
 from turnwise.testing.scripted_engine import ScriptedEngine
 
@@ -20,7 +20,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_session_is_shown_as_a_transcript(store: str) -> None:
-    ran = turnwise("show", store, "chat")
+    ran = turnwise("show", store, "chat", "--user", "ann")
     assert ran.exit_code == 0, ran.output
     lines = [line for line in ran.stdout.splitlines() if line and not line.startswith("[")]
     assert lines[0].startswith("session chat  A week in Oslo  user ann  agent travel  idle  2 turns")
@@ -33,22 +33,25 @@ def test_a_session_is_shown_as_a_transcript(store: str) -> None:
         *("user", "  And tomorrow?", "assistant", "  So it seems."),
     ]
     assert "[completed, run r-1," in ran.stdout
-    newest = turnwise("show", store, "chat", "-n", "1").stdout
+    newest = turnwise("show", store, "chat", "--user", "ann", "-n", "1").stdout
     assert "And tomorrow?" in newest and "Will it rain?" not in newest
 
 
 def test_a_turn_is_found_by_index_and_by_run(store: str) -> None:
-    by_index = turnwise("show", store, "chat", "0").stdout
-    assert by_index == turnwise("show", store, "chat", "r-1").stdout
+    by_index = turnwise("show", store, "chat", "--user", "ann", "0").stdout
+    assert by_index == turnwise("show", store, "chat", "--user", "ann", "r-1").stdout
     assert "Take an umbrella." in by_index and "And tomorrow?" not in by_index
-    assert json.loads(turnwise("show", store, "chat", "0", "--json").stdout)["text"] == "Take an umbrella."
+    assert (
+        json.loads(turnwise("show", store, "chat", "--user", "ann", "0", "--json").stdout)["text"]
+        == "Take an umbrella."
+    )
 
 
 def test_as_sent_is_what_the_model_had(store: str) -> None:
-    last = turnwise("show", store, "chat", "--as-sent").stdout
+    last = turnwise("show", store, "chat", "--user", "ann", "--as-sent").stdout
     assert last.startswith("what the model was sent: run r-2, turn 1")
     assert "Take an umbrella." in last and "And tomorrow?" in last and "So it seems." not in last
-    first = json.loads(turnwise("show", store, "chat", "r-1", "--as-sent", "--json").stdout)
+    first = json.loads(turnwise("show", store, "chat", "--user", "ann", "r-1", "--as-sent", "--json").stdout)
     assert first["run"]["id"] == "r-1" and [block["text"] for block in first["blocks"]] == ["Will it rain?"]
 
 
@@ -60,7 +63,7 @@ def test_as_sent_says_that_what_memory_added_is_not_shown(tmp_path: Path) -> Non
         "(if memory added a profile, notes or recalled items to this, they are not shown: that text is not stored)"
     )
     assert "not stored" not in turnwise("show", url, "chat", "r-2", "--as-sent").stdout
-    assert "not stored" not in turnwise("show", url, "chat").stdout
+    assert "not stored" not in turnwise("show", url, "chat", "--user", "ann").stdout
     runs = [json.loads(turnwise("show", url, "chat", each, "--as-sent", "--json").stdout) for each in ("r-1", "r-2")]
     assert [each["run"]["memory"] for each in runs] == ["on", "off"]
 
@@ -73,7 +76,7 @@ async def _remembering(url: str) -> None:
     store = open_store(url)
     try:
         await store.create(SessionRecord(session_id="chat"))
-        core = SessionCore("chat", store, ScriptedEngine(["Here.", "There."]))
+        core = SessionCore(SessionKey("chat"), store, ScriptedEngine(["Here.", "There."]))
         for run_id, use in _USES.items():
             await core.start(["Where?"], run_id=run_id, memory=use)
             while (await core.reads.run(run_id)).is_open:
@@ -83,17 +86,17 @@ async def _remembering(url: str) -> None:
 
 
 def test_a_call_that_waits_is_shown_with_its_ids(store: str) -> None:
-    shown = turnwise("show", store, "money").stdout
+    shown = turnwise("show", store, "money", "--user", "bob").stdout
     assert "pay asks for approval" in shown and '"euros": 7' in shown and "run r-4, call call_0_0" in shown
-    (call,) = json.loads(turnwise("show", store, "money", "--json").stdout)["pending"]
+    (call,) = json.loads(turnwise("show", store, "money", "--user", "bob", "--json").stdout)["pending"]
     assert (call["name"], call["wants"]) == ("pay", "approval")
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["chat", "r-9"], "did you mean 'r-"),
-        (["chat", "99"], "session 'chat' has no turn 99"),
+        (["chat", "--user", "ann", "r-9"], "did you mean 'r-"),
+        (["chat", "--user", "ann", "99"], "session 'chat' has no turn 99"),
         (["empty", "--as-sent"], "has no run"),
         (["chta"], "did you mean 'chat'?"),
     ],
@@ -104,7 +107,7 @@ def test_what_is_not_there_is_said(words: list[str], why: str, store: str) -> No
 
 
 def test_json_is_in_the_form_of_the_http_api(store: str) -> None:
-    shown = json.loads(turnwise("show", store, "chat", "--json").stdout)
+    shown = json.loads(turnwise("show", store, "chat", "--user", "ann", "--json").stdout)
     assert shown["session"]["id"] == "chat" and shown["session"]["active_run_id"] is None
     assert [each["role"] for each in shown["messages"]] == [
         "user",
@@ -118,7 +121,7 @@ def test_json_is_in_the_form_of_the_http_api(store: str) -> None:
 
 
 def test_a_terminal_shows_it_with_styles_and_no_steering(store: str) -> None:
-    screen = on_terminal("show", store, "bad")
+    screen = on_terminal("show", store, "bad", "--user", HOSTILE[8:20])
     shown = text_of(screen)
     assert shown.count("\u241b[2J") == 3 and "[bold red]danger[/bold red]" in shown
     lines = shown.splitlines()
@@ -128,14 +131,14 @@ def test_a_terminal_shows_it_with_styles_and_no_steering(store: str) -> None:
 def test_it_reads_where_nobody_has_the_file_open_and_leaves_no_trace(store: str) -> None:
     folder = Path(store.removeprefix("sqlite:///")).parent
     before = files(folder)
-    turnwise("show", store, "chat", "--as-sent")
+    turnwise("show", store, "chat", "--user", "ann", "--as-sent")
     assert files(folder) == before
 
 
 @pytest.mark.parametrize("where", ["database", "redis_url"])
 def test_servers_are_read_too(where: str, request: pytest.FixtureRequest) -> None:
     url = filled(request.getfixturevalue(where))
-    assert "Take an umbrella." in turnwise("show", url, "chat").stdout
+    assert "Take an umbrella." in turnwise("show", url, "chat", "--user", "ann").stdout
     assert len(turnwise("ls", url).stdout.splitlines()) == 7
     assert len(turnwise("runs", url).stdout.splitlines()) == 7
     assert json.loads(turnwise("usage", url, "--json").stdout)["total"]["calls"] == 6

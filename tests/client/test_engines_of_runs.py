@@ -17,7 +17,7 @@ from session_memories import Book
 from test_packed_host import Asking, Named
 from test_tool_loop import Stage
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import EngineWanted
+from turnwise.actors.cluster.wire import EngineWanted, SessionRef
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.worker_resources import MAX_CACHED, SessionSetup
@@ -26,7 +26,7 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import EngineLimitError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -61,7 +61,7 @@ class Manager:
 async def said(store: Any, session_id: str) -> dict[str, str]:
     """Return what was answered, by run id."""
     found: dict[str, str] = {}
-    for turn in await store.turns(session_id):
+    for turn in await store.turns(SessionKey(session_id)):
         for block in await store.blocks(turn.output):
             found[turn.run_id] = Text.model_validate_json(block).text
     return found
@@ -143,12 +143,12 @@ async def test_a_session_that_is_loaded_again_keeps_the_engines_of_its_waiting_r
     await Manager(hosting, "first", Asking("first")).start("a", "first")
     await asyncio.sleep(1)
     await hosting.ask("b", "info")
-    assert hosting.host.resident_ids == ["b"]
+    assert hosting.residents == ["b"]
     await Manager(hosting, "second", Asking("second")).start("a", "second", if_busy="enqueue")
     for name in ("first", "second"):
         await approve(hosting, "a", name)
     assert await said(store, "a") == {"first": "first", "second": "second"}
-    assert hosting.overrides == {"a": EngineOverride("second", {"first": "first"})}
+    assert hosting.overrides == {SessionKey("a"): EngineOverride("second", {"first": "first"})}
     await hosting.ask("b", "info")
     assert not hosting.overrides, "nothing waits any more"
 
@@ -165,7 +165,7 @@ async def test_engines_of_open_runs_are_held_and_one_more_than_a_process_holds_i
     late = Manager(hosting, "late", Asking("late"))
     error = await refused(EngineLimitError, late.start("last", "late"))
     assert "'last'" in str(error) and f"{MAX_CACHED} different engines" in str(error) and "engine_name" in str(error)
-    assert not await store.turns("last"), "nothing was done"
+    assert not await store.turns(SessionKey("last")), "nothing was done"
     await Manager(hosting, "first", Asking("own")).start("last", "own")
     await approve(hosting, "last", "own")
     await approve(hosting, names[1], f"run of {names[1]}")
@@ -196,11 +196,11 @@ class Notes:
     """Has what was noted last for a session, as Ray's key-value store does."""
 
     def __init__(self) -> None:
-        self.overrides: dict[str, EngineOverride] = {}
+        self.overrides: dict[SessionKey, EngineOverride] = {}
         self.engines: dict[str, bytes] = {}
 
-    def save(self, session_id: str, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
-        self.overrides[session_id], self.engines = override, dict(engines)
+    def save(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        self.overrides[key], self.engines = override, dict(engines)
 
 
 def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_another_manager_makes_the_next() -> None:
@@ -209,10 +209,10 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
         await store.create(SessionRecord(session_id="s"))
         engines = {name: Asking(name) for name in ("first", "second")}
 
-        async def keep(session_id: str, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        async def keep(key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
             if failures:
                 raise failures.pop()
-            notes.save(session_id, override, engines)
+            notes.save(key, override, engines)
 
         async def process(made_by: str, idle_s: float) -> tuple[DedicatedHost, asyncio.Event]:
             setups: dict[str, SessionSetup] = {
@@ -221,18 +221,18 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
             }
             resources, has_left = OpenResources(store, setups, made_by), asyncio.Event()
             host = DedicatedHost(
-                "s",
+                SessionKey("s"),
                 resources,
                 node_id="here",
                 max_waits=10,
                 leave=has_left.set,
                 save_override=keep,
-                override=notes.overrides.get("s"),
+                override=notes.overrides.get(SessionKey("s")),
             )
             return host, has_left
 
         async def call(host: DedicatedHost, verb: str, *args: Any) -> Any:
-            return pickle.loads(await host.call(pickle.dumps(("s", verb, *args))))
+            return pickle.loads(await host.call(pickle.dumps((SessionRef(SessionKey("s")), verb, *args))))
 
         host, has_left = await process("first", 0.05)
         await call(host, "start", "first", ("hello",), {"run_id": "run"}, ())

@@ -26,7 +26,7 @@ MORE: list[Any] = [{"role": "user", "content": "two"}, {"role": "assistant", "co
 def test_a_conversation_from_elsewhere_is_imported_continued_and_exported(
     make_manager: Callable[..., SessionManager], tmp_path: Any
 ) -> None:
-    manager = make_manager(engine=EchoEngine(), placement=Packed(hosts=1), enforce_user=True)
+    manager = make_manager(engine=EchoEngine(), placement=Packed(hosts=1))
     with pytest.raises(InvalidInputError, match=r"messages\[3\].*leave the result out"):
         manager.import_messages("chat", [*CHAT[:2], CHAT[4], CHAT[3]], user_id="ada")
     with pytest.raises(SessionNotFoundError):
@@ -57,7 +57,7 @@ def test_a_conversation_from_elsewhere_is_imported_continued_and_exported(
     async def check() -> None:
         store, namespace = f"sqlite:///{tmp_path}/chats.db", f"test-{tmp_path.name}"
         async with AsyncSessionManager(
-            store, engine=EchoEngine(), placement=Packed(hosts=1), namespace=namespace, enforce_user=True
+            store, engine=EchoEngine(), placement=Packed(hosts=1), namespace=namespace
         ) as other:
             made = await other.import_messages("async", CHAT, system="You are Al.", user_id="ada")
             assert (await made.import_messages(MORE)).text == "2"

@@ -30,6 +30,7 @@ from turnwise.actors.client.requests import AwaitStep, Portal, Request
 from turnwise.actors.client.session import AsyncSession, RunOptions, Session
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.client.subscriptions import AsyncSubscription, Subscription
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SessionService
 from turnwise.actors.hosting.waits import Waits
@@ -53,7 +54,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Summary, Unknown, User
 from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.base import ItemChanges
@@ -73,6 +74,7 @@ from turnwise.memory.working.sql import SQLNotes
 
 PORTAL = Portal()
 SESSION, USER, RUN = "chat", "ann", "run"
+REF = SessionRef(SessionKey(SESSION, USER))
 
 FAMILIES = (
     *(SessionManager, AsyncSessionManager, Session, AsyncSession),
@@ -116,34 +118,34 @@ class LocalRealm(ClusterClient):
         self.engine: EngineBuilder = EchoEngine()
         self.portal = PORTAL
         self.config = SessionConfig()
-        self.residents: dict[str, SessionService] = {}
+        self.residents: dict[SessionKey, SessionService] = {}
         self.asked: list[str] = []
 
     def ask(
-        self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
+        self, ref: SessionRef, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
     ) -> Request[Any]:
         request = pickle.dumps(("", *args) if with_engine else args)
         self.asked.append(verb)
-        return (yield AwaitStep(lambda: self._resident(session_id).carry_out(verb, pickle.loads(request))))
+        return (yield AwaitStep(lambda: self._resident(ref.key).carry_out(verb, pickle.loads(request))))
 
-    def _resident(self, session_id: str) -> SessionService:
-        if session_id not in self.residents or self.residents[session_id].is_deleted:
+    def _resident(self, key: SessionKey) -> SessionService:
+        if key not in self.residents or self.residents[key].is_deleted:
             parts = {"memories": self.memories, "working": self.working_memory}
-            core = SessionCore(session_id, self.store, self.engine, self.config, **parts)  # type: ignore[arg-type]
+            core = SessionCore(key, self.store, self.engine, self.config, **parts)  # type: ignore[arg-type]
             waits = Waits("max_waits", 10)
             resources: Any = SimpleNamespace(engine_id="", get=lambda _: ((), b""), has=lambda _: True)
             resident = SessionService(core, EngineOverride(""), resources, _nothing, "node", waits=waits)  # type: ignore[arg-type]
-            self.residents[session_id] = resident
-        return self.residents[session_id]
+            self.residents[key] = resident
+        return self.residents[key]
 
-    def warm(self, session_id: str) -> None:
+    def warm(self, ref: SessionRef) -> None:
         pass
 
     def open_store(self) -> SessionStore:
         return self.store
 
-    def is_live(self, session_id: str) -> bool:
-        return session_id in self.residents
+    def is_live(self, ref: SessionRef) -> bool:
+        return ref.key in self.residents
 
 
 class World:
@@ -157,7 +159,7 @@ class World:
     ) -> None:
         self.client = LocalRealm(make_store(), make_facts(), make_notes())
         PORTAL.run(self.client.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
-        core = self.client._resident(SESSION).core
+        core = self.client._resident(REF.key).core
         PORTAL.run(core.start(["hello"], run_id=RUN))
         PORTAL.run(core.reads.wait(RUN))
         self.client.asked.clear()
@@ -172,8 +174,8 @@ class World:
             vars(manager).update(here, _started=_nothing, _knows_rivals=True, _once=self.client)
             return manager
         if issubclass(family, SessionMemory | AsyncSessionMemory):
-            return family(self.client, SESSION)
-        ids = (SESSION, USER, None) if issubclass(family, Session | AsyncSession) else (SESSION, RUN, 0)
+            return family(self.client, REF)
+        ids = (REF, None) if issubclass(family, Session | AsyncSession) else (REF, RUN, 0)
         return family(self.client, *ids)
 
     def call(self, verb: Verb, **given: Any) -> Any:
@@ -328,6 +330,7 @@ WRONG: dict[str, list[Any]] = {
     "SessionStatus": ["nope", 1],
     "SessionOrder": ["title", 1],
     "IfBusy": ["whenever", 1],
+    "Until": ["whenever", 1],
     "IfExists": ["whenever", 1],
     "RunState": ["nope", 1],
     "ModelParams": [["temperature"], "temperature", {"heat": 1}, {1: 2}, {"model": "other"}, *NO_JSON],

@@ -14,7 +14,7 @@ import pytest
 from engines import ScriptedEngine
 from scale import share
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import PackedOutcome, Refused
+from turnwise.actors.cluster.wire import PackedOutcome, Refused, SessionRef
 from turnwise.actors.hosting.packed_host import PackedHost
 from turnwise.actors.hosting.stored_session import TAIL, StoredSession, UnattendedError
 from turnwise.actors.hosting.worker_resources import WorkerResources
@@ -23,7 +23,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import RunNotFoundError, SessionFencedError, SessionNotFoundError, TurnNotFoundError
 from turnwise.memory.conversation.events import RunCompleted
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import EncryptedHistory
@@ -64,7 +64,7 @@ def stores(kind: str) -> tuple[SessionStore, HistoryStore | None]:
 
 async def owned(store: SessionStore, history: HistoryStore | None = None) -> SessionCore:
     await store.create(SessionRecord(session_id="chat", user_id="ada"))
-    return SessionCore("chat", store, ScriptedEngine(), history=history)
+    return SessionCore(SessionKey("chat", "ada"), store, ScriptedEngine(), history=history)
 
 
 def shown(turn: Turn | None) -> Any:
@@ -124,14 +124,14 @@ def test_reading_from_the_store_gives_the_owners_answers_and_does_not_take_the_s
                     await core.start(["slow 100000"], run_id=f"run {number}", if_busy="interrupt")
                 case _:
                     await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
-            epoch = (await store.get("chat")).epoch
+            epoch = (await store.get(SessionKey("chat", "ada"))).epoch
             if core.state.journal.forwarder:
                 await core.state.journal.forwarder.flush(5.0)
-            stored = StoredSession("chat", store, history)
+            stored = StoredSession(SessionKey("chat", "ada"), store, history)
             assert await all_that_is_read(stored.reads) == await all_that_is_read(core.reads), (
                 f"seed {seed}, step {number}"
             )
-            assert (await store.get("chat")).epoch == epoch
+            assert (await store.get(SessionKey("chat", "ada"))).epoch == epoch
         await core.end()
 
     for seed in range(share(40, 4)):
@@ -141,12 +141,12 @@ def test_reading_from_the_store_gives_the_owners_answers_and_does_not_take_the_s
 async def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> None:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="chat"))
-    core = SessionCore("chat", store, ScriptedEngine(), SessionConfig(max_queued=1000))
+    core = SessionCore(SessionKey("chat"), store, ScriptedEngine(), SessionConfig(max_queued=1000))
     await core.start(["first"], run_id="first")
     await core.reads.wait("first")
     for number in range(2 * TAIL + 3):
         await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
-    stored = StoredSession("chat", store, None)
+    stored = StoredSession(SessionKey("chat"), store, None)
     assert shown(await stored.reads.latest()) == shown(await core.reads.latest())
     assert stored.reads.queued_run_ids == core.reads.queued_run_ids
     await core.end()
@@ -157,7 +157,7 @@ async def test_a_wait_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
     store.others = ["10.0.0.1:6379"]
     core = await owned(store)
     await core.start(["slow 40"], run_id="run")
-    stored = StoredSession("chat", store, None)
+    stored = StoredSession(SessionKey("chat", "ada"), store, None)
     assert (await stored.wait("run", 0.01)).run.is_open
     waiting = asyncio.create_task(stored.wait("run"))
     after, done, seen = 0, False, []
@@ -166,8 +166,8 @@ async def test_a_wait_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
         seen += page
     assert isinstance(seen[-1], RunCompleted)
     ended = await waiting
-    assert ended and ended.run.state == "completed"
-    assert (await store.get("chat")).epoch == 1
+    assert ended.run.state == "completed"
+    assert (await store.get(SessionKey("chat", "ada"))).epoch == 1
 
 
 @pytest.mark.parametrize("verb", ["wait", "events"])
@@ -175,14 +175,16 @@ async def test_a_run_that_no_process_can_be_running_is_ended_by_a_new_owner(verb
     store = SharedStore()
     core = await owned(store)
     await core.start(["slow 100000"], run_id="run")
-    stored = StoredSession("chat", store, None)
+    stored = StoredSession(SessionKey("chat", "ada"), store, None)
     asks: dict[str, Callable[[StoredSession], Coroutine[Any, Any, Any]]] = {
         "wait": lambda stored: stored.wait("run"),
         "events": lambda stored: stored.events(100, run_id="run", timeout_s=60.0),
     }
     with pytest.raises(UnattendedError):
         await asks[verb](stored)
-    reading = asyncio.create_task(asks[verb](StoredSession("chat", store, None, raises_unattended=False)))
+    reading = asyncio.create_task(
+        asks[verb](StoredSession(SessionKey("chat", "ada"), store, None, raises_unattended=False))
+    )
     await core.cancel("enough")
     await reading
 
@@ -193,11 +195,11 @@ class TakenOverMeanwhile(InMemoryStore):
     reads_before = -2
     """After how many reads of turns."""
 
-    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+    async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         self.reads_before -= 1
         if self.reads_before == -1:
-            await SessionCore("chat", self, ScriptedEngine()).activate()
-        return await super().turns(session_id, after=after, limit=limit)
+            await SessionCore(SessionKey("chat", "ada"), self, ScriptedEngine()).activate()
+        return await super().turns(key, after=after, limit=limit)
 
 
 @pytest.mark.parametrize("reads_before", [0, 1])
@@ -207,12 +209,12 @@ async def test_a_follower_sees_the_end_of_a_run_that_is_repaired_while_the_store
     started = await owner.start(["slow 1000"], run_id="run-1")
     seen = (await owner.reads.events(run_id=started.run_id))[1]
     store.reads_before = reads_before
-    events, _, done = await StoredSession("chat", store, None).events(seen, run_id=started.run_id)
+    events, _, done = await StoredSession(SessionKey("chat", "ada"), store, None).events(seen, run_id=started.run_id)
     assert done and [event.kind for event in events] == ["run_interrupted"]
 
 
 async def test_a_session_that_is_not_there_cannot_be_read() -> None:
-    stored = StoredSession("chat", InMemoryStore(), None)
+    stored = StoredSession(SessionKey("chat", "ada"), InMemoryStore(), None)
     for ask in (stored.reads.latest, stored.reads.turns, stored.reads.runs, stored.events, stored.reads.session):
         with pytest.raises(SessionNotFoundError):
             await ask()
@@ -237,7 +239,7 @@ async def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_w
     host = packed_host(store)
 
     async def ask(*request: Any) -> Any:
-        answer = pickle.loads(await host.call(pickle.dumps(("chat", *request))))
+        answer = pickle.loads(await host.call(pickle.dumps((SessionRef(SessionKey("chat", "ada")), *request))))
         if isinstance(answer, Refused):
             raise answer.error
         return answer
@@ -248,10 +250,10 @@ async def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_w
     turns, _ = await ask("turns", -1, 100, ())
     assert len(turns) == 1
     assert (await ask("wait", "run", 0.01, ())).state == "running"
-    assert (await store.get("chat")).epoch == 1
+    assert (await store.get(SessionKey("chat", "ada"))).epoch == 1
     waiting = asyncio.create_task(ask("wait", "run", None, ()))
     await ask("append", ("and?",), "key", ())
-    assert (await store.get("chat")).epoch == 2
+    assert (await store.get(SessionKey("chat", "ada"))).epoch == 2
     ended = await waiting
     assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"
     with pytest.raises(SessionFencedError):
@@ -262,6 +264,8 @@ async def test_a_packed_host_settles_a_run_that_is_waited_for_and_was_lost() -> 
     store = SharedStore()
     core = await owned(store)
     await core.start(["slow 100000"], run_id="run")
-    answer = await packed_host(store).call(pickle.dumps(("chat", "wait", "run", None, ())))
+    answer = await packed_host(store).call(
+        pickle.dumps((SessionRef(SessionKey("chat", "ada")), "wait", "run", None, ()))
+    )
     ended = pickle.loads(answer)
     assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"

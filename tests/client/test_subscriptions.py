@@ -20,8 +20,7 @@ from turnwise.actors.client.subscriptions import AsyncSubscription, EventFeed, S
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, StoreError
 from turnwise.memory.conversation.events import AnyEvent
-from turnwise.memory.conversation.ids import own_id
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.encrypted import EncryptedHistory
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -55,7 +54,9 @@ class Chats:
         if name not in self.cores:
             times = {"created_at": self.clock(), "updated_at": self.clock()}
             await self.store.create(SessionRecord(session_id=name, user_id=user_id, agent=agent, **times))  # type: ignore[arg-type]
-            self.cores[name] = SessionCore(name, self.store, ScriptedEngine(), history=self.history, clock=self.clock)
+            self.cores[name] = SessionCore(
+                SessionKey(name, user_id), self.store, ScriptedEngine(), history=self.history, clock=self.clock
+            )
         run = await self.cores[name].start([prompt], run_id=f"{name} {prompt}")
         await self.cores[name].reads.wait(run.run_id)
 
@@ -133,7 +134,7 @@ async def test_filters_choose_sessions_and_kinds() -> None:
     feeds = {
         "ann": chats.feed(user_id="ann"),
         "helper": chats.feed(agent="helper"),
-        "one": chats.feed(session="one"),
+        "one": chats.feed(session=SessionKey("one", "ann")),
         "ends": chats.feed(kinds=frozenset(["run_completed"])),
     }
     await chats.say("one", "hello", "ann")
@@ -149,15 +150,6 @@ async def test_filters_choose_sessions_and_kinds() -> None:
     assert {event.kind for event in found["ends"]} == {"run_completed"}
     await chats.cores["one"].delete()
     assert await take(feeds["one"]) == [], "a session that was deleted has no more"
-
-
-async def test_public_ids_are_shown() -> None:
-    chats = Chats()
-    feed = chats.feed()
-    stored_id = own_id("ann", "chat")
-    await chats.say(stored_id, "hello")
-    events = await take(feed)
-    assert events and {event.session_id for event in events} == {"chat"} and "\x1f" not in feed.cursor
 
 
 WRONG = ["", "x", "{}", "[]", '{"at":1,"mark":NaN,"seen":{}}', '{"at":1,"mark":1,"seen":[]}']

@@ -26,6 +26,7 @@ from turnwise.conformance.reports import Kind
 from turnwise.errors import InvalidInputError, SessionNotFoundError
 from turnwise.memories import LexicalMemory
 from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.stores import InMemoryFacts, InMemoryHistory, InMemoryStore
@@ -134,17 +135,15 @@ class ListsAllUsers(InMemoryStore):
 
 
 class TakesStaleCommits(InMemoryStore):
-    async def commit(self, session_id: str, epoch: int, commit: Any) -> None:
-        now = await self.get(session_id)
+    async def commit(self, key: SessionKey, epoch: int, commit: Any) -> None:
+        now = await self.get(key)
         session = replace(commit.session, epoch=now.epoch)
-        await super().commit(session_id, now.epoch, replace(commit, session=session))
+        await super().commit(key, now.epoch, replace(commit, session=session))
 
 
 class LosesEvents(InMemoryStore):
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> Any:
-        return [
-            event for event in await super().events(session_id, after=after, limit=limit) if event.turn_index is None
-        ]
+    async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> Any:
+        return [event for event in await super().events(key, after=after, limit=limit) if event.turn_index is None]
 
 
 class LosesForks(InMemoryStore):
@@ -153,7 +152,7 @@ class LosesForks(InMemoryStore):
 
 
 class DeletesNothing(InMemoryHistory):
-    async def delete(self, session_id: str, **which: Any) -> None:
+    async def delete(self, key: SessionKey, **which: Any) -> None:
         return None
 
 

@@ -77,7 +77,6 @@ async def serve(settings: dict[str, Any]) -> None:
         namespace=NAMESPACE,
         memory=[LexicalMemory(settings["memory"])] if "memory" in settings else [],
         read_only=settings.get("read_only", False),
-        enforce_user=has_users,
         config=SessionConfig(session_budget=Budget(tokens=50_000, calls=1_000)),
     )
     users = {token: Identity(name, is_operator=name == "root") for name, token in TOKENS.items()}

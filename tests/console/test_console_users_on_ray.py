@@ -24,7 +24,7 @@ pytest_plugins = ["console_pages"]  # which starts a Ray: ray_session
 def guarded(address: str, folder: Path) -> Iterator[Console]:
     """A console with users, each of whom has a conversation `chat`."""
     with Console(folder, address, users=True) as console:
-        settings = {"engine": Engine(), "placement": Packed(hosts=1), "namespace": NAMESPACE, "enforce_user": True}
+        settings = {"engine": Engine(), "placement": Packed(hosts=1), "namespace": NAMESPACE}
         with SessionManager(console.store, **settings) as manager:  # type: ignore[arg-type]
             for user in ("ann", "bob"):
                 manager.open("chat", user_id=user, title=f"{user}'s talk").run(f"{user} was here").wait()

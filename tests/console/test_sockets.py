@@ -135,7 +135,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def served() -> AsyncIterator[Console]:
     console = Console()
-    manager = AsyncSessionManager("memory://sockets", engine=EchoEngine(), read_only=True, enforce_user=True)
+    manager = AsyncSessionManager("memory://sockets", engine=EchoEngine(), read_only=True)
     service = Service(manager, HttpSettings(), console.auth)
     app = FastAPI()
     mount(app, service)

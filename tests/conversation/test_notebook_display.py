@@ -11,7 +11,7 @@ import pytest
 
 from turnwise.actors.client.execution import AsyncExecutionHandle, EventPage, ExecutionHandle
 from turnwise.actors.client.session import AsyncSession, Session
-from turnwise.actors.cluster.wire import ClientOutcome, SessionInfo
+from turnwise.actors.cluster.wire import ClientOutcome, SessionInfo, SessionRef
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.chat_messages import ChatMessage
@@ -19,7 +19,7 @@ from turnwise.memory.conversation.events import CustomEvent, TextDelta
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.notebook_display import MOST_CHARS, MOST_ROWS, Rows
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.steps import Step
 from turnwise.memory.conversation.tool_calls import PendingCall
@@ -107,10 +107,12 @@ BLOCKS: list[AnyBlock] = [
 CLIENT: Any = None
 """Nothing here may ask it."""
 
+REF = SessionRef(SessionKey(EVIL, EVIL))
+
 THINGS: dict[str, Callable[[], Any]] = {
-    "a session": lambda: Session(CLIENT, EVIL, EVIL, EVIL),
-    "an async session": lambda: AsyncSession(CLIENT, EVIL, EVIL, EVIL),
-    "a page of sessions": lambda: Page((SESSION,), EVIL, (EVIL,)),
+    "a session": lambda: Session(CLIENT, REF, EVIL),
+    "an async session": lambda: AsyncSession(CLIENT, REF, EVIL),
+    "a page of sessions": lambda: Page((SESSION,), EVIL, (REF.key,)),
     "a session's record": lambda: SESSION,
     "a session's info": lambda: SessionInfo(
         session=SESSION, active_run_id=EVIL, queued_run_ids=(EVIL,), pid=7, node_id=EVIL
@@ -120,8 +122,8 @@ THINGS: dict[str, Callable[[], Any]] = {
     "a run": run,
     "runs": lambda: Rows([run()]),
     "a page of runs": lambda: Page((run(),), None),
-    "a handle": lambda: ExecutionHandle(CLIENT, EVIL, EVIL, 0),
-    "an async handle": lambda: AsyncExecutionHandle(CLIENT, EVIL, EVIL, 0, ClientOutcome("failed", EVIL, None, None)),
+    "a handle": lambda: ExecutionHandle(CLIENT, REF, EVIL, 0),
+    "an async handle": lambda: AsyncExecutionHandle(CLIENT, REF, EVIL, 0, ClientOutcome("failed", EVIL, None, None)),
     "messages": lambda: Page((MESSAGE,), None),
     "events": lambda: EventPage(
         [

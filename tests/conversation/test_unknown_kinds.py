@@ -13,6 +13,7 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Unknown, decode, encode
 from turnwise.memory.conversation.events import AnyEvent, Event, TextDelta, UnknownEvent, decode_event, encode_body
 from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.stores.redis.rows import decode_event_text, encode_event, place_of
@@ -26,17 +27,17 @@ BODY = '{"stored_kind":"x","depth":[1,{"text":"ü"}]}'
 
 def by_sql(event: Event) -> tuple[Event, object]:
     row = event_row(7, event)
-    return read_event(row.values(), "s"), row
+    return read_event(row.values(), SessionKey("s")), row
 
 
 def by_redis(event: Event) -> tuple[Event, object]:
     text = encode_event(event)
-    return decode_event_text("k", "s", (place_of(event.seq) + text).encode()), text
+    return decode_event_text("k", SessionKey("s"), (place_of(event.seq) + text).encode()), text
 
 
 def by_archive(event: Event) -> tuple[Event, object]:
     line = event_line(event)
-    return Line(1, "event", json.loads(json.dumps(line))).event("s"), line
+    return Line(1, "event", json.loads(json.dumps(line))).event(SessionKey("s")), line
 
 
 def by_pickle(event: Event) -> tuple[Event, object]:

@@ -34,7 +34,7 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     ToolStarted,
 )
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.event_store import conformance as contract
 from turnwise.memory.event_store.base import HistoryStore
@@ -78,7 +78,7 @@ def test_a_history_obeys(law: Law, make_history: MakeHistory) -> None:
 def test_the_error_for_a_broken_law_of_a_history_names_the_law() -> None:
     class Forgetful(InMemoryHistory):
         async def delete(
-            self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()
+            self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()
         ) -> None:
             """Keep it."""
 
@@ -95,33 +95,33 @@ def test_the_laws_are_all_checks() -> None:
 @pytest.mark.parametrize("history_first", [True, False])
 async def test_a_history_and_a_store_share_a_database(url: str, history_first: bool) -> None:
     store, history = SQLStore(url), SQLHistory(url)
-    first = history.append("s", events_of("s", 3))
+    first = history.append(SessionKey("s"), events_of("s", 3))
     second = store.create(SessionRecord(session_id="s"))
     for call in (first, second) if history_first else (second, first):
         await call
-    await store.delete("s")
-    assert await history.events("s") == events_of("s", 3) and await store.count() == 0
+    await store.delete(SessionKey("s"))
+    assert await history.events(SessionKey("s")) == events_of("s", 3) and await store.count() == 0
     await store.create(SessionRecord(session_id="s"))
-    await history.delete("s")
-    assert await history.events("s") == [] and (await store.get("s")).session_id == "s"
+    await history.delete(SessionKey("s"))
+    assert await history.events(SessionKey("s")) == [] and (await store.get(SessionKey("s"))).session_id == "s"
     await asyncio.gather(store.close(), history.close())
 
 
 async def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
     histories, store = [SQLHistory(url) for _ in range(6)], SQLStore(url)
-    appends = (history.append(f"s{at}", events_of(f"s{at}", 3)) for at, history in enumerate(histories))
+    appends = (history.append(SessionKey(f"s{at}"), events_of(f"s{at}", 3)) for at, history in enumerate(histories))
     await asyncio.gather(store.create(SessionRecord(session_id="s")), *appends)
     for at, history in enumerate(histories):
-        assert await histories[0].events(f"s{at}") == events_of(f"s{at}", 3)
-        await history.append(f"s{at}", [])
+        assert await histories[0].events(SessionKey(f"s{at}")) == events_of(f"s{at}", 3)
+        await history.append(SessionKey(f"s{at}"), [])
     await asyncio.gather(store.close(), *(history.close() for history in histories))
 
 
 def test_appended_events_are_there_after_reopening(url: str) -> None:
-    using(url, lambda history: history.append("s", events_of("s", 2000)))
-    assert using(url, lambda history: history.events("s", limit=5000)) == events_of("s", 2000)
+    using(url, lambda history: history.append(SessionKey("s"), events_of("s", 2000)))
+    assert using(url, lambda history: history.events(SessionKey("s"), limit=5000)) == events_of("s", 2000)
     with pytest.raises(HistoryConflictError, match=r"^the history of session 's' has another event under number 1,"):
-        using(url, lambda history: history.append("s", events_of("s", 1)))
+        using(url, lambda history: history.append(SessionKey("s"), events_of("s", 1)))
 
 
 def edit(path: Path, statement: str) -> None:
@@ -134,42 +134,42 @@ def edit(path: Path, statement: str) -> None:
 @pytest.mark.parametrize("body", ["{", "", "null", "5", '{"x":1}', '{"seq":4}', '{"usage":{"x":1}}', '{"span":[1]}'])
 def test_a_corrupt_event_is_named_and_never_skipped(tmp_path: Path, body: str) -> None:
     url, events = f"sqlite:///{tmp_path}/history.db", events_of("s", 4)
-    using(url, lambda history: history.append("s", events))
+    using(url, lambda history: history.append(SessionKey("s"), events))
     edit(tmp_path / "history.db", f"UPDATE turnwise_history SET body = '{body}' WHERE seq = 4")
     for use in (
-        lambda history: history.events("s"),
-        lambda history: history.events("s", run_id="r"),
-        lambda history: history.append("s", events),
+        lambda history: history.events(SessionKey("s")),
+        lambda history: history.events(SessionKey("s"), run_id="r"),
+        lambda history: history.append(SessionKey("s"), events),
     ):
         with pytest.raises(CorruptRecordError, match=r"^corrupt record event s:4 in the store: ") as error:
             using(url, use)
         assert error.value.key == "event s:4"
-    assert using(url, lambda history: history.events("s", limit=3)) == events[:3]
+    assert using(url, lambda history: history.events(SessionKey("s"), limit=3)) == events[:3]
 
 
 def test_a_history_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/history.db"
-    using(url, lambda history: history.append("s", events_of("s", 2)))
+    using(url, lambda history: history.append(SessionKey("s"), events_of("s", 2)))
     edit(tmp_path / "history.db", "UPDATE turnwise_meta SET value = '2' WHERE name = 'history_version'")
     with pytest.raises(SchemaVersionError, match="has schema version 2, this turnwise writes 1"):
-        using(url, lambda history: history.events("s"))
+        using(url, lambda history: history.events(SessionKey("s")))
 
 
 def test_each_kind_of_page_uses_its_index(tmp_path: Path) -> None:
     """So that replaying a session, or one run of a long session, takes the time of what is replayed."""
 
     async def plans(history: SQLHistory) -> list[str]:
-        await history.append("s", events_of("s", 2))
+        await history.append(SessionKey("s"), events_of("s", 2))
         with history._engine.connect() as connection:
-            bounds = {"session_id": "s", "after": 0, "limit": 10, "run_id": "r"}
+            bounds = {"session_id": "s", "user_id": "default", "after": 0, "limit": 10, "run_id": "r"}
             return [
                 str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {select.text}", select.bind(bounds)).all())
                 for select in (history._page, history._page_of_run)
             ]
 
     whole, of_run = using(f"sqlite:///{tmp_path}/history.db", plans)
-    assert "PRIMARY KEY (session_id=? AND seq>?)" in whole and "TEMP B-TREE" not in whole
-    assert "turnwise_history_run (session_id=? AND run_id=? AND seq>?)" in of_run and "TEMP B-TREE" not in of_run
+    assert "PRIMARY KEY (user_id=? AND session_id=? AND seq>?)" in whole and "TEMP B-TREE" not in whole
+    assert "turnwise_history_run (run_id=? AND seq>?)" in of_run and "TEMP B-TREE" not in of_run
 
 
 def test_a_url_opens_the_history_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_url_opens_the_history_it_names(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_database_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"unable to open database file; is it reachable, writable"):
-        using(f"sqlite:///{tmp_path}/missing/history.db", lambda history: history.events("s"))
+        using(f"sqlite:///{tmp_path}/missing/history.db", lambda history: history.events(SessionKey("s")))
 
 
 def some_events(session_id: str, count: int) -> list[Event]:
@@ -220,16 +220,16 @@ async def measure(count: int = 50_000, limit: int = 1000, rounds: int = 5) -> No
     with tempfile.TemporaryDirectory() as folder:
         store, history = SQLStore(f"sqlite:///{folder}/store.db"), SQLHistory(f"sqlite:///{folder}/history.db")
         await store.create(SessionRecord(session_id=name))
-        session = (await store.activate(name)).session
+        session = (await store.activate(SessionKey(name))).session
         for page in pages:
             session = session.committed()
-            await store.commit(name, 1, Commit(session=session, events=page))
-            await history.append(name, page)
+            await store.commit(SessionKey(name), 1, Commit(session=session, events=page))
+            await history.append(SessionKey(name), page)
         for source in (store, history):
             best = 0.0
             for _ in range(rounds):
                 start, after = perf_counter(), 0
-                while found := await source.events(name, after=after, limit=limit):
+                while found := await source.events(SessionKey(name), after=after, limit=limit):
                     after = found[-1].seq
                 best = max(best, count / (perf_counter() - start))
             print(f"{type(source).__name__:12} {best:10,.0f} events/s read in pages of {limit}")

@@ -15,7 +15,7 @@ from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import Block, Summary, User
 from turnwise.memory.conversation.events import AnyEvent, RunStarted, SessionReverted, WindowCompacted
 from turnwise.memory.conversation.rebuild import rebuild
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import EncryptedHistory
 from turnwise.memory.event_store.in_memory import InMemoryHistory
@@ -36,7 +36,7 @@ def history(request: pytest.FixtureRequest, tmp_path: Path) -> HistoryStore:
 async def a_core(store: Any, history: Any, session_id: str = "s", **parts: Any) -> SessionCore:
     if session_id == "s":
         await store.create(SessionRecord(session_id=session_id))
-    return SessionCore(session_id, store, ScriptedEngine(), history=history, **parts)
+    return SessionCore(SessionKey(session_id), store, ScriptedEngine(), history=history, **parts)
 
 
 async def say(core: SessionCore, *prompts: str, **options: Any) -> list[Block]:
@@ -44,7 +44,7 @@ async def say(core: SessionCore, *prompts: str, **options: Any) -> list[Block]:
     for prompt in prompts:
         await core.start([prompt], run_id=f"{core.session_id} {prompt}", **options)
         outcome = await core.reads.wait(f"{core.session_id} {prompt}")
-        assert outcome and outcome.run.state == "completed", outcome
+        assert outcome.run.state == "completed", outcome
     turn = await core.reads.latest()
     assert turn
     return list(turn.blocks)
@@ -55,7 +55,7 @@ async def kept(core: SessionCore, history: HistoryStore) -> Sequence[AnyEvent]:
     forwarder = core.state.journal.forwarder
     assert forwarder
     await forwarder.flush(10)
-    return await history.events(core.session_id)
+    return await history.events(core.state.key)
 
 
 async def test_a_history_is_enough_to_rebuild_the_conversation(history: HistoryStore) -> None:
@@ -66,7 +66,7 @@ async def test_a_history_is_enough_to_rebuild_the_conversation(history: HistoryS
     assert rebuild(events) == blocks
     assert [block.text for block in blocks if isinstance(block, User)] == ["earlier", "one", "two"]
     assert rebuild(events[:2]) == blocks[:2], "the prompts of the first run, before its answer"
-    of_two = await history.events("s", run_id="s two")
+    of_two = await history.events(SessionKey("s"), run_id="s two")
     assert rebuild(of_two) == blocks[-2:], "one run's own part"
     (first,) = [event for event in events if event.kind == "prompt_appended"]
     assert first.blocks == (User(text="earlier"),)
@@ -106,14 +106,14 @@ async def test_a_forks_history_needs_not_its_parents(history: HistoryStore) -> N
     assert rebuild(events) == blocks
     read, _, _ = await fork.reads.events()
     assert rebuild(read) == blocks, "also from the session's own events"
-    again = SessionCore("fork", store, ScriptedEngine())
+    again = SessionCore(SessionKey("fork"), store, ScriptedEngine())
     read, _, _ = await again.reads.events()
     assert [event.kind for event in events if event.kind == "run_started"] == ["run_started"] * 2
     lines: list[str] = []
-    await export_session(store, "fork", lines.append, history=history)
+    await export_session(store, SessionKey("fork"), lines.append, history=history)
     elsewhere = InMemoryStore()
     await import_session(elsewhere, lines)
-    told, _, _ = await SessionCore("fork", elsewhere, ScriptedEngine()).reads.events()
+    told, _, _ = await SessionCore(SessionKey("fork"), elsewhere, ScriptedEngine()).reads.events()
     assert rebuild(told) == blocks, "also from an archive"
     await history.close()
 

@@ -16,6 +16,7 @@ from session_memories import Book, MemoryStage
 from test_packed_host import Patient
 from turnwise.actors.cluster.batcher import Batcher
 from turnwise.actors.cluster.memory_actor import MemoryHost
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.shutdown import Shutdown
 from turnwise.actors.inference.echo import EchoEngine
@@ -23,7 +24,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CorruptRecordError, StoreError
 from turnwise.memory.conversation.events import TurnNotSaved
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.retention import Use, Uses
@@ -167,15 +168,15 @@ def test_a_history_that_raises_an_error_of_its_own_is_caught_up(caplog: pytest.L
         store, history = InMemoryStore(), InMemoryHistory()
         await store.create(SessionRecord(session_id=SESSION))
         failed = fail_once(history, "append")
-        core = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+        core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
         for name in ("first", "second"):
             await core.start([SECRET], run_id=name)
             await core.reads.wait(name)
             await failed.wait()
-        seqs = [event.seq for event in await store.events(SESSION)]
+        seqs = [event.seq for event in await store.events(SessionKey(SESSION))]
         assert core.state.journal.forwarder
         await asyncio.wait_for(core.state.journal.forwarder._idle.wait(), 100)
-        assert await history.last_seq(SESSION) == max(seqs)
+        assert await history.last_seq(SessionKey(SESSION)) == max(seqs)
 
     play(story())
     logged(caplog, "session 'session'", "history", "OSError", "Traceback")
@@ -184,7 +185,7 @@ def test_a_history_that_raises_an_error_of_its_own_is_caught_up(caplog: pytest.L
 def test_a_process_that_meets_an_error_when_it_leaves_leaves_later(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         host, has_left, _ = await session_host(EchoEngine(), idle_s=0.05)
-        await host.call(pickle.dumps(("s", "info")))
+        await host.call(pickle.dumps((SessionRef(SessionKey("s")), "info")))
         assert host._resident
         failed = fail_once(host._resident.core.ownership, "leave")
         await failed.wait()
@@ -206,7 +207,9 @@ def host_of(store: InMemoryStore, engine: Any, has_left: asyncio.Event, idle_s: 
         pass
 
     resources = OpenResources(store, {"first": (engine, SessionConfig(idle_s=idle_s), None, (), None)}, "first")
-    return DedicatedHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep)
+    return DedicatedHost(
+        SessionKey("s"), resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep
+    )
 
 
 def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(
@@ -214,7 +217,7 @@ def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(
 ) -> None:
     async def story() -> None:
         lost, has_left, store = await session_host(Patient(), idle_s=1e9)
-        await lost.call(pickle.dumps(("s", "start", "", (SECRET,), {"run_id": "run"}, ())))
+        await lost.call(pickle.dumps((SessionRef(SessionKey("s")), "start", "", (SECRET,), {"run_id": "run"}, ())))
         host = host_of(store, EchoEngine(), has_left, 1e9)
         fail_once(store, "activate", StoreError("away"))
         fail_once(store, "activate")
@@ -231,9 +234,9 @@ def test_idle_sessions_leave_a_packed_host_though_one_meets_an_error(caplog: pyt
         await hosting.create("a", "b")
         for name in "ab":
             await hosting.run(name, SECRET, f"run-{name}")
-        fail_once(hosting.host._residents["a"].core.ownership, "leave")
+        fail_once(hosting.host._residents[SessionKey("a")].core.ownership, "leave")
         await asyncio.sleep(30)
-        assert hosting.host.resident_ids == []
+        assert hosting.host.residents == []
 
     play(story())
     logged(caplog, "session 'a'", "OSError", "Traceback")
@@ -245,10 +248,10 @@ def test_a_host_that_was_followed_leaves_though_a_session_meets_an_error(caplog:
         await hosting.create("a", "b")
         for name in "ab":
             await hosting.run(name, SECRET, f"run-{name}")
-        fail_once(hosting.host._residents["a"].core.ownership, "leave")
+        fail_once(hosting.host._residents[SessionKey("a")].core.ownership, "leave")
         await hosting.host.retire()
         await asyncio.wait_for(hosting.has_left.wait(), 100)
-        assert hosting.host.resident_ids == []
+        assert hosting.host.residents == []
 
     play(story())
     logged(caplog, "session 'a'", "OSError", "Traceback")
@@ -266,7 +269,7 @@ def test_lost_sessions_are_seen_to_though_the_store_and_ray_raise_errors_of_thei
         fail_once(store, "unsettled", at=2)
         fail_once(store, "blocks", RuntimeError("somebody else's"))
 
-        def is_mine(session_id: str) -> bool:
+        def is_mine(key: SessionKey) -> bool:
             asked[0] += 1
             if asked[0] == 1:
                 raise RuntimeError("Ray cannot tell")

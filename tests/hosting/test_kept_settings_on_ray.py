@@ -14,6 +14,7 @@ from large_settings import Holder, end_all, named_in
 from turnwise.actors.cluster import kept_settings
 from turnwise.actors.cluster.kept_settings import PART_BYTES, ActorSettings, sweep_settings
 from turnwise.actors.hosting.engine_overrides import EngineOverride, drop_overrides, find_overrides, save_override
+from turnwise.memory.conversation.sessions import SessionKey
 
 BACK_S = 100.0
 """How long an actor may take to answer on a busy machine, in seconds."""
@@ -131,7 +132,7 @@ def test_small_settings_are_in_the_record_of_their_actor(kept: KeptSettings) -> 
 
 def test_engines_that_sessions_switched_to_are_noted_once_and_as_long_as_needed(kept: KeptSettings) -> None:
     async def save(session_id: str, override: EngineOverride, engines: dict[str, bytes]) -> None:
-        await save_override("holders", "actor", session_id, override, engines)
+        await save_override("holders", "actor", SessionKey(session_id), override, engines)
 
     large = {name: name.encode() * PART_BYTES for name in ("0", "1")}
     asyncio.run(save("a", EngineOverride("0"), {"0": large["0"]}))
@@ -140,9 +141,12 @@ def test_engines_that_sessions_switched_to_are_noted_once_and_as_long_as_needed(
         asyncio.run(save("b", EngineOverride(f"other {number}"), {f"other {number}": b"other"}))
     assert len(kept.sweep()) == 3
     overrides, engines = find_overrides("holders", "actor")
-    assert overrides == {"a": EngineOverride("1", {"run": "0"}), "b": EngineOverride("other 2")}
+    assert overrides == {
+        SessionKey("a"): EngineOverride("1", {"run": "0"}),
+        SessionKey("b"): EngineOverride("other 2"),
+    }
     assert engines == {**large, "other 2": b"other"}
-    drop_overrides("holders", "actor", "a").result()
-    assert find_overrides("holders", "actor") == ({"b": EngineOverride("other 2")}, {"other 2": b"other"})
+    drop_overrides("holders", "actor", SessionKey("a")).result()
+    assert find_overrides("holders", "actor") == ({SessionKey("b"): EngineOverride("other 2")}, {"other 2": b"other"})
     drop_overrides("holders", "actor").result()
     assert (find_overrides("holders", "actor"), kept.sweep()) == (({}, {}), set())

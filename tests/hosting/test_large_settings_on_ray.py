@@ -24,8 +24,10 @@ from test_agents_on_ray import until
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.session import Session
 from turnwise.actors.cluster.remote_memory import RemoteMemory
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting.loading import FREE_STARTS
 from turnwise.errors import SessionLostError
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope
 
 BACK_S = 100.0
@@ -68,9 +70,9 @@ def test_a_session_comes_back_with_large_settings_after_its_program_ended(
         placement=large_settings.PLACEMENTS[placement],
         config=RESUMED,
     ) as manager:
-        turn = manager.execution(program["run_id"]).wait(BACK_S)
+        turn = manager.execution(program["run_id"], user_id="ada").wait(BACK_S)
         assert turn.text == Librarian(text_of(megabytes, "engine"), "").answer, "the engine has all its settings again"
-        assert manager.get(f"large-{placement}").run("And now?").wait(BACK_S).text == "later: And now?"
+        assert manager.get(f"large-{placement}", user_id="ada").run("And now?").wait(BACK_S).text == "later: And now?"
 
 
 class Unready:
@@ -169,7 +171,9 @@ def test_a_large_request_whose_caller_dies_keeps_nobody_waiting(ends: ModuleType
 
         def send() -> None:
             for number in range(20):
-                request = pickle.dumps(("chat", "append", (f"{number}" * 1_000_000,), f"key {number}", ()))
+                request = pickle.dumps(
+                    (SessionRef(SessionKey("chat")), "append", (f"{number}" * 1_000_000,), f"key {number}", ())
+                )
                 actor.call.remote(request)
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -39,7 +39,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Text, User
 from turnwise.memory.conversation.runs import IfBusy
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.urls import open_store
@@ -77,7 +77,7 @@ async def own(url: str) -> None:
     """Create and own the session `s`; for each line that comes in do something, and print what came of it."""
     store, engine = open_store(url), HeldEngine()
     await store.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, engine)
+    core = SessionCore(SessionKey("s"), store, engine)
     await core.start(["first"], run_id="held")
     await core.start(["second"], run_id="queued", if_busy="enqueue")
     waiting = {name: asyncio.create_task(core.reads.wait(name)) for name in ("held", "queued")}
@@ -108,7 +108,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 async def all_of(store: SessionStore) -> tuple[list[str], list[str]]:
     """Return the runs and the events of the session, as they are stored."""
-    found = await read_session(store, "s")
+    found = await read_session(store, SessionKey("s"))
     return [repr(run) for run in found.runs], [repr(event) for event in found.events]
 
 
@@ -117,10 +117,10 @@ def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> No
 
     async def story(frozen: Fork) -> None:
         store = open_store(url)
-        core = SessionCore("s", store, ScriptedEngine())
+        core = SessionCore(SessionKey("s"), store, ScriptedEngine())
         await core.activate()
         outcomes = [await core.reads.wait(run_id) for run_id in ("held", "queued")]
-        assert [outcome and outcome.run.state for outcome in outcomes] == ["interrupted", "completed"]
+        assert [outcome.run.state for outcome in outcomes] == ["interrupted", "completed"]
         await core.start(["third"], run_id="third")
         await core.reads.wait("third")
         before = await all_of(store)
@@ -133,7 +133,7 @@ def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> No
         assert await all_of(store) == before
         await core.start(["fourth"], run_id="fourth")
         outcome = await core.reads.wait("fourth")
-        assert outcome and outcome.turn
+        assert outcome.turn
         prompts = [block.text for block in outcome.turn.blocks if isinstance(block, User)]
         assert prompts == ["first", "second", "third", "fourth"]
         (await audit(store, ["s"])).check()
@@ -153,7 +153,7 @@ def test_an_owner_that_was_cut_off_from_its_store_does_not_take_the_session_back
     async def story() -> None:
         store = AwayStore()
         await store.create(SessionRecord(session_id="s"))
-        old = SessionCore("s", store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
+        old = SessionCore(SessionKey("s"), store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
         await old.start(["slow 1000"], run_id="active")
         await old.start(["hello"], run_id="queued", if_busy="enqueue")
         following = asyncio.create_task(
@@ -164,7 +164,7 @@ def test_an_owner_that_was_cut_off_from_its_store_does_not_take_the_session_back
         with pytest.raises(StoreError, match="away"):
             await old.append(["more"], key="more")
         store.is_away = False
-        new = SessionCore("s", store, ScriptedEngine())
+        new = SessionCore(SessionKey("s"), store, ScriptedEngine())
         await new.activate()
         await new.reads.wait("queued")
         if is_deleted:
@@ -178,7 +178,7 @@ def test_an_owner_that_was_cut_off_from_its_store_does_not_take_the_session_back
                 await task
         if not is_deleted:
             outcome = await new.reads.wait("new")
-            assert outcome and outcome.run.state == "completed"
+            assert outcome.run.state == "completed"
             (await audit(store, ["s"])).check()
 
     asyncio.run(asyncio.wait_for(story(), BOUND_S))
@@ -254,7 +254,7 @@ def test_many_drivers_that_ask_one_session_for_everything_at_once_agree(
             assert (
                 found.counts["acknowledged run"] >= DRIVERS * SHARED and found.counts["acknowledged prompt"] > DRIVERS
             )
-            last = (await read_session(store, name)).turns[-1]
+            last = (await read_session(store, SessionKey(name))).turns[-1]
             prompts = [block.text for block in last.blocks if isinstance(block, User)]
             assert len(prompts) == len(set(prompts))
             await store.close()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from scale import share
 from schedules import DawdlingStore, explore
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.packed_actor import _EarlierHosts
 from turnwise.actors.hosting.session_service import SessionService
@@ -45,6 +47,7 @@ from turnwise.errors import (
     StoreError,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Text
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.tool_calls import ApprovalDecision, CallState
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import Activation, Commit
@@ -76,9 +79,9 @@ class SlowStore(InMemoryStore):
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
         await self.is_open.wait()
-        await super().commit(session_id, epoch, commit)
+        await super().commit(key, epoch, commit)
 
 
 class Named:
@@ -183,7 +186,7 @@ def test_many_sessions_share_few_places_and_nobody_can_tell() -> None:
                     except OverloadedError:
                         refusals["overloaded"] += 1
                         await asyncio.sleep(0.05)
-                most = max(most, len(hosting.host.resident_ids))
+                most = max(most, len(hosting.residents))
                 assert outcome.state == "completed"
                 assert outcome.turn.record.run_id == run_id
                 acknowledged.stored(name, [prompt], asked, run_id=run_id, turn_index=outcome.turn.record.index)
@@ -194,7 +197,7 @@ def test_many_sessions_share_few_places_and_nobody_can_tell() -> None:
         assert most <= 3
         (await audit(store.inner, names, acknowledged)).check()
         await asyncio.sleep(2)
-        assert hosting.host.resident_ids == [], "all have been idle for long enough"
+        assert hosting.residents == [], "all have been idle for long enough"
 
     assert explore(share(60, 8), life)
 
@@ -210,12 +213,12 @@ async def test_a_session_that_runs_or_is_waited_for_keeps_its_place_and_one_more
     await hosting.start("b", "hello", "run-b")
     error = await refused(OverloadedError, hosting.start("c", "hello", "run-c"))
     assert "max_resident=2" in str(error) and "'c'" in str(error)
-    assert await hosting.store.runs("c") == [], "what was refused left nothing"
+    assert await hosting.store.runs(SessionKey("c")) == [], "what was refused left nothing"
     followed = asyncio.ensure_future(hosting.ask("a", "events", 10**9, 100, None, 500.0))
     engine.open.set()
     assert (await hosting.ask("b", "wait", "run-b", None, ())).state == "completed"
     assert (await hosting.run("c", "hello", "run-c")).state == "completed"
-    assert hosting.host.resident_ids == ["a", "c"], "somebody follows a, and nobody b"
+    assert hosting.residents == ["a", "c"], "somebody follows a, and nobody b"
     await followed
 
 
@@ -241,7 +244,7 @@ async def test_the_least_recently_used_session_is_unloaded_first() -> None:
         await hosting.run(name, "hello", f"run-{name}")
     await hosting.ask("a", "latest", ())
     await hosting.run("d", "hello", "run-d")
-    assert hosting.host.resident_ids == ["c", "a", "d"]
+    assert hosting.residents == ["c", "a", "d"]
 
 
 @pytest.mark.virtual_time
@@ -263,7 +266,7 @@ async def test_sessions_that_make_room_at_the_same_time_leave_together(monkeypat
     assert leaving == [*"abcd"], "not one after the other, and who finds none to unload waits for these"
     gate.set()
     await asyncio.gather(*asked)
-    assert len(left := hosting.host.resident_ids) == 4 and set(left) < {*"efghi"}
+    assert len(left := hosting.residents) == 4 and set(left) < {*"efghi"}
 
 
 @pytest.mark.virtual_time
@@ -316,9 +319,16 @@ async def test_requests_of_one_batch_are_answered_as_they_are_ready_and_fail_ind
     await hosting.create("slow", "fast")
     await hosting.start("slow", "prompt", "long")
 
-    requests = [("slow", "wait", "long", None, ()), ("fast", "mistake"), ("fast", "latest", ()), ("none", "warm")]
+    requests: list[tuple[Any, ...]] = [
+        ("slow", "wait", "long", None, ()),
+        ("fast", "mistake"),
+        ("fast", "latest", ()),
+        ("none", "warm"),
+    ]
     found = []
-    async for ready in hosting.host.calls([pickle.dumps(request) for request in requests]):
+    async for ready in hosting.host.calls(
+        [pickle.dumps((SessionRef(SessionKey(name)), *rest)) for name, *rest in requests]
+    ):
         found.append({place: pickle.loads(answer) for place, answer in ready})
         patient.open.set()
     first, last = found  # what is ready at once comes together
@@ -376,9 +386,9 @@ async def test_an_engine_that_cannot_be_closed_keeps_no_place_and_no_neighbour(h
     await hosting.create("a", "b", "c", "d")
     for name in "abcd":
         await asyncio.wait_for(hosting.run(name, "hello", f"run-{name}"), 5)
-    assert hosting.host.resident_ids == ["c", "d"]
+    assert hosting.residents == ["c", "d"]
     await asyncio.sleep(60)
-    assert hosting.host.resident_ids == [] and engine.closed == 4
+    assert hosting.residents == [] and engine.closed == 4
 
 
 @pytest.mark.virtual_time
@@ -399,7 +409,7 @@ async def test_the_engine_of_a_session_that_was_deleted_or_lost_is_closed() -> N
     for name in ("deleted", "lost"):
         await hosting.run(name, "hello", f"run-{name}")
     await hosting.ask("deleted", "delete", "", True, False, None)
-    await hosting.store.activate("lost")
+    await hosting.store.activate(SessionKey("lost"))
     await refused(SessionFencedError, hosting.start("lost", "again", "run"))
     await asyncio.sleep(1)
     assert engine.closed == 2
@@ -412,7 +422,7 @@ async def test_sessions_that_are_not_there_take_no_place() -> None:
     await hosting.run("a", "hello", "run-a")
     for _ in range(3):
         await refused(SessionNotFoundError, hosting.ask("nobody", "latest", ()))
-    assert "nobody" not in hosting.host.resident_ids
+    assert "nobody" not in hosting.residents
 
 
 @pytest.mark.virtual_time
@@ -434,10 +444,10 @@ async def test_a_host_that_lost_a_session_to_another_owner_says_so_once_and_then
     hosting = Hosting(InMemoryStore(), EchoEngine())
     await hosting.create("a")
     await hosting.run("a", "hello", "run-1")
-    other = SessionCore("a", hosting.store, EchoEngine())
+    other = SessionCore(SessionKey("a"), hosting.store, EchoEngine())
     await other.append(["from elsewhere"], key="x")
     await refused(SessionFencedError, hosting.start("a", "again", "run-2"))
-    assert hosting.host.resident_ids == []
+    assert hosting.residents == []
     await hosting.run("a", "again", "run-2")
     await refused(SessionFencedError, other.append(["too late"], key="y"))
     turns, _ = await hosting.ask("a", "turns", -1, 10, ())
@@ -450,15 +460,15 @@ async def test_an_engine_override_belongs_to_one_session_and_outlives_the_proces
     hosting = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others)
     await hosting.create("a", "b", "c")
     await hosting.ask("a", "load_engine", "second", b"")
-    assert hosting.overrides == {"a": EngineOverride("second")}
+    assert hosting.overrides == {SessionKey("a"): EngineOverride("second")}
     again = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others, overrides=hosting.overrides)
     for name in "ab":
         await again.run(name, "who is there?", f"run-{name}")
-    heads = [(await store.turns(name))[-1] for name in "ab"]
+    heads = [(await store.turns(SessionKey(name)))[-1] for name in "ab"]
     said = [await store.blocks(turn.output) for turn in heads]
     assert ["second" in said[0][0], "first" in said[1][0]] == [True, True]
     await again.ask("c", "info")
-    assert again.host.resident_ids == ["b", "c"] and again.overrides == {}
+    assert again.residents == ["b", "c"] and again.overrides == {}
 
 
 @pytest.mark.virtual_time
@@ -475,17 +485,19 @@ async def test_a_run_that_waits_for_approval_keeps_its_engine_though_its_session
         await hosting.start(name, "hello", f"run-{name}", "second")
         await asyncio.sleep(1)
     await hosting.ask("c", "info")
-    assert hosting.host.resident_ids == ["c"] and hosting.overrides == {name: EngineOverride("second") for name in "ab"}
+    assert hosting.residents == ["c"] and hosting.overrides == {
+        SessionKey(name): EngineOverride("second") for name in "ab"
+    }
     again = Hosting(store, Asking("first"), limits, others=engines, overrides=hosting.overrides)
     for each, name in ((hosting, "a"), (again, "b")):
         for number in range(2 * MAX_CACHED):
             each.bring(f"newer {number}", EchoEngine())
         await each.ask(name, "decide", f"run-{name}", "call", ApprovalDecision(verdict="approved"))
         assert (await each.ask(name, "wait", f"run-{name}", None, ())).state == "completed"
-        (turn,) = await store.turns(name)
+        (turn,) = await store.turns(SessionKey(name))
         assert "second" in (await store.blocks(turn.output))[0]
         await each.ask("c", "info")
-        assert name not in each.overrides, "nothing waits any more"
+        assert SessionKey(name) not in each.overrides, "nothing waits any more"
 
 
 @pytest.mark.virtual_time
@@ -499,10 +511,10 @@ async def test_an_unreadable_session_does_not_keep_a_host_from_leaving(caplog: p
         await lost.start(name, "hello", f"run-{name}")
     activate = store.activate
 
-    async def keyless(session_id: str) -> Activation:
-        if session_id == "deleted":
+    async def keyless(key: SessionKey) -> Activation:
+        if key.session_id == "deleted":
             raise KeyMissingError("user")
-        return await activate(session_id)
+        return await activate(key)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(store, "activate", keyless)
@@ -526,13 +538,13 @@ def test_the_next_process_sees_to_the_runs_of_its_sessions_and_to_no_others() ->
             await lost.start(name, "hello", f"run-{name}")
         store.fail_rate = 0.05
         again = Hosting(store, EchoEngine())
-        await again.host.recover(lambda name: name != "chat0")
+        await again.host.recover(lambda key: key.session_id != "chat0")
         store.fail_rate = 0.0
         states = {name: (await store.inner.run(f"run-{name}")).state for name in names[:20]}
         assert states.pop("chat0") == "running"
         assert set(states.values()) == {"interrupted"}
         (await audit(store.inner, names[1:])).check()
-        assert set(again.host.resident_ids) <= set(names[1:20])
+        assert set(again.residents) <= set(names[1:20])
 
     assert explore(10, life)
 
@@ -548,11 +560,11 @@ def test_sessions_move_from_replaced_hosts_once_they_are_idle_and_no_run_is_inte
         await old.create(*names)
 
         class Earlier:
-            async def release(self, session_id: str) -> bool:
+            async def release(self, key: SessionKey) -> bool:
                 await asyncio.sleep(dice.random() * 0.01)
-                return await old.host.release(session_id)
+                return await old.host.release(key)
 
-            async def call(self, request: bytes, session_id: str) -> bytes:
+            async def call(self, request: bytes, key: SessionKey) -> bytes:
                 await asyncio.sleep(dice.random() * 0.01)
                 return await old.host.call(request)
 
@@ -581,8 +593,8 @@ def test_sessions_move_from_replaced_hosts_once_they_are_idle_and_no_run_is_inte
         await old.host.retire()
         await asyncio.gather(*callers)
         await asyncio.wait_for(old.has_left.wait(), 60)
-        assert old.host.resident_ids == []
-        assert sorted(set(new.host.resident_ids)) == sorted(new.host.resident_ids)
+        assert old.host.residents == []
+        assert sorted(set(new.host.residents)) == sorted(new.host.residents)
         (await audit(store.inner, names, acknowledged)).check()
 
     assert explore(share(60, 8), life)
@@ -621,7 +633,7 @@ async def test_an_earlier_host_that_is_frozen_keeps_no_session(monkeypatch: pyte
     earlier = _EarlierHosts("namespace", "realm", Layout(1, 1))
     with monkeypatch.context() as patched:
         patched.setattr(earlier, "_find", lambda session_id: Frozen())
-        assert await asyncio.wait_for(earlier.release("a"), 60)
+        assert await asyncio.wait_for(earlier.release(SessionKey("a")), 60)
 
 
 @pytest.mark.virtual_time
@@ -639,10 +651,10 @@ async def test_a_session_that_cannot_leave_stays_with_the_replaced_host(
 
     with monkeypatch.context() as patched:
         patched.setattr(Ownership, "leave", fail)
-        assert not await old.host.release("a")
+        assert not await old.host.release(SessionKey("a"))
         await asyncio.sleep(1)
         assert not old.has_left.is_set() and await old.ask("a", "latest", ())
-    assert await old.host.release("a")
+    assert await old.host.release(SessionKey("a"))
 
 
 @pytest.mark.virtual_time
@@ -660,16 +672,16 @@ async def test_a_busy_session_is_refused_as_everywhere() -> None:
 
 def test_a_session_has_its_host_by_its_id_and_few_move_when_one_is_added() -> None:
     names = [f"chat-{number}" for number in range(20_000)]
-    before = [Layout(1, 7).index_of(name) for name in names]
-    after = [Layout(2, 8).index_of(name) for name in names]
+    before = [Layout(1, 7).index_of(SessionKey(name)) for name in names]
+    after = [Layout(2, 8).index_of(SessionKey(name)) for name in names]
     counts = Counter(before)
     assert sorted(counts) == list(range(7))
     assert max(counts.values()) < 1.1 * len(names) / 7
     moved = [new for old, new in zip(before, after, strict=True) if new != old]
     assert set(moved) == {7}, "none moves between those that stay"
     assert 0.9 / 8 < len(moved) / len(names) < 1.1 / 8
-    now_and_ever = [6, 2, 6, 4]  # processes of all versions look for them there
-    assert [Layout(1, 7).index_of(name) for name in ("a", "ü", "\ud800", "chat-1")] == now_and_ever
+    now_and_ever = [6, 2, 1, 5]  # processes of all versions look for them there
+    assert [Layout(1, 7).index_of(SessionKey(name)) for name in ("a", "ü", "\ud800", "chat-1")] == now_and_ever
 
 
 def test_of_two_layouts_the_later_counts_and_of_one_generation_the_larger() -> None:

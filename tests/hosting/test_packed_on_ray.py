@@ -23,6 +23,7 @@ from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import find_layouts
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -31,6 +32,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import OverloadedError, RunCancelledError, RunInterruptedError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import RunCompleted, TextDelta
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.audit import audit
@@ -55,19 +57,26 @@ class Patient:
         return [Text(text=block.text) for block in turn.new_blocks if isinstance(block, User)]
 
 
-def check(manager: SessionManager, names: Iterable[str], acknowledged: Acknowledged | None = None) -> None:
+def check(
+    manager: SessionManager,
+    names: Iterable[str],
+    acknowledged: Acknowledged | None = None,
+    *,
+    user_id: str = DEFAULT_USER,
+) -> None:
     """Audit what is in the store, without the sessions."""
 
     async def look() -> None:
         store = manager._client.open_store()
-        (await audit(store, list(names), acknowledged)).check()
+        (await audit(store, list(names), acknowledged, user_id=user_id)).check()
         await store.close()
 
     asyncio.run(look())
 
 
 def residents(manager: SessionManager, ray: ModuleType, name: str) -> list[str]:
-    return list(ray.get(manager._client.actor(name).resident_ids.remote()))
+    host = manager._client.actor(SessionRef(SessionKey(name)))
+    return [key.session_id for key in ray.get(host.residents.remote())]
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -109,7 +118,8 @@ def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_manager
     )
     assert other.stdout.strip() == "hello again"
     assert [type(event) for event in done.events()][-1] is RunCompleted
-    check(manager, (chat.id for chat in chats))
+    for chat in chats:
+        check(manager, [chat.id], user_id=chat.user_id)
 
 
 def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_itself(
@@ -206,7 +216,8 @@ def test_what_is_idle_leaves_memory_and_comes_back_as_it_was(
     assert chats[3].run("room").wait(WAIT_S).text == "room"
     for chat in chats[1:3]:
         chat.cancel()
-    check(manager, (chat.id for chat in chats))
+    for chat in chats:
+        check(manager, [chat.id], user_id=chat.user_id)
 
 
 def test_of_dedicated_processes_no_more_live_than_may(make_manager: MakeManager) -> None:

@@ -62,20 +62,20 @@ def test_a_restore_under_live_sessions_mixes_no_users_and_bricks_no_session(
     assert (prompts_of(gone.blocks), prompts_of(secret.blocks)) == (["kept", "gone"], ["a secret"])
 
 
-def test_a_redis_that_is_emptied_under_a_live_host_shows_nobody_what_it_had(
+def test_a_redis_that_is_emptied_under_a_live_host_shows_nothing_of_what_it_had(
     make_manager: Callable[..., SessionManager], redis_server: RedisServer, redis_url: str
 ) -> None:
     manager = make_manager(store=redis_url, engine=EchoEngine(), placement=Packed(hosts=1))
-    alice = manager.open("chat", user_id="alice")
-    alice.run("a secret").wait(WAIT_S)
+    old = manager.open("chat")
+    old.run("a secret").wait(WAIT_S)
     with redis_server.client as client:
         client.flushall()
 
-    bob = manager.open("chat", user_id="bob")
-    assert (bob.latest(), bob.turns(), bob.events()) == (None, [], [])
+    new = manager.open("chat")
+    assert (new.latest(), new.turns(), new.events()) == (None, [], [])
     with pytest.raises(SessionNotFoundError):
-        alice.latest()
-    assert prompts_of(bob.run("hello").wait(WAIT_S).blocks) == ["hello"]
+        old.latest()
+    assert prompts_of(new.run("hello").wait(WAIT_S).blocks) == ["hello"]
     with pytest.raises(SessionNotFoundError):
-        alice.run("another secret")
-    assert [prompts_of(turn.new_blocks) for turn in bob.turns()] == [["hello"]]
+        old.run("another secret")
+    assert [prompts_of(turn.new_blocks) for turn in new.turns()] == [["hello"]]

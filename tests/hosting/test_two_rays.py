@@ -28,6 +28,7 @@ from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, ReadOnlyStoreError, SessionNotFoundError
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.urls import open_store
 
 MakeManager = Callable[..., SessionManager]
@@ -176,7 +177,9 @@ def test_reads_of_a_session_without_a_process_come_from_the_store(make_manager: 
     chat = manager.open("chat")
     turn = chat.run("hello").wait(WAIT_S)
     deadline = time.monotonic() + WAIT_S
-    while find_actor(manager._client.namespace, actor_name(manager._client.name, "chat")):  # to ask it would keep it
+    while find_actor(
+        manager._client.namespace, actor_name(manager._client.name, SessionKey("chat"))
+    ):  # to ask it would keep it
         assert time.monotonic() < deadline
         time.sleep(0.1)
     again = manager.open("chat")

@@ -16,7 +16,7 @@ from turnwise.actors.client.cluster_client import ANSWER_S, MOST_PAUSE_S, REFUSE
 from turnwise.actors.client.execution import ExecutionHandle
 from turnwise.actors.client.requests import Call, Pause
 from turnwise.actors.cluster.placement import Dedicated, Packed
-from turnwise.actors.cluster.wire import PackedOutcome, Refused, StillEnding
+from turnwise.actors.cluster.wire import PackedOutcome, Refused, SessionRef, StillEnding
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.worker_resources import SessionSetup
@@ -24,7 +24,7 @@ from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, OverloadedError, WaitTimeoutError
 from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -56,7 +56,7 @@ class Alone:
         setup: SessionSetup = (engine, config, None, (), None)
         self.has_left = asyncio.Event()
         self.host = DedicatedHost(
-            "a",
+            SessionKey("a"),
             OpenResources(self.store, {"first": setup}, "first"),
             max_waits=max_waits,
             node_id="here",
@@ -65,7 +65,7 @@ class Alone:
         )
 
     async def ask(self, session_id: str, verb: str, *args: Any) -> Any:
-        answer = pickle.loads(await self.host.call(pickle.dumps((session_id, verb, *args))))
+        answer = pickle.loads(await self.host.call(pickle.dumps((SessionRef(SessionKey(session_id)), verb, *args))))
         if isinstance(answer, Refused):
             raise answer.error
         return answer
@@ -161,7 +161,7 @@ def test_a_session_leaves_its_process_when_abandoned_waits_have_ended(placement:
         if isinstance(host, Alone):
             assert host.has_left.is_set()
         else:
-            assert host.host.resident_ids == []
+            assert host.host.residents == []
 
     assert explore(1, life)
 
@@ -251,7 +251,7 @@ class Caller:
 def execution() -> ExecutionHandle:
     client: Any = ClusterClient("namespace", "realm")
     client._lookup = Lookup()
-    return ExecutionHandle(client, "s", "run", 0)
+    return ExecutionHandle(client, SessionRef(SessionKey("s")), "run", 0)
 
 
 def test_a_wait_is_asked_again_slice_by_slice_until_its_own_timeout(clock: Clock) -> None:
@@ -301,7 +301,7 @@ def test_a_cancel_of_the_active_run_names_it_when_it_asks_again(clock: Clock) ->
 
     caller = Caller(clock, answer)
     client = execution()._client
-    assert caller.carry_out(client.cancel("s", "enough")) is True
+    assert caller.carry_out(client.cancel(SessionRef(SessionKey("s")), "enough")) is True
     assert [asked[3] for asked in caller.calls] == [None, "first", "first"]
 
 

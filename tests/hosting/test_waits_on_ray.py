@@ -20,8 +20,10 @@ from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.session.config import SessionConfig
+from turnwise.memory.conversation.sessions import SessionKey
 
 MANY = share(5_000, 3)
 """More than a session's process takes calls at once; 5,000 of them with `make races`."""
@@ -98,8 +100,8 @@ def test_thousands_of_abandoned_waits_block_no_decision_cancel_or_read(
 
     def has_left() -> bool:
         if isinstance(placement, Packed):
-            return not ray_session.get(shown._client.actor("chat").resident_ids.remote())
-        return find_actor(namespace, actor_name(shown._client.name, "chat")) is None
+            return not ray_session.get(shown._client.actor(SessionRef(SessionKey("chat"))).residents.remote())
+        return find_actor(namespace, actor_name(shown._client.name, SessionKey("chat"))) is None
 
     until(has_left, SLICE_S + 20.0)  # a slice, and a busy machine
     pickled = pickle.dumps((url, namespace, placement, run_id)).hex()

@@ -27,9 +27,7 @@ SSE = {"Accept": "text/event-stream"}
 
 @asynccontextmanager
 async def service(folder: Path, **options: object) -> AsyncIterator[httpx.AsyncClient]:
-    manager = AsyncSessionManager(
-        f"sqlite:///{folder}/chats.db", engine=EchoEngine(), placement=Packed(hosts=1), enforce_user=True
-    )
+    manager = AsyncSessionManager(f"sqlite:///{folder}/chats.db", engine=EchoEngine(), placement=Packed(hosts=1))
     async with manager:
         app = create_app(manager, auth=TOKENS, **options)  # type: ignore[arg-type]
         transport = httpx.ASGITransport(app)
@@ -54,11 +52,6 @@ async def test_a_run_is_started_followed_and_waited_for(ray_session: None, tmp_p
         assert another.status_code == 404 and another.json()["error"] == "session_not_found"
         nobody = await client.post("/v1/sessions/chat/runs", json={"prompt": "hi"}, headers={"Authorization": "Bearer"})
         assert nobody.status_code == 401 and nobody.headers["www-authenticate"] == "Bearer"
-
-
-def test_an_app_with_users_needs_a_manager_that_enforces_them() -> None:
-    with pytest.raises(ConfigError, match="enforce_user=True"):
-        create_app(AsyncSessionManager("memory://x", engine=EchoEngine()), auth=TOKENS)
 
 
 async def test_an_app_of_a_configuration_opens_and_closes_its_own_manager(

@@ -41,7 +41,7 @@ async def test_a_function_says_who_makes_a_request(auth: Any) -> None:
         asked.append(connection)
         return auth(connection)  # type: ignore[no-any-return]
 
-    manager = AsyncSessionManager("memory://auth", engine=EchoEngine(), enforce_user=True)
+    manager = AsyncSessionManager("memory://auth", engine=EchoEngine())
     transport = httpx.ASGITransport(create_app(manager, auth=counted))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         assert (await client.get("/openai/v1/models", headers={"X-User": "ann"})).is_success
@@ -63,7 +63,7 @@ async def test_a_function_that_raises_gets_the_answer_of_its_error(error: Except
     def raising(connection: HTTPConnection) -> str:
         raise error
 
-    manager = AsyncSessionManager("memory://auth", engine=EchoEngine(), enforce_user=True)
+    manager = AsyncSessionManager("memory://auth", engine=EchoEngine())
     transport = httpx.ASGITransport(create_app(manager, auth=raising))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         for path in ("/openai/v1/models", "/v1/sessions"):

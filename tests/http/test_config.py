@@ -132,7 +132,6 @@ def test_objects_of_ones_own_are_imported(file: Path) -> None:
     text = "auth = 'serve_objects:auth'\n[engines.own]\nobject = 'serve_objects:engine'\n"
     found = made(file, f"{text}[overflow]\nstrategy = 'none'\n")
     assert type(found.engines["own"]).__name__ == "EchoEngine"
-    assert found.manager.enforces_user
 
 
 def test_memories_notes_and_a_strategy_of_each_kind_are_made(file: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from ag_ui.core import RunAgentInput
 from test_inputs import SESSION, USER, LocalRealm
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import (
     IdempotencyConflictError,
@@ -30,7 +31,7 @@ from turnwise.http.openai.items import placed_output
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.tool_calls import PendingCall, Wants
 from turnwise.memory.conversation.turns import Turn, TurnRecord
@@ -80,7 +81,7 @@ async def chat() -> AsyncSession:
     realm = LocalRealm(InMemoryStore(), InMemoryFacts(), InMemoryNotes())
     realm.engine = EchoEngine(0.01)
     await realm.store.create(SessionRecord(session_id=SESSION, user_id=USER))
-    return AsyncSession(realm, SESSION, USER, None)
+    return AsyncSession(realm, SessionRef(SessionKey(SESSION, USER)), None)
 
 
 async def edit(

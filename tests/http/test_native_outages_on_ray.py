@@ -29,7 +29,7 @@ async def test_who_comes_too_much_or_while_the_store_is_away_is_told_to_come_bac
     ray_session: None, tmp_path: Path
 ) -> None:
     placement = Packed(hosts=1, max_resident=1)
-    async with manager_of(tmp_path, placement=placement, enforce_user=False) as manager:
+    async with manager_of(tmp_path, placement=placement) as manager:
         transport = httpx.ASGITransport(create_app(manager), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://service", timeout=60) as client:
             for name in ("chat", "other"):

@@ -56,7 +56,7 @@ IDS = [
 
 @pytest.mark.parametrize("prefix", ["", "/api"])
 async def test_ids_may_have_any_characters(ray_session: None, folder: Path, prefix: str) -> None:
-    async with manager_of(folder, enforce_user=False) as manager:
+    async with manager_of(folder) as manager:
         app = create_app(manager)
         outer = FastAPI()
         outer.state.service = app.state.service

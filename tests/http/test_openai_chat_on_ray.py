@@ -101,8 +101,8 @@ async def served(
     slow = OpenAIEngine("local/slow", base_url=provider.base_url, max_retries=0)
     engines = {"main": engine, "slow": slow}
     store = f"sqlite:///{folder}/chats.db"
-    async with AsyncSessionManager(store, engine=engines, placement=Packed(hosts=1), enforce_user=True) as manager:
-        for found in await manager.across_users().list() if is_emptied else ():
+    async with AsyncSessionManager(store, engine=engines, placement=Packed(hosts=1)) as manager:
+        for found in await manager.list() if is_emptied else ():
             chat = await manager.get(found.session_id, user_id=found.user_id)
             await chat.end()
             await chat.delete()

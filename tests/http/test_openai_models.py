@@ -22,7 +22,7 @@ LOCAL, LARGE = (
 def client_of(
     engine: Any, *, key: str = "ann's-secret-token", mounted: bool = False, **settings: Any
 ) -> openai.AsyncOpenAI:
-    manager = AsyncSessionManager("memory://models", engine=engine, enforce_user=True)
+    manager = AsyncSessionManager("memory://models", engine=engine)
     auth = BearerTokens({"ann's-secret-token": "ann"})
     app: Any = create_app(manager, auth=auth, settings=HttpSettings(**settings))
     if mounted:

@@ -19,6 +19,7 @@ from http_service import ANN, TOKENS, on_server
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
@@ -46,9 +47,9 @@ class Calls:
         self.made: Counter[str] = Counter()
         ask = ClusterClient.ask
 
-        def counted(client: ClusterClient, session_id: str, verb: str, *args: Any, **settings: Any) -> Any:
+        def counted(client: ClusterClient, ref: SessionRef, verb: str, *args: Any, **settings: Any) -> Any:
             self.made[verb] += 1
-            return ask(client, session_id, verb, *args, **settings)
+            return ask(client, ref, verb, *args, **settings)
 
         monkeypatch.setattr(ClusterClient, "ask", counted)
 
@@ -96,7 +97,6 @@ async def service(folder: Path, provider_url: str) -> AsyncIterator[tuple[httpx.
             f"sqlite:///{folder}/chats.db",
             engine=OpenAIEngine("local", base_url=provider_url, max_retries=0, tools=[pay]),
             placement=Packed(hosts=1),
-            enforce_user=True,
         ) as manager,
         on_server(create_app(manager, auth=TOKENS)) as url,
         httpx.AsyncClient(base_url=url, headers=ANN, timeout=120) as client,

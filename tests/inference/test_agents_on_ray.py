@@ -192,7 +192,7 @@ def test_parallel_calls_have_their_results_in_order_and_thoughts_go_back_as_they
     assert {step.name: step.is_error for step in steps if step.kind == "tool"}["fail"]
     assert [step.usage.calls for step in steps if step.usage] == [1, 1]
     assert turn.usage and (turn.usage.calls, turn.usage.tool_calls) == (3, 4)
-    audit(manager, "chat")
+    audit(manager, "chat", user_id="ada")
 
 
 def test_a_tool_that_aborts_ends_the_run_and_keeps_the_results_of_others(bench: Bench) -> None:

@@ -48,7 +48,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ContextOverflowError, EngineError, RequestRefusedError
 from turnwise.memory.conversation.blocks import Block, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import TextDelta
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.conversation.turns import Outcome
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -184,9 +184,7 @@ class Chat:
         return f"run-{self._runs}"
 
     async def ask(self, *prompts: str | Image, **settings: Any) -> Outcome:
-        outcome = await self.core.reads.wait(await self.start(*prompts, **settings))
-        assert outcome
-        return outcome
+        return await self.core.reads.wait(await self.start(*prompts, **settings))
 
     async def say(self, *prompts: str | Image) -> str:
         """Run a prompt that must complete; return its turn."""
@@ -215,7 +213,7 @@ def play(
     async def body() -> None:
         store = InMemoryStore()
         await store.create(SessionRecord(session_id=SESSION))
-        core = SessionCore(SESSION, store, engine, config, **settings)
+        core = SessionCore(SessionKey(SESSION), store, engine, config, **settings)
         await story(Chat(core, store))
         assert await core.ownership.leave()
         await check_session(store, SESSION, compacts=bool(settings))
@@ -402,7 +400,7 @@ def test_a_cancel_in_the_middle_reaches_the_upstream(api: API, proxy: LiteLLM, p
         record = await asyncio.to_thread(provider.wait_for_request)
         assert await chat.core.cancel("enough", run_id)
         outcome = await chat.core.reads.wait(run_id)
-        assert outcome and outcome.run.state == "cancelled"
+        assert outcome.run.state == "cancelled"
         assert await asyncio.to_thread(record.ended.wait, 60)
         assert record.hung_up_at and not record.finished
         assert "message" in await chat.say("And now?")
@@ -643,7 +641,7 @@ def test_a_killed_proxy_fails_the_run_and_the_next_prompt_reaches_the_new_one(pr
         text = await chat.text_of(run_id)
         proxy.kill()
         outcome = await chat.core.reads.wait(run_id)
-        assert outcome and outcome.run.state == "failed"
+        assert outcome.run.state == "failed"
         assert outcome.turn and text in outcome.turn.text
         down = await chat.ask("Are you there?")
         assert down.run.state == "failed" and "cannot be reached" in str(down.run.why)

@@ -24,7 +24,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse, User, encode
 from turnwise.memory.conversation.events import Event, HookFailed, ModelCallStarted
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.transcript import messages_of
@@ -80,14 +80,12 @@ async def core_of(model: Model, **config: Any) -> SessionCore:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION))
     now = asyncio.get_running_loop().time
-    return SessionCore(SESSION, store, model, SessionConfig(**config), clock=now, off_loop=inline)
+    return SessionCore(SessionKey(SESSION), store, model, SessionConfig(**config), clock=now, off_loop=inline)
 
 
 async def run(core: SessionCore, run_id: str = "run") -> Outcome:
     await core.start(["go"], run_id=run_id)
-    outcome = await core.reads.wait(run_id)
-    assert outcome
-    return outcome
+    return await core.reads.wait(run_id)
 
 
 def shown(middleware: Middleware, *given: Block) -> tuple[Block, ...]:
@@ -355,7 +353,7 @@ async def test_a_sessions_budget_counts_all_runs_and_an_approval_is_for_one_run(
         assert call.wants == "budget" and call.why and "the session has spent" in call.why
         await core.decide(name, call.call_id, ApprovalDecision(verdict="approved"))
         outcome = await core.reads.wait(name)
-        assert outcome and outcome.run.state == "completed", "leave is for this run"
+        assert outcome.run.state == "completed", "leave is for this run"
     session = await core.reads.session()
     assert (session.usage.calls, session.usage.input_tokens) == (4, 40)
 
@@ -371,6 +369,6 @@ async def test_a_run_that_is_refused_more_budget_keeps_executed_results() -> Non
     (call,) = await core.reads.pending("run")
     await core.decide("run", call.call_id, ApprovalDecision(verdict="rejected", text="no"))
     outcome = await core.reads.wait("run")
-    assert outcome and outcome.turn and (outcome.run.state, outcome.run.code) == ("failed", "budget")
+    assert outcome.turn and (outcome.run.state, outcome.run.code) == ("failed", "budget")
     assert outcome.turn.output == (*LOOK, result("cat"))
     assert outcome.run.usage and outcome.run.usage.calls == 1

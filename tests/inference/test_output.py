@@ -35,7 +35,7 @@ from turnwise.memory.conversation.events import Event, ModelCallEnded, TextDelta
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, object_text, read_answer, sent_back
 from turnwise.memory.conversation.partial_output import Partials
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.steps import steps_of
 from turnwise.memory.conversation.transcript import messages_of
@@ -97,13 +97,11 @@ class Story:
 
     async def open(self, config: SessionConfig | None = None) -> None:
         await self.store.create(SessionRecord(session_id=SESSION))
-        self.core = SessionCore(SESSION, self.store, self.engine, config or SessionConfig())
+        self.core = SessionCore(SessionKey(SESSION), self.store, self.engine, config or SessionConfig())
 
     async def run(self, prompt: str = "What of Paris?", **settings: Any) -> Outcome:
         started = await self.core.start([prompt], run_id=prompt, **settings)
-        outcome = await self.core.reads.wait(started.run_id)
-        assert outcome
-        return outcome
+        return await self.core.reads.wait(started.run_id)
 
 
 def play(chosen: OpenAIEngine, *prompts: str, **settings: Any) -> tuple[list[Outcome], Story]:

@@ -28,7 +28,7 @@ from turnwise.errors import EngineError, IdempotencyConflictError, InvalidInputE
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.model_params import PARAMS, ModelParams, check_params, merged
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.testing import LocalProvider
@@ -441,7 +441,10 @@ async def test_a_run_with_unsupported_parameters_is_refused_and_nothing_is_store
         await stage.create()
         with pytest.raises(InvalidInputError, match=why):
             await stage.core.start(["go"], run_id="run", **asked)
-        assert await stage.store.runs(SESSION) == [] and (await stage.store.get(SESSION)).log_size == 0
+        assert (
+            await stage.store.runs(SessionKey(SESSION)) == []
+            and (await stage.store.get(SessionKey(SESSION))).log_size == 0
+        )
         await stage.core.start(["go"], run_id="run")
         assert (await stage.outcome()).run.state == "completed"
 

@@ -67,7 +67,7 @@ def test_a_killed_run_that_waits_for_its_caller_s_tools_goes_on_with_them(
         with pytest.raises(InvalidInputError, match=r"instructions='  '.*blank"):
             chat.run("look", instructions="  ")
     if not is_encrypted:
-        audit(manager, "chat")
+        audit(manager, "chat", user_id="ann")
     else:
         assert b"Be brief." not in b"".join(each.read_bytes() for each in tmp_path.glob("chats.db*"))
 

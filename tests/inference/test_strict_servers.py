@@ -17,7 +17,7 @@ from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.blocks import Image
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 
 SESSION = "session"
@@ -57,12 +57,12 @@ async def converse(strict: StrictServer, chosen: OpenAIEngine) -> None:
     async def ask(run_id: str, *prompts: str | Image) -> str:
         await core.start(list(prompts), run_id=run_id)
         outcome = await core.reads.wait(run_id)
-        assert outcome
+
         assert outcome.turn or outcome.run.why
         return outcome.turn.text if outcome.run.state == "completed" and outcome.turn else str(outcome.run.why)
 
     with QuirkServer(before.calls(), before.says("Both have sun.")) as other:
-        core = SessionCore(SESSION, store, engine(before, base_url=other.base_url))
+        core = SessionCore(SessionKey(SESSION), store, engine(before, base_url=other.base_url))
         assert await ask("begun", "Compare Paris and Rome.") == "Both have sun."
         core.use(chosen, SessionConfig())
         assert "the model broke down" in await ask("failed", "Say it in French.")

@@ -18,7 +18,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import Event, ModelCallEnded, RunCompleted, RunResumed, ToolEnded, ToolStarted
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.steps import steps_of
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.transcript import Ledger
@@ -67,7 +67,13 @@ class Stage:
     def new_core(self) -> SessionCore:
         now = asyncio.get_running_loop().time
         self.core = SessionCore(
-            SESSION, self.store, self.engine, self.config, overflow=self.overflow, clock=now, off_loop=inline
+            SessionKey(SESSION),
+            self.store,
+            self.engine,
+            self.config,
+            overflow=self.overflow,
+            clock=now,
+            off_loop=inline,
         )
         return self.core
 
@@ -83,9 +89,7 @@ class Stage:
         return await self.outcome()
 
     async def outcome(self) -> Outcome:
-        outcome = await self.core.reads.wait("run")
-        assert outcome
-        return outcome
+        return await self.core.reads.wait("run")
 
     async def events(self) -> list[Event]:
         return [event for event in (await self.core.reads.events())[0] if not event.live]
@@ -489,7 +493,7 @@ async def test_a_too_deeply_nested_call_fails_its_run_and_leaves_the_session_rea
     assert [turn.index for turn in await stage.core.reads.turns()] == [0] and not called
     engine.script = [[Text(text="done")]]
     await stage.core.start(["again"], run_id="next")
-    assert (ended := await stage.core.reads.wait("next")) and ended.run.state == "completed"
+    assert (await stage.core.reads.wait("next")).run.state == "completed"
 
 
 async def test_two_concurrent_edits_build_one_engine_which_is_closed() -> None:
@@ -515,7 +519,7 @@ async def test_two_concurrent_edits_build_one_engine_which_is_closed() -> None:
     await stage.until(stage.awaits)
     assert await stage.core.ownership.leave()
     slow = Slow(engine.script, engine.registry)
-    stage.core = SessionCore(SESSION, stage.store, slow, off_loop=off_loop)
+    stage.core = SessionCore(SessionKey(SESSION), stage.store, slow, off_loop=off_loop)
     edits = [ApprovalDecision(verdict="approved", input={"path": path}) for path in ("/a", "/a")]
     await asyncio.gather(*(stage.core.decide("run", "a", edit) for edit in edits))
     await stage.outcome()

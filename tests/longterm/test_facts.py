@@ -14,7 +14,7 @@ import pytest
 
 from open_stores import run_with
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items import conformance as contract
 from turnwise.memory.longterm.items.base import ALL, TOMBSTONE_S, FactFilter, FactStore
@@ -80,11 +80,11 @@ def test_the_suite_contains_every_law() -> None:
 async def test_facts_and_sessions_share_a_database(url: str) -> None:
     store, facts = SQLStore(url), SQLFacts(url)
     await asyncio.gather(store.create(SessionRecord(session_id="s")), facts.put(USER, items(3)))
-    await store.delete("s")
+    await store.delete(SessionKey("s"))
     assert await facts.count(USER) == 3
     await store.create(SessionRecord(session_id="s"))
     await facts.purge("u")
-    assert (await store.get("s")).session_id == "s"
+    assert (await store.get(SessionKey("s"))).session_id == "s"
     await asyncio.gather(store.close(), facts.close())
 
 

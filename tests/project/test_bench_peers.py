@@ -22,7 +22,7 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -45,7 +45,7 @@ class Core:
     async def core(self, chat: str) -> SessionCore:
         if chat not in self.cores:
             await self.store.create(SessionRecord(session_id=chat))
-            self.cores[chat] = SessionCore(chat, self.store, self.engine, off_loop=inline)
+            self.cores[chat] = SessionCore(SessionKey(chat), self.store, self.engine, off_loop=inline)
         return self.cores[chat]
 
     async def run(self, chat: str, prompt: str) -> tuple[SessionCore, str]:

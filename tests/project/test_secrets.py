@@ -29,7 +29,7 @@ from turnwise.errors import ConfigError, CorruptRecordError, StoreError, StoreUR
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.events import PromptAppended
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.event_store.sql import SQLHistory
@@ -99,11 +99,17 @@ async def run(file: Path, engine: OpenAIEngine) -> str:
     """Run a prompt in a session on a file; return everything that can be read afterwards, also the file's bytes."""
     store = SQLStore(f"sqlite:///{file}")
     await store.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, engine)
+    core = SessionCore(SessionKey("s"), store, engine)
     await core.start(["hello"], run_id="r")
     outcome = await core.reads.wait("r")
-    assert outcome
-    seen = [outcome.run, outcome.turn, (await core.reads.events())[0], await store.runs("s"), await store.turns("s")]
+
+    seen = [
+        outcome.run,
+        outcome.turn,
+        (await core.reads.events())[0],
+        await store.runs(SessionKey("s")),
+        await store.turns(SessionKey("s")),
+    ]
     raw = [await asyncio.to_thread(Path(f"{file}{more}").read_bytes) for more in ("", "-wal")]
     await core.ownership.leave()
     await store.close()
@@ -196,9 +202,9 @@ async def ask(store: Any) -> None:
         case SQLNotes():
             await store.read(Scope(user_id="u"))
         case SQLHistory():
-            await store.events("s")
+            await store.events(SessionKey("s"))
         case _:
-            await store.get("s")
+            await store.get(SessionKey("s"))
 
 
 @pytest.mark.parametrize("password", ["hunter2-4711", "hun%24ter2-%404711"])
@@ -297,28 +303,28 @@ def test_a_pickle_in_a_record_is_refused_and_not_executed(form: str, tmp_path: P
 
     async def fill(store: SQLStore) -> None:
         await store.create(SessionRecord(session_id="s"))
-        session = (await store.activate("s")).session
+        session = (await store.activate(SessionKey("s"))).session
         run = RunRecord(run_id="r", session_id="s", turn_index=0, state="completed", first_seq=1, created_at=1.0)
         event = PromptAppended(session_id="s", seq=1, at=1.0)
         session = session.committed(log_size=1)
         turn = TurnRecord(index=0)
         commit = Commit(session=session, blocks=["{}"], turns=[turn], new_run=run, events=[event])
-        await store.commit("s", 1, commit)
+        await store.commit(SessionKey("s"), 1, commit)
 
     async def read_block(store: SQLStore) -> None:
-        cache, spans = BlockCache(), (Span((await store.get("s")).log, 0, 1),)
+        cache, spans = BlockCache(), (Span((await store.get(SessionKey("s"))).log, 0, 1),)
         cache.add_spans(spans, await store.blocks(spans))
         cache.read(spans)
 
     reads: dict[str, Callable[[SQLStore], Any]] = {
         "blocks.body": read_block,
-        "sessions.metadata": lambda store: store.get("s"),
-        "turns.metadata": lambda store: store.turns("s"),
-        "turns.stop_reason": lambda store: store.turns("s"),
-        "turns.input": lambda store: store.turns("s"),
-        "runs.calls": lambda store: store.runs("s"),
+        "sessions.metadata": lambda store: store.get(SessionKey("s")),
+        "turns.metadata": lambda store: store.turns(SessionKey("s")),
+        "turns.stop_reason": lambda store: store.turns(SessionKey("s")),
+        "turns.input": lambda store: store.turns(SessionKey("s")),
+        "runs.calls": lambda store: store.runs(SessionKey("s")),
         "runs.why": lambda store: store.run("r"),
-        "events.body": lambda store: store.events("s"),
+        "events.body": lambda store: store.events(SessionKey("s")),
     }
 
     async def check(place: str) -> None:

@@ -35,6 +35,7 @@ from turnwise import (
     blocks,
     events,
 )
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.engines import InferenceRunner, StepContext
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.stores import HistoryStore, SessionStore
@@ -72,8 +73,8 @@ async def asynchronous(execution: AsyncExecutionHandle, session: AsyncSession) -
 
 
 async def stored(store: SessionStore, history: HistoryStore) -> None:
-    assert_type(await store.events("s"), list[AnyEvent])
-    assert_type(await history.events("s"), list[AnyEvent])
+    assert_type(await store.events(SessionKey("s")), list[AnyEvent])
+    assert_type(await history.events(SessionKey("s")), list[AnyEvent])
 
 
 async def wrapped(turn: Turn, context: StepContext, runner: InferenceRunner) -> None:

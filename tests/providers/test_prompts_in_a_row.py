@@ -14,7 +14,7 @@ from strict_servers import StrictServer
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.blocks import Block, Image, Recalled, Summary, ToolResult, ToolUse, User
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.providers import anthropic, openai_chat, openai_responses
 from turnwise.memory.providers.endpoints import OPENAI, lessons_of, taught
 from turnwise.memory.providers.requests import encode
@@ -101,15 +101,15 @@ def test_an_engine_sends_prompts_of_failed_runs_and_appended_ones_apart(
     async def converse(base_url: str) -> str:
         store = InMemoryStore()
         await store.create(SessionRecord(session_id="s"))
-        core = SessionCore("s", store, OpenAIEngine("m", api=api, base_url=base_url, max_retries=0))
+        core = SessionCore(SessionKey("s"), store, OpenAIEngine("m", api=api, base_url=base_url, max_retries=0))
         await core.start(["Failed."], run_id="a")
         failed = await core.reads.wait("a")
-        assert failed and failed.run.state == "failed"
+        assert failed.run.state == "failed"
         await core.append(["Appended."], "key")
         await core.start(["Now."], run_id="b")
         outcome = await core.reads.wait("b")
         assert await core.ownership.leave()
-        assert outcome and outcome.turn
+        assert outcome.turn
         return outcome.turn.text
 
     says = StrictServer(name="any", provider=None, refusals=(), api=api).says("Yes.")

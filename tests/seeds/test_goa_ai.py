@@ -19,6 +19,7 @@ from turnwise import AsyncSessionManager, LexicalMemory, MemoryConfig, Packed, S
 from turnwise.errors import InvalidRequestError, SessionEndedError, TurnIdTakenError
 from turnwise.memory.conversation.blocks import Document, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import CustomEvent, PhaseChanged, PlannerNote, TextDelta
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.stores import open_history
 from turnwise.testing.local_provider.message_rules import check_anthropic, check_chat
 from turnwise.transcripts import Ledger, encode, messages_of, rebuild
@@ -55,7 +56,7 @@ def stored_events(folder: Path, session_id: str, count: int, run_id: str | None 
         history = open_history(f"sqlite:///{folder}/events.db")
         try:
             deadline = time.monotonic() + 30
-            while len(events := await history.events(session_id, run_id=run_id)) < count:
+            while len(events := await history.events(SessionKey(session_id), run_id=run_id)) < count:
                 assert time.monotonic() < deadline, events
                 await asyncio.sleep(0.05)
             return list(events)
@@ -208,7 +209,7 @@ async def test_planner_notes_are_a_kind_of_memory(noting: SessionManager, folder
     assert listed.id in [item.id for item in chat.memory.recall("search first", category="episodic")]
     assert chat.memory.recall("search", category="semantic") == []
     async with AsyncSessionManager(**noted(folder)) as asynchronous:
-        again = await asynchronous.get("noted")
+        again = await asynchronous.get("noted", user_id="ann")
         assert [item.id for item in await again.memory.recall("search", types=["planner_note"])] == [listed.id]
         await (await again.run("And now?")).wait()
         assert await again.memory.wait(60)

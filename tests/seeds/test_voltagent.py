@@ -62,7 +62,7 @@ def test_a_run_without_memory(manager: SessionManager) -> None:
         slow.wait()
     assert seen[-1] == "run_cancelled"
     assert before == (len(manager.list(limit=1000)), len(manager.runs(limit=1000)))
-    assert manager.execution(handle.run_id).wait().text == "slow 3", "from any process, for a while"
+    assert manager.execution(handle.run_id, user_id="zoe").wait().text == "slow 3", "from any process, for a while"
     with pytest.raises(EmptyTurnError):
         manager.run_once()
 
@@ -153,13 +153,13 @@ def test_the_history_of_an_agent(manager: SessionManager) -> None:
     for number in range(3):
         chat = manager.open(f"help-{number}", user_id=f"user-{number}", agent="helper")
         chat.run("hello").wait()
-    manager.get("help-2").run("raise").cancel()
+    manager.get("help-2", user_id="user-2").run("raise").cancel()
     page = manager.runs(agent="helper", limit=3)
     assert [run.session_id for run in page] == ["help-2", "help-2", "help-1"] and page.cursor
     assert [run.session_id for run in manager.runs(agent="helper", limit=3, cursor=page.cursor)] == ["help-0"]
     assert [run.session_id for run in manager.runs(agent="helper", state="failed")] == ["help-2"]
     assert len(manager.runs(user_id="user-2")) == 2 and not len(manager.runs(since=time.time() + 60))
-    handle = manager.execution(page.items[-1].run_id)
+    handle = manager.execution(page.items[-1].run_id, user_id=page.items[-1].user_id)
     assert handle.info() == page.items[-1] and [event.kind for event in handle.events()][-1] == "run_completed"
     assert handle.steps()
 

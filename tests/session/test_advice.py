@@ -24,7 +24,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.adapters import AgentsSDKEngine, LangGraphEngine, PydanticAIEngine
 from turnwise.adapters.anthropic.engine import AnthropicEngine
 from turnwise.errors import EmptyTurnError, MissingArgumentError, SessionBusyError, SessionInUseError, TurnwiseError
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.items.redis import RedisFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.providers.message_reading import read_messages
@@ -39,7 +39,7 @@ async def opened() -> SessionCore:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
     engine = ScriptedEngine([["one ", Pause(5.0), "two"]], repeat=True)
-    return SessionCore("s", store, engine, off_loop=inline)
+    return SessionCore(SessionKey("s"), store, engine, off_loop=inline)
 
 
 @pytest.mark.virtual_time

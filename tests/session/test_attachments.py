@@ -29,7 +29,7 @@ from turnwise.memory.conversation.blocks import (
     encode,
 )
 from turnwise.memory.conversation.prompts import accept
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn, TurnRecord
@@ -91,7 +91,7 @@ def play(story: Awaitable[Any]) -> Any:
 
 
 def open_core(session_id: str, store: InMemoryStore, builder: Any) -> SessionCore:
-    OPEN.append(SessionCore(session_id, store, builder))
+    OPEN.append(SessionCore(SessionKey(session_id), store, builder))
     return OPEN[-1]
 
 
@@ -277,13 +277,13 @@ def test_a_session_that_was_stored_with_bad_attachments_goes_on(provider: LocalP
     async def story() -> None:
         store = InMemoryStore()
         core = await new_core(engine(provider, api), store)
-        row = (await store.activate("s")).session
+        row = (await store.activate(SessionKey("s"))).session
         blocks = [User(text="look"), *HOSTILE]
         span = Span(row.log, 0, len(blocks))
         turn = TurnRecord(index=0, status="failed", run_id="old", prompt=(span,), input=(span,))
         row = row.committed(log_size=len(blocks), next_index=1)
         commit = Commit(session=row, blocks=list(map(encode, blocks)), turns=[turn])
-        await store.commit("s", row.epoch, commit)
+        await store.commit(SessionKey("s"), row.epoch, commit)
         turn = (await check_goes_on(core)).record
         assert len((await core.reads.turn(turn.index)).blocks) == len(blocks) + 2
         fork = open_core((await core.fork(0, "f")).session_id, store, engine(provider, api))
@@ -335,7 +335,7 @@ def test_a_picture_that_the_provider_refuses_fails_its_run_and_no_other(blind: L
         fork = open_core((await again.fork(None, "f")).session_id, store, engine(blind, api))
         await check_goes_on(fork)
         lines: list[str] = []
-        await export_session(store, "f", lines.append)
+        await export_session(store, SessionKey("f"), lines.append)
         other = InMemoryStore()
         await import_session(other, lines)
         await check_goes_on(open_core("f", other, engine(blind, api)))

@@ -25,7 +25,7 @@ from turnwise.memory.conversation.limits import (
     MAX_WAITING_BLOCKS,
 )
 from turnwise.memory.conversation.prompts import plain_prompts
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import size
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import Commit
@@ -43,17 +43,17 @@ class Counting(InMemoryStore):
         self.rows: list[int] = []
         self.fails_after: int | None = None
 
-    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
         if self.fails_after is not None and len(self.rows) >= self.fails_after:
             raise StoreError("store: no answer")
-        await super().commit(session_id, epoch, commit)
+        await super().commit(key, epoch, commit)
         self.rows.append(max(len(commit.blocks), len(commit.turns) + len(commit.events)))
 
 
 async def opened() -> tuple[SessionCore, Counting]:
     store = Counting()
     await store.create(SessionRecord(session_id=SESSION))
-    return SessionCore(SESSION, store, ScriptedEngine()), store
+    return SessionCore(SessionKey(SESSION), store, ScriptedEngine()), store
 
 
 class Untouched(Sequence[Any]):
@@ -178,7 +178,7 @@ async def test_an_import_that_was_cut_off_is_continued_when_it_is_repeated(key: 
     with pytest.raises(StoreError):
         await send(conversation, core)
     store.fails_after = None
-    again = SessionCore(SESSION, store, ScriptedEngine())  # after a kill
+    again = SessionCore(SessionKey(SESSION), store, ScriptedEngine())  # after a kill
     assert await send(conversation, again, None) == 2 * PART - 1
     assert len(await texts_of(again)) == 2 * PART
 
@@ -249,7 +249,7 @@ async def test_a_window_of_too_many_blocks_is_not_sent(
     monkeypatch.setattr("turnwise.actors.session.request_fitting.MAX_WINDOW_BLOCKS", 30)
     store, engine = InMemoryStore(), ScriptedEngine()
     await store.create(SessionRecord(session_id=SESSION))
-    core = SessionCore(SESSION, store, engine, SessionConfig(max_context_tokens=tokens), overflow=overflow)
+    core = SessionCore(SessionKey(SESSION), store, engine, SessionConfig(max_context_tokens=tokens), overflow=overflow)
     await send(await conversation_of(dialogue(20)), core)
     runs = []
     for _ in range(2):

@@ -34,7 +34,7 @@ from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Image, Text, Thinking, ToolUse, User
 from turnwise.memory.conversation.events import PromptJoined, RunCancelled, RunCompleted
 from turnwise.memory.conversation.runs import IfBusy
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -71,7 +71,7 @@ def another(
     store: InMemoryStore, engine: EngineBuilder | None = None, config: SessionConfig | None = None
 ) -> SessionCore:
     clock = asyncio.get_running_loop().time
-    return SessionCore(SESSION, store, engine or ScriptedEngine(), config, clock=clock, off_loop=inline)
+    return SessionCore(SessionKey(SESSION), store, engine or ScriptedEngine(), config, clock=clock, off_loop=inline)
 
 
 @pytest.mark.virtual_time
@@ -86,13 +86,13 @@ async def test_latest_takes_the_place_of_all_that_wait_and_says_so_to_their_call
     await core.start(["c"], run_id="c", if_busy="latest")
     for run_id, successor in (("a", "b"), ("b", "c")):
         outcome = await core.reads.wait(run_id)
-        assert outcome and outcome.turn is None
+        assert outcome.turn is None
         assert (outcome.run.state, outcome.run.code, outcome.run.successor) == ("cancelled", "replaced", successor)
         assert await core.reads.run(run_id) == outcome.run == await store.run(run_id)
     assert await waiter == await core.reads.wait("b")
     last = await core.reads.wait("c")
-    assert last and last.turn and texts(last.turn.blocks) == ["slow 10", "kept", "c"], "appended prompts stay"
-    events = [event for event in await store.events(SESSION) if isinstance(event, RunCancelled)]
+    assert last.turn and texts(last.turn.blocks) == ["slow 10", "kept", "c"], "appended prompts stay"
+    events = [event for event in await store.events(SessionKey(SESSION)) if isinstance(event, RunCancelled)]
     assert [(event.run_id, event.code, event.successor) for event in events] == [
         ("a", "replaced", "b"),
         ("b", "replaced", "c"),
@@ -119,18 +119,18 @@ async def test_drop_stores_nothing_and_answers_with_the_active_run() -> None:
     first = await core.start(["slow 10"], run_id="first", if_busy="drop")
     assert not first.dropped
     await core.append(["kept"], key="kept")
-    before = await store.get(SESSION), await store.events(SESSION)
+    before = await store.get(SessionKey(SESSION)), await store.events(SessionKey(SESSION))
     for prompts in (["hello"], []):
         answer = await core.start(prompts, run_id="dropped", if_busy="drop", idempotency_key="key")
         assert (answer.run_id, answer.turn_index, answer.dropped) == ("first", 0, True)
-    assert before == (await store.get(SESSION), await store.events(SESSION))
+    assert before == (await store.get(SessionKey(SESSION)), await store.events(SessionKey(SESSION)))
     assert await core.start(["slow 10"], run_id="first", if_busy="drop") == first, "the second delivery of a start"
     with pytest.raises(InvalidInputError, match="output"):  # refused as if no run was active
         await core.start(["hello"], run_id="typed", if_busy="drop", output={"schema": {}, "retries": 0})
     await core.reads.wait("first")
     await core.start(["hello"], run_id="dropped", if_busy="drop", idempotency_key="key")
     outcome = await core.reads.wait("dropped")
-    assert outcome and outcome.turn and texts(outcome.turn.blocks) == ["slow 10", "kept", "hello"]
+    assert outcome.turn and texts(outcome.turn.blocks) == ["slow 10", "kept", "hello"]
     with pytest.raises(EmptyTurnError):
         await core.start([], run_id="empty", if_busy="drop")
     await core.end()
@@ -157,10 +157,10 @@ async def test_runs_that_wait_become_one_turn_and_all_handles_lead_to_it() -> No
     await core.append(["five"], key="five")
     await core.start([], run_id="six", if_busy="merge")
     one = await core.reads.wait("one")
-    assert one and one.turn and texts(one.turn.new_blocks) == ["one", "two", "three", "four", "five"]
+    assert one.turn and texts(one.turn.new_blocks) == ["one", "two", "three", "four", "five"]
     assert one.turn.index == four.turn_index and await core.reads.is_ending("four")
     new = another(store)
-    stored = StoredSession(SESSION, store, None)
+    stored = StoredSession(SessionKey(SESSION), store, None)
     for run_id in ("one", "three", "four", "six"):
         assert await core.reads.wait(run_id) == one == await stored.wait(run_id) == await new.reads.wait(run_id)
         assert (await core.reads.run(run_id)).run_id == "one"
@@ -171,12 +171,14 @@ async def test_runs_that_wait_become_one_turn_and_all_handles_lead_to_it() -> No
     assert {run_id for run_id, run in runs.items() if run.leads_to == "one"} == {"three", "four", "six"}
     await check_session(store, SESSION)
     lines: list[str] = []
-    await export_session(store, SESSION, lines.append)
+    await export_session(store, SessionKey(SESSION), lines.append)
     copy = await import_session(store, lines, session_id="copy")
     await check_session(store, copy.session_id)
-    copied = {run.turn_index: run.leads_to for run in await store.runs("copy")}
-    ended = await StoredSession("copy", store, None).wait(next(run_id for run_id in copied.values() if run_id))
-    assert ended and ended.turn and texts(ended.turn.new_blocks) == texts(one.turn.new_blocks)
+    copied = {run.turn_index: run.leads_to for run in await store.runs(SessionKey("copy"))}
+    ended = await StoredSession(SessionKey("copy"), store, None).wait(
+        next(run_id for run_id in copied.values() if run_id)
+    )
+    assert ended.turn and texts(ended.turn.new_blocks) == texts(one.turn.new_blocks)
 
 
 @pytest.mark.virtual_time
@@ -204,7 +206,7 @@ async def test_no_merge_takes_away_a_turn_that_the_caller_has_named() -> None:
     await core.start(["d"], run_id="d", if_busy="merge")
     assert core.reads.queued_run_ids == ["a", "b"]
     merged = await core.reads.wait("d")
-    assert merged and merged.run.run_id == "b" and merged.turn == await core.reads.turn("mine")
+    assert merged.run.run_id == "b" and merged.turn == await core.reads.turn("mine")
     assert texts(merged.turn.new_blocks) == ["b", "c", "d"]
     await check_session(store, SESSION)
 
@@ -219,7 +221,7 @@ async def test_a_merged_start_that_is_repeated_in_another_process_waits_for_noth
     again = await moved.start(["two"], run_id="two", **QUIET)
     assert again.run_id == "two" and not await moved.reads.is_ending("two"), "the run that it leads to waits"
     outcome = await moved.reads.wait("two")
-    assert outcome and outcome.run.run_id == "one" and await moved.reads.is_ending("two")
+    assert outcome.run.run_id == "one" and await moved.reads.is_ending("two")
     await check_session(store, SESSION)
 
 
@@ -297,16 +299,16 @@ async def test_an_injected_prompt_joins_the_active_run_at_its_next_model_call() 
     await core.start(["quick"], run_id="quick", if_busy="inject")
     assert core.reads.queued_run_ids == ["left", "right", "later", "quick"]
     active = await core.reads.wait("left")
-    assert active and active.run.run_id == "active" and active.run.state == "completed"
+    assert active.run.run_id == "active" and active.run.state == "completed"
     assert active == await core.reads.wait("right") == await core.reads.wait("active")
     assert active.turn and active.turn.text == "go, left, no, right"
     round_ = ["thinking", "tool_use", "tool_result"]
     assert kinds(active.turn.new_blocks) == ["go", *round_, "left", "no, right", *round_, "text"]
     later = await core.reads.wait("quick")
-    assert later and later.run.run_id == "later", "it joined the run that came before it"
+    assert later.run.run_id == "later", "it joined the run that came before it"
     turns = await check_session(store, SESSION)
     assert [turn.run_id for turn in turns] == ["active", "later"]
-    runs = {run.run_id: run for run in await store.runs(SESSION)}
+    runs = {run.run_id: run for run in await store.runs(SessionKey(SESSION))}
     assert {each: runs[each].leads_to for each in runs} == {
         "active": None,
         "left": "active",
@@ -317,7 +319,7 @@ async def test_an_injected_prompt_joins_the_active_run_at_its_next_model_call() 
     events = await follower
     assert [event.kind for event in events if event.run_id == "left"] == ["run_queued", "run_cancelled"]
     assert isinstance(events[-1], RunCompleted) and events[-1].run_id == "active"
-    joined = [event for event in await store.events(SESSION) if isinstance(event, PromptJoined)]
+    joined = [event for event in await store.events(SessionKey(SESSION)) if isinstance(event, PromptJoined)]
     assert [(event.run_id, event.joined) for event in joined] == [
         *(("active", "left"), ("active", "right"), ("later", "quick"))
     ]
@@ -339,7 +341,7 @@ async def test_no_appended_prompt_joins_a_run_with_which_it_could_be_discarded(d
     else:
         await core.cancel("stop", "active")
     last = await core.reads.wait("last" if discarded_by == "rollback" else "quick")
-    assert last and last.turn and texts(last.turn.blocks) == ["kept", "quick"]
+    assert last.turn and texts(last.turn.blocks) == ["kept", "quick"]
     await check_session(store, SESSION)
 
 
@@ -356,13 +358,13 @@ async def test_a_large_prompt_does_not_join_and_fail_the_active_run(go: str, joi
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION))
     config = SessionConfig(max_context_tokens=1600, reserve_output_tokens=100, token_counter=ByteCounter())
-    core = SessionCore(SESSION, store, Stepper(look, steps=2), config, overflow=Trim(), off_loop=inline)
+    core = SessionCore(SessionKey(SESSION), store, Stepper(look, steps=2), config, overflow=Trim(), off_loop=inline)
     await core.start([go], run_id="active")
     for run_id, letters in (("small", 200), ("large", 260), ("behind", 9)):
         await core.start([run_id + letters * "x"], run_id=run_id, if_busy="inject")
     outcome = await core.reads.wait("behind")
-    assert outcome and outcome.run.run_id == joined["behind"] and outcome.run.state == "completed"
-    runs = {run.run_id: run for run in await store.runs(SESSION)}
+    assert outcome.run.run_id == joined["behind"] and outcome.run.state == "completed"
+    runs = {run.run_id: run for run in await store.runs(SessionKey(SESSION))}
     assert {each: runs[each].leads_to for each in joined} == joined
     assert runs["active"].state == "completed"
     await check_session(store, SESSION, compacts=True)
@@ -392,7 +394,7 @@ async def test_an_injected_prompt_is_the_next_run_if_the_active_one_calls_the_mo
         await core.start([prompt], run_id="active")
         await core.start(["more quick"], run_id="next", if_busy="inject")
         outcome = await core.reads.wait("next")
-        assert outcome and outcome.run.run_id == "next" and outcome.turn, "it is a run of its own"
+        assert outcome.run.run_id == "next" and outcome.turn, "it is a run of its own"
         await check_session(store, SESSION)
     core, store = await new_core(Stepper(look))
     await core.start(["go"], run_id="active")
@@ -408,7 +410,7 @@ async def test_an_injected_prompt_is_the_next_run_if_the_active_one_calls_the_mo
     await core.start(["next"], run_id="next", if_busy="inject")
     await core.cancel("stop", "active")
     outcome = await core.reads.wait("next")
-    assert outcome and outcome.run.run_id == "next" and outcome.run.state == "completed"
+    assert outcome.run.run_id == "next" and outcome.run.state == "completed"
 
 
 @pytest.mark.virtual_time
@@ -424,12 +426,12 @@ async def test_a_prompt_joins_a_run_that_waits_for_a_decision_after_it(verdict: 
     if moves:
         core = another(store, Stepper(book))
     (call,) = await core.reads.pending("active")
-    before = len(await store.events(SESSION))
+    before = len(await store.events(SessionKey(SESSION)))
     await core.decide("active", call.call_id, ApprovalDecision(verdict=verdict))
-    decided = (await store.events(SESSION))[before:]
+    decided = (await store.events(SessionKey(SESSION)))[before:]
     assert ("prompt_joined" in [event.kind for event in decided[:4]]) == (verdict == "rejected")
     outcome = await core.reads.wait("more")
-    assert outcome and outcome.run.run_id == "active" and outcome.turn
+    assert outcome.run.run_id == "active" and outcome.turn
     assert kinds(outcome.turn.new_blocks) == ["go", "thinking", "tool_use", "tool_result", "with a window", "text"]
     await check_session(store, SESSION)
     lost.transactor.give_up(SessionLostError(SESSION, "it was killed"))
@@ -452,14 +454,14 @@ async def test_a_debounced_run_begins_after_silence_with_all_prompts_that_came_m
     await core.start(["next"], run_id="next", if_busy="enqueue")
     assert core.reads.active_run_id is None and core.reads.queued_run_ids == ["run0", "next"]
     first = await core.reads.wait("run2")
-    assert first and first.turn and texts(first.turn.blocks) == [*(f"part {n}" for n in range(3)), "and this"]
+    assert first.turn and texts(first.turn.blocks) == [*(f"part {n}" for n in range(3)), "and this"]
     assert first == await core.reads.wait("merged") and first.run.started_at == began + 4.0
     last = await core.reads.wait("next")
-    assert last and last.turn and texts(last.turn.new_blocks) == ["for later", "next"]
+    assert last.turn and texts(last.turn.new_blocks) == ["for later", "next"]
     await core.start(["slow 200"], run_id="slow")
     await core.start(["soon"], run_id="soon", **QUIET)
     soon = await core.reads.wait("soon")
-    assert soon and soon.run.started_at == (await core.reads.run("slow")).ended_at, "it was due during the other run"
+    assert soon.run.started_at == (await core.reads.run("slow")).ended_at, "it was due during the other run"
     await check_session(store, SESSION)
 
 
@@ -475,7 +477,7 @@ async def test_a_debounced_run_behind_another_one_keeps_its_silence_when_a_run_i
     await core.start(["more"], run_id="more", if_busy="merge")
     assert core.reads.queued_run_ids == ["first", "quiet"]
     outcome = await core.reads.wait("more")
-    assert outcome and outcome.turn and texts(outcome.turn.new_blocks) == ["quiet", "more"]
+    assert outcome.turn and texts(outcome.turn.new_blocks) == ["quiet", "more"]
     assert outcome.run.run_id == "quiet" and outcome.run.started_at == began + 2.0
     await check_session(store, SESSION)
     (await audit(store, [SESSION], told)).check()
@@ -491,7 +493,7 @@ async def test_silence_goes_on_while_no_process_has_the_session() -> None:
     second = another(store)
     await second.activate()
     outcome = await second.reads.wait("run")
-    assert outcome and outcome.run.started_at == started + 2.0 and outcome.run.state == "completed"
+    assert outcome.run.started_at == started + 2.0 and outcome.run.state == "completed"
     await second.start(["again"], run_id="again", **QUIET)
     for lost in (core, second):
         lost.transactor.give_up(SessionLostError(SESSION, "it was killed"))
@@ -499,7 +501,7 @@ async def test_silence_goes_on_while_no_process_has_the_session() -> None:
     assert (await store.run("again")).state == "queued", "nobody has the session"
     third = another(store)
     outcome = await third.reads.wait("again")
-    assert outcome and outcome.run.started_at == now() and outcome.run.state == "completed"
+    assert outcome.run.started_at == now() and outcome.run.state == "completed"
     await check_session(store, SESSION)
 
 
@@ -519,13 +521,13 @@ async def test_a_session_that_waits_for_silence_is_busy() -> None:
     assert await core.cancel("stop", "quiet") is True
     assert (await store.run("quiet")).started_at is None, "it never began"
     behind = await core.reads.wait("behind")
-    assert behind and behind.turn and texts(behind.turn.blocks) == ["quiet", "behind"], "nothing keeps it waiting"
+    assert behind.turn and texts(behind.turn.blocks) == ["quiet", "behind"], "nothing keeps it waiting"
     for policy, kept in (("latest", []), ("rollback", []), ("interrupt", ["soft"])):
         await core.start(["soft"], run_id=f"before {policy}", **QUIET)
         await core.start([policy], run_id=policy, if_busy=policy)  # type: ignore[arg-type]
         assert core.reads.active_run_id == policy
         outcome = await core.reads.wait(policy)
-        assert outcome and outcome.turn and texts(outcome.turn.new_blocks) == [*kept, policy]
+        assert outcome.turn and texts(outcome.turn.new_blocks) == [*kept, policy]
     await core.start(["last"], run_id="last", **QUIET)
     await core.end()
     assert (await store.run("last")).state == "cancelled"
@@ -540,7 +542,7 @@ async def test_debounce_and_its_seconds_come_together() -> None:
     for options in ({"if_busy": "debounce"}, {"debounce_s": 1.0}, {"if_busy": "enqueue", "debounce_s": 1.0}):
         with pytest.raises(InvalidInputError, match="debounce_s"):
             await core.start(["hello"], run_id="run", **options)
-    assert not await store.runs(SESSION)
+    assert not await store.runs(SessionKey(SESSION))
 
 
 @pytest.mark.parametrize("kind", ["encrypted", "postgresql", "redis"])
@@ -555,12 +557,14 @@ async def test_every_store_keeps_what_the_policies_need(
         store = RedisStore(request.getfixturevalue("redis_url"))
     else:
         store = SQLStore(request.getfixturevalue("database"))
-    await store.create(SessionRecord(session_id=SESSION, user_id="u"))
+    await store.create(SessionRecord(session_id=SESSION))
     engine = Stepper(look, steps=20)  # so many commits come between the first start and the run's end
-    core = SessionCore(SESSION, store, engine)
+    core = SessionCore(SessionKey(SESSION), store, engine)
     await core.start(["go"], run_id="active")
     await core.start(["quick"], run_id="gone", if_busy="enqueue", timeout_s=9.0)
-    core = SessionCore(SESSION, store, engine, SessionConfig(on_lost="resume"))  # as if the process was lost
+    core = SessionCore(
+        SessionKey(SESSION), store, engine, SessionConfig(on_lost="resume")
+    )  # as if the process was lost
     await core.start(["quick"], run_id="one", if_busy="latest")
     await core.start(["quick"], run_id="two", if_busy="merge")
     await core.start(["quick"], run_id="three", if_busy="debounce", debounce_s=0.05)
@@ -573,11 +577,14 @@ async def test_every_store_keeps_what_the_policies_need(
     }
     for run_id, found in expected.items():
         outcome = await core.reads.wait(run_id, 60.0)
-        assert outcome and (outcome.run.run_id, outcome.run.state, outcome.run.code) == found
+        assert (outcome.run.run_id, outcome.run.state, outcome.run.code) == found
     await core.start(["go on"], run_id="more")
     await core.start(["and this"], run_id="this", if_busy="inject")
     assert await core.reads.wait("this", 60.0) == await core.reads.wait("more", 60.0)
-    assert {each.run_id: (each.leads_to, each.joins) for each in await store.runs(SESSION)}["this"] == ("more", True)
+    assert {each.run_id: (each.leads_to, each.joins) for each in await store.runs(SessionKey(SESSION))}["this"] == (
+        "more",
+        True,
+    )
     await check_session(store, SESSION)
     await store.close()
 
@@ -635,7 +642,7 @@ def life_of(policy: IfBusy) -> Life:
         await world.append("appended")
         runs += [await world.start(prompt, if_busy=policy, **POLICIES[policy]) for prompt in ("two", "three")]
         for run_id in runs:
-            if await world.ask("reads.wait", run_id, 2.0) is None:  # its engine hangs
+            if (await world.ask("reads.wait", run_id, 2.0)).run.is_open:  # its engine hangs
                 await world.cancel(run_id)
             await world.wait(run_id)
         (await world.audit()).check()

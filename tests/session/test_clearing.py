@@ -19,7 +19,7 @@ from turnwise.memory.conversation.blocks import CLEARED, decode, encode
 from turnwise.memory.conversation.events import Event, PromptAppended, TurnsCleared
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.rebuild import rebuild
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
@@ -65,7 +65,7 @@ async def test_a_session_that_is_cleared_begins_anew_and_memories_forget_its_tur
         assert await core.reads.latest() is None and await core.reads.turns() == []
         assert [run.state for run in await core.reads.runs()] == ["completed"] * 3
         outcome = await core.reads.wait("run-('two',)-{}")
-        assert outcome and outcome.run.state == "completed" and outcome.turn is None
+        assert outcome.run.state == "completed" and outcome.turn is None
         events = (await core.reads.events())[0]
         assert {type(event) for event in events} == {PromptAppended, TurnsCleared}, "those with a key stay"
         with pytest.raises(TurnNotFoundError):
@@ -80,18 +80,18 @@ async def test_a_session_that_changed_since_it_was_read_is_not_cleared(clock: Ca
     """Nor if the clock stood still meanwhile, as one that was set back does."""
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION, updated_at=5.0))
-    core = SessionCore(SESSION, store, ScriptedEngine(), clock=clock)
+    core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), clock=clock)
     await core.append(["one"], "a")
     read = (await core.reads.session()).updated_at
     await core.append(["two"], "b")
     with pytest.raises(SessionChangedError):
         await core.clear(updated_at=read)
     assert len(await core.reads.turns()) == 1
-    again = SessionCore(SESSION, store, ScriptedEngine())
+    again = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     read = (await core.reads.session()).updated_at
     assert (await again.clear(updated_at=read, key="clear")).turns == 1
     await again.append(["three"], "c")
-    again = SessionCore(SESSION, store, ScriptedEngine())
+    again = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     assert (await again.clear(updated_at=read, key="clear")).turns == 1, "as Ray repeats a call whose answer is lost"
     assert len(await again.reads.turns()) == 1
 
@@ -139,7 +139,7 @@ async def test_what_a_fork_uses_stays_and_a_fork_can_be_cleared() -> None:
         await stage.say(prompt)
     await stage.core.fork(0, "fork")
     await stage.core.clear()
-    fork = SessionCore("fork", stage.store, ScriptedEngine())
+    fork = SessionCore(SessionKey("fork", "ada"), stage.store, ScriptedEngine())
     await talk(fork, "three")
     latest = await fork.reads.latest()
     assert latest and said(latest.blocks)[0] == "one"
@@ -171,15 +171,15 @@ async def test_no_file_and_no_history_has_the_text_afterwards(tmp_path: Path) ->
     secret = "a secret that is found in no other text"
     store, history = SQLStore(f"sqlite:///{tmp_path}/chats.db"), SQLHistory(f"sqlite:///{tmp_path}/history.db")
     await store.create(SessionRecord(session_id=SESSION))
-    core = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     await talk(core, secret, "kept")
     assert secret.encode() in bytes_of(tmp_path)
     await core.clear(keep_last=1)
-    assert [event.turn_index for event in await history.events(SESSION) if event.key is None][:1] == [1]
+    assert [event.turn_index for event in await history.events(SessionKey(SESSION)) if event.key is None][:1] == [1]
     for each in (store, history):
         await each.close()
     assert secret.encode() not in bytes_of(tmp_path)
-    again = SessionCore(SESSION, SQLStore(f"sqlite:///{tmp_path}/chats.db"), ScriptedEngine())
+    again = SessionCore(SessionKey(SESSION), SQLStore(f"sqlite:///{tmp_path}/chats.db"), ScriptedEngine())
     (turn,) = await again.reads.turns()
     assert said(turn.blocks)[0] == "kept"
     await talk(again, "more")
@@ -190,7 +190,7 @@ async def test_no_file_and_no_history_has_the_text_afterwards(tmp_path: Path) ->
 async def test_the_events_that_stay_tell_what_stays(keep_last: int) -> None:
     store, history = InMemoryStore(), InMemoryHistory()
     await store.create(SessionRecord(session_id=SESSION))
-    core = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     forwarder = core.state.journal.forwarder
     assert forwarder
     await talk(core, "one", "two", "three")
@@ -205,12 +205,12 @@ async def test_the_events_that_stay_tell_what_stays(keep_last: int) -> None:
         gone = {"one", "two", "three", "four", "pending", "five"} - {
             text for turn in turns for text in said(turn.new_blocks)
         }
-        stored = str(await history.events(SESSION))
+        stored = str(await history.events(SessionKey(SESSION)))
         assert not [text for text in gone if f"'{text}'" in stored]
         await talk(core, prompt)
         await forwarder.flush(5)
         latest = await core.reads.latest()
-        assert latest and rebuild(await history.events(SESSION)) == list(latest.blocks)
+        assert latest and rebuild(await history.events(SessionKey(SESSION))) == list(latest.blocks)
         assert rebuild((await core.reads.events())[0]) == list(latest.blocks)
 
 
@@ -219,18 +219,18 @@ class AwayOnce(InMemoryHistory):
 
     is_away = True
 
-    async def delete(self, session_id: str, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
+    async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         if self.is_away:
             self.is_away = False
             raise StoreError("the history is away")
-        await super().delete(session_id, turns_up_to=turns_up_to, instead=instead)
+        await super().delete(key, turns_up_to=turns_up_to, instead=instead)
 
 
 async def test_a_clear_that_the_history_store_interrupted_can_be_repeated() -> None:
     """The event of the turn that stays has the whole input of its run, which is removed the second time."""
     store, history = InMemoryStore(), AwayOnce()
     await store.create(SessionRecord(session_id=SESSION))
-    core = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     forwarder = core.state.journal.forwarder
     assert forwarder
     await talk(core, "one", "two")
@@ -238,11 +238,11 @@ async def test_a_clear_that_the_history_store_interrupted_can_be_repeated() -> N
     await talk(core, "three")
     with pytest.raises(StoreError, match="the history is away"):
         await core.clear(keep_last=1)
-    assert "'one'" in str(await history.events(SESSION))
+    assert "'one'" in str(await history.events(SessionKey(SESSION)))
     await core.clear(keep_last=1)
     await talk(core, "four")
     await forwarder.flush(5)
-    events, latest = await history.events(SESSION), await core.reads.latest()
+    events, latest = await history.events(SessionKey(SESSION)), await core.reads.latest()
     assert "'one'" not in str(events) and "'three'" in str(events)
     assert latest and rebuild(events) == list(latest.blocks)
 
@@ -250,12 +250,12 @@ async def test_a_clear_that_the_history_store_interrupted_can_be_repeated() -> N
 async def test_an_encrypted_session_can_be_cleared() -> None:
     store: Any = EncryptedStore(InMemoryStore(), Encryption(lambda user: user.encode().ljust(32, b".")))
     await store.create(SessionRecord(session_id=SESSION))
-    core = SessionCore(SESSION, store, ScriptedEngine())
+    core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     await talk(core, "one", "two")
     await core.clear(keep_last=1)
     session = await core.reads.session()
     assert (await store.blocks([Span(session.log, 0, 2)])) == [encode(CLEARED)] * 2
-    (turn,) = await SessionCore(SESSION, store, ScriptedEngine()).reads.turns()
+    (turn,) = await SessionCore(SessionKey(SESSION), store, ScriptedEngine()).reads.turns()
     assert said(turn.blocks)[0] == "two"
 
 
@@ -269,9 +269,9 @@ def test_no_fault_at_any_point_leaves_a_session_half_cleared() -> None:
             await world.ask("reads.wait", prompt)
         await world.ask("clear", 1)
         store = world.store.inner
-        (turn,) = await store.turns("session")
+        (turn,) = await store.turns(SessionKey("session"))
         assert turn.index == 1 and turn.parent is None
-        session = await store.get("session")
+        session = await store.get(SessionKey("session"))
         cleared = [text == encode(CLEARED) for text in await store.blocks([Span(session.log, 0, session.log_size)])]
         assert cleared.index(False) == turn.prompt[0].start and True not in cleared[cleared.index(False) :]
         await world.ask("start", ["three"], run_id="three", timeout_s=5.0)

@@ -14,6 +14,7 @@ from turnwise.actors.client.requests import carry_out_async
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.archive.expiry import Swept
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, _is_older_news
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
@@ -33,9 +34,9 @@ def play(story: Callable[[], Awaitable[None]]) -> None:
 
 async def run(store: SessionStore, prompt: str) -> None:
     """Run a prompt in a process of its own."""
-    core = SessionCore("s", store, EchoEngine())
+    core = SessionCore(SessionKey("s"), store, EchoEngine())
     await core.start([prompt], run_id=prompt)
-    assert await core.reads.wait(prompt)
+    await core.reads.wait(prompt)
     await core.ownership.leave()
 
 
@@ -44,9 +45,9 @@ def test_the_clock_of_the_store_tells_when_a_session_was_used_and_not_that_of_a_
         store = InMemoryStore(clock=lambda: DAY_S)  # decades from what this node says
         await store.create(a_session())
         await run(store, "hello")
-        assert DAY_S <= (await store.get("s")).updated_at < DAY_S + 60
-        assert all(DAY_S <= event.at < DAY_S + 60 for event in await store.events("s"))
-        (turn,) = await store.turns("s")
+        assert DAY_S <= (await store.get(SessionKey("s"))).updated_at < DAY_S + 60
+        assert all(DAY_S <= event.at < DAY_S + 60 for event in await store.events(SessionKey("s")))
+        (turn,) = await store.turns(SessionKey("s"))
         assert DAY_S <= turn.created_at < DAY_S + 60
 
     play(story)
@@ -58,10 +59,10 @@ def test_the_time_of_the_last_commit_never_goes_back() -> None:
         store = InMemoryStore(clock=lambda: now)
         await store.create(a_session())
         await run(store, "on a server")
-        before = (await store.get("s")).updated_at
+        before = (await store.get(SessionKey("s"))).updated_at
         now = DAY_S  # as after a failover to one that is behind
         await run(store, "on another")
-        assert (await store.get("s")).updated_at >= before
+        assert (await store.get(SessionKey("s"))).updated_at >= before
 
     play(story)
 
@@ -89,7 +90,7 @@ def test_a_sweeper_whose_clock_is_ahead_deletes_nothing_that_is_in_use(monkeypat
         monkeypatch.setattr(time, "time", lambda: real() + 300.0)
         assert await carry_out_async(sweep(asked, store, None, memory=False)) == Swept()
         store._clock = lambda: real() + 300.0  # the store's own
-        assert await carry_out_async(sweep(asked, store, None, memory=False)) == Swept(deleted=("s",))
+        assert await carry_out_async(sweep(asked, store, None, memory=False)) == Swept(deleted=(SessionKey("s"),))
 
     play(story)
 

@@ -25,6 +25,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Summary, System, Text, ToolUse, User
 from turnwise.memory.conversation.events import CompactionFailed, WindowCompacted
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.base import MemoryItem, Scope
@@ -80,7 +81,9 @@ async def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> Non
     await stage.core.fork(None, "fork")
     await stage.core.delete()
     now = asyncio.get_running_loop().time
-    fork = type(stage.core)("fork", stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now)
+    fork = type(stage.core)(
+        SessionKey("fork"), stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now
+    )
     assert await fork.reads.expand(summary) == behind, "a fork has what its summaries stand for"
     other = summary.model_copy(update={"of": (("9", 0, 1),)})
     with pytest.raises(InvalidInputError, match="not a summary of session"):
@@ -95,10 +98,10 @@ async def test_a_fork_of_an_earlier_turn_goes_on_with_the_originals() -> None:
     assert first and said(before.blocks) == prompts(0, before.index + 1)
     await stage.core.fork(before.index, "early")
     now = asyncio.get_running_loop().time
-    fork = type(stage.core)("early", stage.store, stage.engine, stage.config, clock=now)
+    fork = type(stage.core)(SessionKey("early"), stage.store, stage.engine, stage.config, clock=now)
     await fork.start(["and then?"], run_id="fork")
     outcome = await fork.reads.wait("fork")
-    assert outcome and outcome.turn and said(outcome.turn.blocks) == [*said(before.blocks), "and then?"]
+    assert outcome.turn and said(outcome.turn.blocks) == [*said(before.blocks), "and then?"]
 
 
 async def test_a_summary_that_comes_behind_newer_turns_goes_in_front_of_them() -> None:
@@ -495,7 +498,9 @@ async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
     now = asyncio.get_running_loop().time
 
     def core(name: str, overflow: Any = None) -> SessionCore:
-        return SessionCore(name, stage.store, stage.engine, stage.config, overflow=overflow, clock=now, off_loop=inline)
+        return SessionCore(
+            SessionKey(name), stage.store, stage.engine, stage.config, overflow=overflow, clock=now, off_loop=inline
+        )
 
     async def say(on: SessionCore, text: str) -> None:
         await on.start([text], run_id=text)

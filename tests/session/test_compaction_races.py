@@ -31,6 +31,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Summary, Text, ToolUse, User
 from turnwise.memory.conversation.events import CompactionFailed, WindowCompacted
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.base import MemoryItem, Scope
@@ -204,7 +205,7 @@ async def check_life(world: WindowWorld) -> list[Turn]:
     store = world.store.inner
     await asyncio.sleep(30)  # until what goes on beside the conversation has ended
     assert not world.faults
-    for run in await store.runs(SESSION):
+    for run in await store.runs(SessionKey(SESSION)):
         assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed of itself"
     turns = await check_session(store, SESSION, history=world.history and world.history.inner, compacts=True)
     for turn in turns:
@@ -280,7 +281,7 @@ def test_under_faults_summaries_lose_nothing_and_replace_nothing_twice() -> None
             with suppress(TurnNotFoundError):
                 at = world.random.choice([None, world.random.choice(turns).index])
                 await world.ask("fork", at, "fork")
-                (fork,) = await turns_of(world.store.inner, "fork")
+                (fork,) = await turns_of(world.store.inner, SessionKey("fork"))
                 await world.ask("delete")
                 check_request(next_request(fork))
 

@@ -21,7 +21,7 @@ from turnwise.adapters.anthropic.engine import AnthropicEngine
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.events import TextDelta
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -58,7 +58,7 @@ async def opened(engine: EngineBuilder, **settings: Any) -> SessionCore:
     await store.create(SessionRecord(session_id="s"))
     overflow = settings.pop("overflow", None)
     config = SessionConfig(cancel_grace_s=0.5, **settings)
-    return SessionCore("s", store, engine, config, overflow=overflow, off_loop=inline)
+    return SessionCore(SessionKey("s"), store, engine, config, overflow=overflow, off_loop=inline)
 
 
 async def streamed(core: SessionCore, run_id: str) -> None:
@@ -72,7 +72,7 @@ async def streamed(core: SessionCore, run_id: str) -> None:
 
 async def ended(core: SessionCore, run_id: str) -> RunRecord:
     outcome = await core.reads.wait(run_id, 60.0)
-    assert outcome
+
     return outcome.run
 
 
@@ -97,7 +97,7 @@ async def test_a_stopped_run_is_charged_for_what_it_was_given_and_said() -> None
     core = await opened(FunctionEngine(words), prices={"": Price(input=1.0, output=1.0)})
     usage = check_counted(await stopped(core))
     assert usage.counted_tokens == usage.input_tokens + usage.output_tokens
-    assert (await core.state.journal.store.get("s")).usage == usage
+    assert (await core.state.journal.store.get(SessionKey("s"))).usage == usage
 
 
 @pytest.mark.virtual_time
@@ -115,7 +115,7 @@ async def test_runs_that_fail_or_time_out_or_give_way_are_charged_too() -> None:
     charged = Usage()
     for run_id in ("failed", "late", "before interrupt", "before rollback", "interrupt", "rollback"):
         charged += check_counted(await ended(core, run_id))
-    total = (await core.state.journal.store.get("s")).usage
+    total = (await core.state.journal.store.get(SessionKey("s"))).usage
     assert (total.counted_tokens, total.calls) == (charged.counted_tokens, 6)
 
 
@@ -192,7 +192,7 @@ async def test_a_summary_without_usage_is_counted_and_one_that_came_too_late() -
         except Exception:  # noqa: BLE001 - the second one fails, and has its price
             assert model is never
         await core.refresh()
-        usage = (await core.state.journal.store.get("s")).usage
+        usage = (await core.state.journal.store.get(SessionKey("s"))).usage
         assert usage.counted_tokens and core.transactor.unbilled == Usage()
 
 

@@ -8,7 +8,7 @@ import pytest
 from engines import ScriptedEngine
 from open_stores import closing
 from turnwise.actors.session.core import SessionCore
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.deletion import Erasure
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -22,10 +22,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 async def talk(store: Any, turns: int) -> SessionCore:
     await store.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, ScriptedEngine())
+    core = SessionCore(SessionKey("s"), store, ScriptedEngine())
     for index in range(turns):
         run = await core.start(["hello"], run_id=f"r{index}")
-        assert await core.reads.wait(run.run_id)
+        await core.reads.wait(run.run_id)
     return core
 
 

@@ -28,7 +28,7 @@ from turnwise.memory.conversation.events import (
     ThinkingDelta,
     ToolStarted,
 )
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider
@@ -63,7 +63,7 @@ class Streaming:
 async def a_core(engine: Any) -> SessionCore:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION))
-    return SessionCore(SESSION, store, engine, off_loop=inline)
+    return SessionCore(SessionKey(SESSION), store, engine, off_loop=inline)
 
 
 async def events_of(core: SessionCore, run_id: str = "run") -> list[Event]:

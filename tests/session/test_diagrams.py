@@ -12,6 +12,7 @@ from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import CallDecidedError
 from turnwise.memory.conversation.runs import OPEN_STATES, RunState
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.tool_calls import ApprovalDecision, decode_calls
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -36,11 +37,11 @@ class WatchedStore(InMemoryStore):
         super().__init__()
         self._seen = seen
 
-    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
         before: dict[str, str] = {}
         for run in commit.runs:
             before[run.run_id] = (await self.run(run.run_id)).state
-        await super().commit(session_id, epoch, commit)
+        await super().commit(key, epoch, commit)
         if commit.new_run:
             self._seen.add(("[*]", commit.new_run.state))
         self._seen.update((before[run.run_id], run.state) for run in commit.runs)

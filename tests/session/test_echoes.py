@@ -18,7 +18,7 @@ from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Text, User
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.extraction.prompt import SCHEMA
@@ -104,11 +104,11 @@ async def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: 
         MemorySlot(memory=memory, name="facts", section=None),
     ]
     config = SessionConfig(memory=MemoryConfig(timeout_s=60.0))
-    core = SessionCore(SESSION, store, engine, config, memories=slots)
+    core = SessionCore(SessionKey(SESSION, "ada"), store, engine, config, memories=slots)
     for number in range(TURNS):
         await core.start([prompt(number, engine.last)], run_id=f"run {number}")
         outcome = await core.reads.wait(f"run {number}")
-        assert outcome and outcome.turn and outcome.turn.status == "completed"
+        assert outcome.turn and outcome.turn.status == "completed"
         if number % NEW == 0:
             assert await core.wait_for_memory()
     assert await core.wait_for_memory()

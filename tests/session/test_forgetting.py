@@ -28,6 +28,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Summary, System, Text
 from turnwise.memory.conversation.events import TurnForgotten, WindowCompacted
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -193,7 +194,7 @@ async def test_forks_go_on_without_what_was_forgotten() -> None:
     await stage.core.fork(None, "now")
     await stage.core.fork(1, "then")
     for name, held in (("now", ["prompt 0"]), ("then", ["prompt 0"])):
-        (turn,) = await stage.store.turns(name)
+        (turn,) = await stage.store.turns(SessionKey(name, "ada"))
         spans = turn.base
         blocks = await stage.core.state.journal.blocks.read(spans)
         assert said(blocks) == held, name
@@ -233,14 +234,14 @@ async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
     book.held.set()
     with pytest.raises(LongTermMemoryError, match="memory 1: OSError: away"):
         await stage.core.delete()
-    assert await stage.store.get(SESSION)
+    assert await stage.store.get(SessionKey(SESSION, "ada"))
     book.fails = None
     done = await stage.core.delete(verify=True)
     assert (done.sessions, done.notes) == (1, 1)
     assert done.items["memory 1"] >= 1 and not book.items
     assert not done.verified and done.erased["memory 1"].why
     with pytest.raises(SessionNotFoundError):
-        await stage.store.get(SESSION)
+        await stage.store.get(SessionKey(SESSION, "ada"))
     assert not facts.items
     await asyncio.sleep(200)
     assert not book.items
@@ -331,7 +332,7 @@ async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_
     await forgetting
     engine.given.clear()
     outcome = await stage.core.reads.wait("run")
-    assert outcome and outcome.run.state == "completed" and engine.given
+    assert outcome.run.state == "completed" and engine.given
     for given in engine.given:
         assert not any("secret" in getattr(block, "text", "") for block in given)
     assert any("green" in getattr(block, "text", "") for block in engine.given[-1] if isinstance(block, Recalled))
@@ -383,12 +384,12 @@ async def test_a_fork_of_an_earlier_turn_lacks_forgotten_blocks_and_their_summar
         ("early", list(range(1, 5))),
         ("gone", list(range(1, 10))),
     ):
-        (turn,) = await stage.store.turns(name)
+        (turn,) = await stage.store.turns(SessionKey(name, "ada"))
         blocks = await stage.core.state.journal.blocks.read(turn.base)
         assert [int(text[7:9]) for text in prompts_of(blocks)] == numbers, name
         assert not any(isinstance(block, Summary) for block in blocks)
-    (kept,) = await stage.store.turns("fork")
-    assert kept.spans == (await stage.store.turns(SESSION, after=10, limit=1))[0].spans
+    (kept,) = await stage.store.turns(SessionKey("fork", "ada"))
+    assert kept.spans == (await stage.store.turns(SessionKey(SESSION, "ada"), after=10, limit=1))[0].spans
 
 
 async def test_forgetting_may_be_repeated_where_the_store_failed_at_any_of_its_steps() -> None:

@@ -19,14 +19,14 @@ from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.request_batching import _BATCHERS, RequestBatcher
 from turnwise.actors.client.requests import Call
 from turnwise.actors.client.session import Session
-from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, StartAnswer
+from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, SessionRef, StartAnswer
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session import cached_blocks
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Text, User, encode
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, join, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.deletion_report import Forgotten
@@ -47,12 +47,12 @@ class Lookup(_LookupOfOne):
 
     looked_up = 0
 
-    def warm(self, session_id: str, request: bytes) -> None:
+    def warm(self, key: SessionKey, request: bytes) -> None:
         """There is no process."""
 
-    def _look_up(self, session_id: str) -> Any:
+    def _look_up(self, key: SessionKey) -> Any:
         self.looked_up += 1
-        return f"the actor of {session_id}"
+        return f"the actor of {key.session_id}"
 
 
 class Cluster:
@@ -71,7 +71,7 @@ class Cluster:
 
     def talk(self, session_id: str) -> Turn:
         """Run a prompt and wait for its turn, as a client does."""
-        chat = Session(self.client, session_id, "default", None)
+        chat = Session(self.client, SessionRef(SessionKey(session_id)), None)
         started = self.carry_out(chat._start((self.prompt,)))
         assert started.outcome and started.outcome.turn
         turn: Turn = started.outcome.turn
@@ -87,7 +87,8 @@ class Cluster:
         except StopIteration as stop:
             return stop.value
 
-    def answer(self, session_id: str, verb: str, *args: Any) -> Any:
+    def answer(self, ref: SessionRef, verb: str, *args: Any) -> Any:
+        session_id = ref.key.session_id
         if verb == "delete":
             return Forgotten(sessions=1)
         assert verb == "start"
@@ -180,7 +181,7 @@ def test_the_caches_of_all_sessions_have_one_bound_and_the_last_one_that_was_use
     for number in range(200):
         cluster.talk(f"chat-{number % 100}")
         assert cluster.held_bytes <= 1 << 20
-    assert list(cluster.client._caches)[-1] == "chat-99" and 10 < len(cluster.client._caches) < 100
+    assert list(cluster.client._caches)[-1].session_id == "chat-99" and 10 < len(cluster.client._caches) < 100
 
 
 def test_a_turn_that_is_larger_than_the_bound_can_be_read_and_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,21 +197,21 @@ def test_a_turn_keeps_its_blocks_though_the_client_evicts_them(monkeypatch: pyte
     monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 2)
     cluster = Cluster()
     cluster.talk("chat")
-    asking = cluster.client.start("chat", ("prompt",), {})
+    asking = cluster.client.start(SessionRef(SessionKey("chat")), ("prompt",), {})
     step = next(asking)
     answer = pickle.dumps(cluster.answer(*pickle.loads(step.request)))
     for number in range(5):
         cluster.talk(f"other-{number}")
     with pytest.raises(StopIteration) as done:
         asking.send(answer)
-    assert "chat" not in cluster.client._caches
+    assert SessionKey("chat") not in cluster.client._caches
     assert len(done.value.value.outcome.turn.blocks) == 4
 
 
 def test_a_client_holds_nothing_of_a_session_that_it_has_deleted() -> None:
     cluster = Cluster()
     cluster.talk("chat")
-    cluster.carry_out(cluster.client.delete("chat", memory=False, verify=False))
+    cluster.carry_out(cluster.client.delete(SessionRef(SessionKey("chat")), memory=False, verify=False))
     assert not cluster.client._caches
 
 
@@ -218,9 +219,9 @@ def test_an_actor_that_is_noted_no_more_is_looked_up_again(monkeypatch: pytest.M
     monkeypatch.setattr(homes_module, "NOTED", 3)
     lookup = Lookup("namespace", "realm")
     for name in "abcad":
-        lookup.actor(name)
-    assert lookup.looked_up == 4 and list(lookup._actors) == ["c", "a", "d"]
-    assert lookup.actor("b") == "the actor of b" and lookup.looked_up == 5
+        lookup.actor(SessionKey(name))
+    assert lookup.looked_up == 4 and [key.session_id for key in lookup._actors] == ["c", "a", "d"]
+    assert lookup.actor(SessionKey("b")) == "the actor of b" and lookup.looked_up == 5
 
 
 async def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:
@@ -237,12 +238,12 @@ async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
     config = SessionConfig(max_context_tokens=4_000, reserve_output_tokens=0, token_counter=ByteCounter())
-    core = SessionCore("s", store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
+    core = SessionCore(SessionKey("s"), store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
     most = most_counted = 0
     for number in range(turns):
         await core.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
         outcome = await core.reads.wait(f"run-{number}")
-        assert outcome and outcome.turn and outcome.turn.text.endswith("x")
+        assert outcome.turn and outcome.turn.text.endswith("x")
         most = max(most, core.state.journal.blocks.cache.size_bytes)
         index = core.engines.current.compactor and core.engines.current.compactor._index
         counted = sum(len(stretch.totals) for each in index._logs.values() for stretch in each) if index else 0
@@ -251,5 +252,5 @@ async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many
     assert most_counted < 3 * trim_bytes // 600
     assert (await core.reads.turn(0)).text.endswith("x"), "what has left memory is in the store"
     early = await core.reads.wait(f"run-{turns - 100}")
-    assert early and early.turn and len(early.turn.blocks) > 2
+    assert early.turn and len(early.turn.blocks) > 2
     assert (await core.reads.latest()) == (await core.reads.turn(turns - 1))

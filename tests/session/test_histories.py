@@ -29,6 +29,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse, encode
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.rebuild import Rebuilt, rebuild
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Spans, join, overlap, places, union
 from turnwise.memory.conversation.transcript import Ledger, repair
 from turnwise.memory.conversation.turns import Turn
@@ -101,7 +102,7 @@ async def live(seed: int) -> None:
             await world.ask("fork", None, "fork")
         except TurnNotFoundError:
             return
-        for turn in await turns_of(world.store.inner, "fork"):
+        for turn in await turns_of(world.store.inner, SessionKey("fork")):
             check_request(next_request(turn))
 
 
@@ -145,9 +146,9 @@ async def check_rebuilt(world: AgentWorld, events: list[Event], turns: list[Turn
     told = [events]
     if world.history:
         kept = world.history.inner
-        while await kept.last_seq(SESSION) < max((event.seq for event in events), default=0):
+        while await kept.last_seq(SessionKey(SESSION)) < max((event.seq for event in events), default=0):
             await asyncio.sleep(1)
-        told.append(await kept.events(SESSION))
+        told.append(await kept.events(SessionKey(SESSION)))
     ended = {turn.run_id: list(turn.blocks) for turn in turns if not turn.record.is_open}
     for each in told:
         rebuilt = Rebuilt()
@@ -164,7 +165,7 @@ async def check_life(world: AgentWorld) -> None:
     turns = await check_session(store, SESSION, history=world.history and world.history.inner)
     events = await read_events(world)
     await check_rebuilt(world, events, turns)
-    refused = {run.turn_index for run in await store.runs(SESSION) if run.code == "refused"}
+    refused = {run.turn_index for run in await store.runs(SessionKey(SESSION)) if run.code == "refused"}
     for turn in turns:
         check_request(next_request(turn))
         if turn.index in refused:
@@ -206,12 +207,12 @@ def test_the_result_of_an_executed_tool_is_in_the_history_unless_the_process_die
             await world.ask("cancel", "stop", "run")
 
         async def decide() -> Any:
-            while await world.ask("reads.wait", "run", 0.05) is None:
+            while (await world.ask("reads.wait", "run", 0.05)).run.is_open:
                 with suppress(CallDecidedError):
                     await world.decide("run")
 
         await asyncio.gather(cancel(), decide())
-        (turn,) = await turns_of(world.store.inner, SESSION)
+        (turn,) = await turns_of(world.store.inner, SessionKey(SESSION))
         results = {block.call_id: block for block in turn.output if isinstance(block, ToolResult)}
         for call, count in world.workshop.done.items():
             result = results[call.partition("/")[2]]

@@ -19,7 +19,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError, SessionFencedError, StoreError
 from turnwise.memory.conversation.events import without_blocks
 from turnwise.memory.conversation.rebuild import rebuild
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -44,7 +44,7 @@ def play(story: Coroutine[Any, Any, None]) -> None:
 async def core_with(history: Any) -> tuple[SessionCore, InMemoryStore]:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION))
-    return SessionCore(SESSION, store, ScriptedEngine(), history=history), store
+    return SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history), store
 
 
 async def run(core: SessionCore, *names: str) -> None:
@@ -65,10 +65,10 @@ async def test_events_move_to_the_history_and_read_as_before(monkeypatch: pytest
         for name in "abcdef":
             await run(one, name)
             await asyncio.sleep(0.01)
-    kept = [event.key for event in await store.events(SESSION)]
+    kept = [event.key for event in await store.events(SessionKey(SESSION))]
     assert len(kept) < 4 and "key" in kept, "what the history has leaves the store, but for what keys need"
     assert await core.append(["appended"], key="key") == 0
-    again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    again = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     for limit in (1, 3, 5, 100):
         seen: list[Any] = []
         while page := (await again.reads.events(seen[-1].seq if seen else 0, limit))[0]:
@@ -86,14 +86,14 @@ async def test_a_history_that_is_away_fails_no_run_and_is_caught_up(caplog: pyte
     core, store = await core_with(history)
     await run(core, "a", "b")
     await asyncio.sleep(0.1)
-    assert len(await store.events(SESSION)) == 4 and await history.last_seq(SESSION) == 0
+    assert len(await store.events(SessionKey(SESSION))) == 4 and await history.last_seq(SessionKey(SESSION)) == 0
     assert len([record for record in caplog.records if "history" in record.message]) == 1, "it is said once"
     history.down = False
-    again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    again = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     await again.activate()
-    while len(await history.events(SESSION)) < 4:
+    while len(await history.events(SessionKey(SESSION))) < 4:
         await asyncio.sleep(0.01)
-    assert [event.kind for event in await events_of(store, SESSION, history)] == [
+    assert [event.kind for event in await events_of(store, SessionKey(SESSION), history)] == [
         "run_started",
         "run_completed",
     ] * 2
@@ -103,10 +103,10 @@ async def test_deleting_a_session_deletes_its_history() -> None:
     history = InMemoryHistory()
     core, _ = await core_with(history)
     await run(core, "a")
-    while not await history.last_seq(SESSION):
+    while not await history.last_seq(SessionKey(SESSION)):
         await asyncio.sleep(0.01)
     await core.delete()
-    assert await history.events(SESSION) == []
+    assert await history.events(SessionKey(SESSION)) == []
 
 
 async def test_a_process_that_leaves_first_hands_its_events_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +116,12 @@ async def test_a_process_that_leaves_first_hands_its_events_over(monkeypatch: py
     core, store = await core_with(history)
     await run(core, "a", "b")
     assert await core.ownership.leave()
-    kept = await history.events(SESSION)
-    assert list(map(without_blocks, kept)) == await store.events(SESSION)
+    kept = await history.events(SessionKey(SESSION))
+    assert list(map(without_blocks, kept)) == await store.events(SessionKey(SESSION))
     head = core.state.head
-    assert head and rebuild(kept) == list((await StoredSession(SESSION, store, None).reads.turn(head.index)).blocks)
+    assert head and rebuild(kept) == list(
+        (await StoredSession(SessionKey(SESSION), store, None).reads.turn(head.index)).blocks
+    )
 
 
 def test_sessions_on_ray_keep_conversations_and_events_apart(
@@ -135,9 +137,9 @@ def test_sessions_on_ray_keep_conversations_and_events_apart(
     async def stored() -> tuple[list[str], int]:
         history, store = SQLHistory(url), SQLStore(f"sqlite:///{tmp_path}/chats.db")
         try:
-            while len(events := await history.events("chat")) < 4:
+            while len(events := await history.events(SessionKey("chat"))) < 4:
                 await asyncio.sleep(0.05)
-            return [event.kind for event in events], len(await store.turns("chat"))
+            return [event.kind for event in events], len(await store.turns(SessionKey("chat")))
         finally:
             await history.close()
             await store.close()
@@ -161,12 +163,14 @@ async def test_a_session_that_has_left_leaves_nothing_running(down: bool, monkey
     assert await core.ownership.leave() and await core.ownership.leave()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
-    assert await history.last_seq(SESSION) == (0 if down else (await store.events(SESSION))[-1].seq)
+    assert await history.last_seq(SessionKey(SESSION)) == (
+        0 if down else (await store.events(SessionKey(SESSION)))[-1].seq
+    )
     history.down = False
-    again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    again = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     await again.activate()
     await again.ownership.leave()
-    assert len(await history.events(SESSION)) == 4
+    assert len(await history.events(SessionKey(SESSION))) == 4
 
 
 async def test_an_owner_that_was_cut_off_deletes_no_history() -> None:
@@ -175,12 +179,12 @@ async def test_an_owner_that_was_cut_off_deletes_no_history() -> None:
     history = InMemoryHistory()
     stale, store = await core_with(history)
     await run(stale, "a")
-    owner = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    owner = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     await run(owner, "b")
     await owner.ownership.leave()
     with pytest.raises(SessionFencedError):
         await stale.delete()
-    assert len(await history.events(SESSION)) == 4
+    assert len(await history.events(SessionKey(SESSION))) == 4
 
 
 async def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(
@@ -191,7 +195,7 @@ async def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(
     history = InMemoryHistory()
     core, store = await core_with(history)
     await run(core, "a")
-    while await history.last_seq(SESSION) < (await store.events(SESSION))[-1].seq:
+    while await history.last_seq(SessionKey(SESSION)) < (await store.events(SessionKey(SESSION)))[-1].seq:
         await asyncio.sleep(0)
 
     async def fail(*_: Any, **__: Any) -> None:
@@ -200,8 +204,10 @@ async def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(
     monkeypatch.setattr(store, "delete", fail)
     with pytest.raises(StoreError, match="away"):
         await core.delete()
-    kept = [event.seq for event in await store.events(SESSION)]
+    kept = [event.seq for event in await store.events(SessionKey(SESSION))]
     await run(core, "b", "c")
     await core.ownership.leave()
-    seen = {event.seq for event in (*await history.events(SESSION), *await store.events(SESSION))}
+    seen = {
+        event.seq for event in (*await history.events(SessionKey(SESSION)), *await store.events(SessionKey(SESSION)))
+    }
     assert seen >= set(kept) and len(seen) == len(kept) + 4

@@ -20,7 +20,7 @@ from turnwise.memory.conversation.blocks import Block, Document, Image, System, 
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.rebuild import rebuild
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.providers.message_reading import Given, read_messages
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -58,7 +58,9 @@ def said(blocks: Iterable[Block]) -> list[str]:
 async def opened(**options: Any) -> SessionCore:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION))
-    return SessionCore(SESSION, store, options.pop("engine", ScriptedEngine()), options.pop("config", None), **options)
+    return SessionCore(
+        SessionKey(SESSION), store, options.pop("engine", ScriptedEngine()), options.pop("config", None), **options
+    )
 
 
 async def run(core: SessionCore, *prompts: str) -> list[Block]:
@@ -80,7 +82,7 @@ async def test_each_prompt_with_its_answer_is_a_turn_and_the_next_run_continues_
     blocks = await run(core, "three")
     assert blocks[: len(GIVEN.blocks)] == list(GIVEN.blocks) and said(blocks)[-2] == "three"
     assert rebuild((await core.reads.events())[0]) == blocks
-    again = SessionCore(SESSION, core.state.journal.store, ScriptedEngine())
+    again = SessionCore(SessionKey(SESSION), core.state.journal.store, ScriptedEngine())
     assert said(await run(again, "four"))[: len(said(blocks))] == said(blocks)
     fork = await again.fork(0, "fork")
     assert fork.next_index == 1
@@ -125,10 +127,10 @@ async def test_what_was_cleared_is_stored_again_once_by_its_key_or_without(given
         for key in (None, "key"):
             last = await core.import_turns(given, key)
             assert last >= begin and await core.import_turns(given, key) == last
-            again = SessionCore(SESSION, core.state.journal.store, ScriptedEngine())
+            again = SessionCore(SessionKey(SESSION), core.state.journal.store, ScriptedEngine())
             assert await again.import_turns(given, key) == last == (await again.reads.turns())[-1].index
             await again.clear()
-            core = SessionCore(SESSION, core.state.journal.store, ScriptedEngine())
+            core = SessionCore(SessionKey(SESSION), core.state.journal.store, ScriptedEngine())
     await core.import_turns(GIVEN, "other")
     await core.clear(keep_last=1)
     assert len(await core.reads.turns()) == 1 and await core.import_turns(GIVEN, "other") == (await latest(core))
@@ -253,12 +255,16 @@ async def test_events_tell_an_import_behind_a_forgotten_turn_and_what_was_cleare
     await core.forget_turn(0)
     await core.import_turns(GIVEN)
     await forwarder.flush(5)
-    assert rebuild(await history.events(SESSION)) == list((await core.reads.turn(2)).blocks) == list(GIVEN.blocks)
+    assert (
+        rebuild(await history.events(SessionKey(SESSION)))
+        == list((await core.reads.turn(2)).blocks)
+        == list(GIVEN.blocks)
+    )
     blocks = await run(core, "three")
     assert rebuild((await core.reads.events())[0]) == blocks
     await core.clear(keep_last=2)
     await forwarder.flush(5)
-    kept = str(await history.events(SESSION))
+    kept = str(await history.events(SessionKey(SESSION)))
     assert "Be brief." not in kept and "please" in kept
 
 
@@ -266,10 +272,10 @@ async def test_an_archive_keeps_imported_turns() -> None:
     core = await opened()
     await core.import_turns(WAITING)
     lines: list[str] = []
-    await export_session(core.state.journal.store, SESSION, lines.append)
+    await export_session(core.state.journal.store, SessionKey(SESSION), lines.append)
     other = InMemoryStore()
     await import_session(other, lines)
-    copy = SessionCore(SESSION, other, ScriptedEngine())
+    copy = SessionCore(SessionKey(SESSION), other, ScriptedEngine())
     turns = [[(turn.index, turn.status, turn.blocks) for turn in await each.reads.turns()] for each in (copy, core)]
     assert turns[0] == turns[1]
     assert await copy.import_turns(WAITING) == 2, "and what was imported"
@@ -281,20 +287,20 @@ async def test_an_archive_keeps_appended_calls_and_thoughts() -> None:
     await core.append([Text(text="It is 1."), "two"], "b")
     blocks = await run(core)
     lines: list[str] = []
-    await export_session(core.state.journal.store, SESSION, lines.append)
+    await export_session(core.state.journal.store, SessionKey(SESSION), lines.append)
     other = InMemoryStore()
     await import_session(other, lines)
-    assert list((await SessionCore(SESSION, other, ScriptedEngine()).reads.turn(0)).blocks) == blocks
+    assert list((await SessionCore(SessionKey(SESSION), other, ScriptedEngine()).reads.turn(0)).blocks) == blocks
 
 
 async def test_an_archive_keeps_an_appended_call_that_waits_for_its_result() -> None:
     core = await opened()
     await core.append([User(text="one"), ToolUse(call_id="c", name="f")], "a")
     lines: list[str] = []
-    await export_session(core.state.journal.store, SESSION, lines.append)
+    await export_session(core.state.journal.store, SessionKey(SESSION), lines.append)
     other = InMemoryStore()
     await import_session(other, lines)
-    copy = SessionCore(SESSION, other, ScriptedEngine())
+    copy = SessionCore(SessionKey(SESSION), other, ScriptedEngine())
     await copy.append([ToolResult(call_id="c", text="1")], "b")
     assert [block.kind for block in (await copy.reads.turn(0)).asked] == ["user", "tool_use", "tool_result"]
 
@@ -305,9 +311,9 @@ def test_no_fault_at_any_point_leaves_a_part_of_an_import_or_two() -> None:
         world = World(faults, engine=FaultyEngine(faults, word_s=0.01))
         await world.create()
         assert await world.ask("import_turns", WAITING) == 2
-        turns = await world.store.inner.turns("session")
+        turns = await world.store.inner.turns(SessionKey("session"))
         assert [turn.status for turn in turns] == ["completed", "completed", "pending"]
-        assert (await world.store.inner.get("session")).log_size == len(WAITING.blocks)
+        assert (await world.store.inner.get(SessionKey("session"))).log_size == len(WAITING.blocks)
         await world.ask("start", [], run_id="three", timeout_s=5.0)
         outcome = await world.ask("reads.wait", "three")
         assert outcome.turn and outcome.turn.parent == "session#1"
@@ -323,7 +329,7 @@ def test_no_fault_at_any_point_keeps_what_was_cleared_from_being_imported_again(
         assert await world.ask("import_turns", GIVEN) == 1
         await world.ask("clear")
         assert await world.ask("import_turns", GIVEN) == 3
-        assert [turn.index for turn in await world.store.inner.turns("session")] == [2, 3]
+        assert [turn.index for turn in await world.store.inner.turns(SessionKey("session"))] == [2, 3]
 
     assert exhaust(life)["kill"] > 10
 

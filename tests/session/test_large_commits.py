@@ -15,7 +15,7 @@ from turnwise.actors.hosting.stored_session import StoredSession
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.events import PromptAppended, RunStarted
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.providers.message_reading import read_messages
@@ -49,10 +49,10 @@ async def test_a_follower_gets_all_events_of_a_commit_without_an_answer(
     store = with_faults(inner, faults)
     events_apart = InMemoryHistory() if history else None
     await inner.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, ScriptedEngine(["one"]), history=events_apart)
+    core = SessionCore(SessionKey("s"), store, ScriptedEngine(["one"]), history=events_apart)
     await core.append(["first"], key="first")
     await core.start([], run_id="run")
-    assert await core.reads.wait("run", 60.0)
+    await core.reads.wait("run", 60.0)
     _, after, _ = await core.reads.events()
     faults.plan = FaultPlan(rates={"unanswered": 1.0}, limit=1)
     with pytest.raises(StoreError):
@@ -63,7 +63,7 @@ async def test_a_follower_gets_all_events_of_a_commit_without_an_answer(
         after = page[1]
     assert [event.turn_index for event in told] == list(range(1, TURNS + 1))
     assert await core.import_turns(conversation(TURNS)) == TURNS
-    stored, again, after = StoredSession("s", inner, events_apart), list[Any](), 0
+    stored, again, after = StoredSession(SessionKey("s"), inner, events_apart), list[Any](), 0
     while events := list(await stored.stored_events(after, 700)):
         again += events
         after = events[-1].seq
@@ -86,10 +86,10 @@ async def test_a_history_replaces_more_events_than_a_statement_takes_values(tmp_
         for seq in range(1, count + 1)
     ]
     first = PromptAppended(session_id="s", seq=count + 1, at=1.0, turn_index=0)
-    await history.append("s", [*events, first])
+    await history.append(SessionKey("s"), [*events, first])
     bare = [event.model_copy(update={"input": None}) for event in events]
-    await history.delete("s", turns_up_to=0, instead=bare)
-    last = await history.events("s", after=count - 1)
+    await history.delete(SessionKey("s"), turns_up_to=0, instead=bare)
+    last = await history.events(SessionKey("s"), after=count - 1)
     assert [(event.seq, getattr(event, "input", 0)) for event in last] == [(count, None)]
-    assert len(await history.events("s", limit=count + 1)) == count
+    assert len(await history.events(SessionKey("s"), limit=count + 1)) == count
     await history.close()

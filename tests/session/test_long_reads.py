@@ -26,6 +26,7 @@ from turnwise.memory.conversation.blocks import Text, User, encode
 from turnwise.memory.conversation.events import CustomEvent, Event
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.limits import MAX_WINDOW_BLOCKS
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, weight
@@ -109,8 +110,8 @@ async def converse(store: SessionStore, turns: int, text: str = "", data: str = 
 
 async def read_all(store: SessionStore, turns: int) -> None:
     """Read all of a conversation by each verb, from the store and by a process that has the session."""
-    stored = StoredSession(SESSION, store, None)
-    core = SessionCore(SESSION, store, ScriptedEngine())
+    stored = StoredSession(SessionKey(SESSION), store, None)
+    core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     await core.activate()
     for reader, reads in ((Reader(lambda: stored), stored.reads), (Reader(lambda: core.reads), core.reads)):
         await reader.turn(turns - 1, ())
@@ -133,7 +134,7 @@ async def read_all(store: SessionStore, turns: int) -> None:
             _, seq, is_all = await reader.events(seq, 1_000, None, 0.0)
             await asyncio.sleep(0)  # each page is a request of its own, also where a store waits for nothing
         assert seq == turns
-    await export_session(store, SESSION, lambda line: None)
+    await export_session(store, SessionKey(SESSION), lambda line: None)
 
 
 async def test_no_read_of_a_long_conversation_holds_a_loop_or_store(make_store: Callable[[], SessionStore]) -> None:
@@ -178,7 +179,7 @@ async def check_holds(work: Callable[[], Awaitable[None]]) -> None:
 async def test_pages_of_large_contents_say_that_there_are_more() -> None:
     store = InMemoryStore()
     await converse(store, 10, "x" * LARGE, "y" * LARGE)
-    stored = StoredSession(SESSION, store, None)
+    stored = StoredSession(SessionKey(SESSION), store, None)
     reader = Reader(lambda: stored)
     for read in (turns_after, events_after):
         after: int | None = -1
@@ -209,7 +210,7 @@ async def events_after(reader: Reader, after: int) -> tuple[int, int | None]:
 async def test_a_small_page_costs_no_more_reads_than_before() -> None:
     store = Measured(InMemoryStore())
     await converse(store, 10)
-    stored = StoredSession(SESSION, store, None)
+    stored = StoredSession(SessionKey(SESSION), store, None)
     counts = []
     for read in (stored.reads.turns, stored.reads.events, stored.reads.runs):
         store.reads = 0
@@ -224,13 +225,15 @@ async def test_no_run_of_a_long_conversation_holds_a_loop(api: Any) -> None:
     store = InMemoryStore()
     await converse(store, MAX_WINDOW_BLOCKS // 2 - 5)
     with LocalProvider() as provider:
-        core = SessionCore(SESSION, store, OpenAIEngine("local", base_url=provider.base_url, api_key="none", api=api))
+        core = SessionCore(
+            SessionKey(SESSION), store, OpenAIEngine("local", base_url=provider.base_url, api_key="none", api=api)
+        )
 
         async def run() -> None:
             run_id = new_id()
             await core.start(["hello"], run_id=run_id)
             outcome = await core.reads.wait(run_id)
-            assert outcome and outcome.run.state == "completed"
+            assert outcome.run.state == "completed"
 
         await check_holds(run)
         await core.engines.close(core.engines.remove_all())

@@ -18,7 +18,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.blocks import ToolUse, User
 from turnwise.memory.conversation.runs import IfBusy
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
@@ -76,13 +76,13 @@ ENGINE = FunctionEngine(answer, tools=[look, pay])
 
 async def outcome_of(store: Any, session_id: str) -> dict[str, Any]:
     """Return all that a session's store has of it, but times and numbers of events."""
-    session = await store.get(session_id)
+    session = await store.get(SessionKey(session_id))
     usage = session.usage and {name: value for name, value in vars(session.usage).items() if name != "seconds"}
-    runs = await store.runs(session_id)
-    turns = await store.turns(session_id)
+    runs = await store.runs(SessionKey(session_id))
+    turns = await store.turns(SessionKey(session_id))
     texts = [(turn.index, turn.status, turn.run_id, await store.blocks(turn.spans)) for turn in turns]
     ends = [(run.run_id, run.state, run.code, run.successor, run.resumes) for run in runs]
-    events = [(event.kind, event.run_id) for event in await read_events(store, session_id)]
+    events = [(event.kind, event.run_id) for event in await read_events(store, SessionKey(session_id))]
     whole = {"runs": sorted(ends), "turns": texts, "events": events, "usage": usage}
     return {**whole, "size": session.log_size, "next": session.next_index, "status": session.status}
 
@@ -272,7 +272,7 @@ async def test_what_was_cleared_leaves_the_memory_of_a_process_without_an_answer
     events, _, _ = await world.core.reads.events()
     assert "secret" not in repr(events)
     assert "secret" not in repr(await world.core.reads.turns())
-    assert (await world.core.reads.wait("secret")).turn is None  # type: ignore[union-attr]
+    assert (await world.core.reads.wait("secret")).turn is None
 
 
 @pytest.mark.virtual_time
@@ -288,7 +288,7 @@ async def test_a_run_whose_end_cannot_be_stored_keeps_its_usage() -> None:
     await world.core.activate()
     run = await world.store.inner.run("one")
     assert run.state == "interrupted" and run.usage and run.usage.input_tokens == 10
-    usage = (await world.store.inner.get("session")).usage
+    usage = (await world.store.inner.get(SessionKey("session"))).usage
     assert (usage.input_tokens, usage.calls) == (10, 1)
 
 
@@ -308,4 +308,4 @@ async def test_usage_that_no_commit_recorded_stays_for_the_next_one() -> None:
         assert core.transactor.unbilled == Usage(input_tokens=7, cost=0.1)
     await core.append(["more"], key="more")
     assert core.transactor.unbilled == Usage()
-    assert (await store.get("s")).usage == Usage(input_tokens=7, cost=0.1)
+    assert (await store.get(SessionKey("s"))).usage == Usage(input_tokens=7, cost=0.1)

@@ -35,6 +35,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Summary, Text, User
 from turnwise.memory.conversation.events import TurnNotSaved, WindowCompacted
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Spans, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -224,9 +225,9 @@ class MemoryWorld(AgentWorld):
         )[seed % 3]
         inner, commit = self.store.inner, self.store.inner.commit
 
-        async def watched(session_id: str, epoch: int, change: Commit) -> None:
-            await commit(session_id, epoch, change)
-            if session_id == SESSION:
+        async def watched(key: SessionKey, epoch: int, change: Commit) -> None:
+            await commit(key, epoch, change)
+            if key.session_id == SESSION:
                 self.commits += 1
                 self._note(change)
                 await self.check_mark()
@@ -302,10 +303,10 @@ class MemoryWorld(AgentWorld):
     async def wanted(self) -> list[TurnRecord]:
         """Return the turns that memories are to have."""
         store = self.store.inner
-        uses = {run.run_id: run.memory for run in await store.runs(SESSION)}
+        uses = {run.run_id: run.memory for run in await store.runs(SessionKey(SESSION))}
         return [
             turn
-            for turn in await store.turns(SESSION)
+            for turn in await store.turns(SessionKey(SESSION))
             if turn.status in ENDED and not turn.forgotten and uses[turn.run_id] == "on"
         ]
 
@@ -322,7 +323,7 @@ class MemoryWorld(AgentWorld):
         ]
 
     async def check_mark(self) -> None:
-        saved = (await self.store.inner.get(SESSION)).saved
+        saved = (await self.store.inner.get(SessionKey(SESSION))).saved
         early = [lack for lack in await self.missing() if lack[1] <= saved]
         self.expect(not early, f"saved up to {saved}, but for {early}")
 
@@ -339,7 +340,7 @@ class MemoryWorld(AgentWorld):
                 continue
             break
         if switches == self.switches:
-            (turn,) = await self.store.inner.turns(SESSION, after=index - 1, limit=1)
+            (turn,) = await self.store.inner.turns(SessionKey(SESSION), after=index - 1, limit=1)
             cache = BlockCache()
             spans = union(turn.prompt, turn.output)
             cache.add_spans(spans, await self.store.inner.blocks(spans))
@@ -408,7 +409,7 @@ async def live(world: MemoryWorld, prompts: int) -> None:
         shelf.is_sound = True
     if world.memories != world.shelves:
         world.switch(world.shelves)
-    for turn in await world.store.inner.turns(SESSION):
+    for turn in await world.store.inner.turns(SessionKey(SESSION)):
         if turn.forgotten:
             await world.forget(turn.index)
     while not await world.ask("wait_for_memory"):
@@ -419,10 +420,10 @@ async def live(world: MemoryWorld, prompts: int) -> None:
 async def check_life(world: MemoryWorld) -> None:
     store = world.store.inner
     assert not world.faults, world.faults[:3]
-    for run in await store.runs(SESSION):
+    for run in await store.runs(SessionKey(SESSION)):
         assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed of itself"
     assert not await world.missing()
-    kept = {turn.index: turn for turn in await store.turns(SESSION)}
+    kept = {turn.index: turn for turn in await store.turns(SessionKey(SESSION))}
     wanted = [turn.index for turn in await world.wanted()]
     for shelf in world.shelves:
         assert len(shelf.turns) == len(set(shelf.turns)), f"a turn is there twice: {shelf.turns}"
@@ -442,7 +443,7 @@ async def check_life(world: MemoryWorld) -> None:
     for number, at in enumerate([None, *world.random.sample(sorted(kept), min(1, len(kept)))]):
         with suppress(TurnNotFoundError):
             await world.ask("fork", at, f"fork{number}")
-            (fork,) = await store.turns(f"fork{number}")
+            (fork,) = await store.turns(SessionKey(f"fork{number}"))
             blocks = await world.core.state.journal.blocks.read(fork.base)
             held = words_of(blocks)
             for block in blocks:
@@ -468,7 +469,7 @@ async def die(world: MemoryWorld) -> None:
     await asyncio.sleep(70)
     assert not any(shelf.items for shelf in world.shelves)
     with pytest.raises(SessionNotFoundError):
-        await world.store.inner.get(SESSION)
+        await world.store.inner.get(SessionKey(SESSION))
 
 
 def test_under_faults_memories_have_each_turn_once_and_no_forgotten_turn() -> None:
@@ -508,7 +509,7 @@ def test_saving_costs_no_commit_while_nothing_goes_wrong() -> None:
         assert await world.ask("wait_for_memory")
         assert world.commits == 8 and all(shelf.turns == [0, 1, 2, 3] for shelf in world.shelves)
         assert not world.faults and await world.ask("ownership.leave") and world.commits == 9
-        assert (await world.store.inner.get(SESSION)).saved == 3
+        assert (await world.store.inner.get(SessionKey(SESSION))).saved == 3
 
     assert explore(share(30, 3), life)
 

@@ -14,7 +14,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.chat_messages import ChatMessage
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 
@@ -49,7 +49,7 @@ async def test_a_turn_is_prompts_answers_calls_and_results() -> None:
     clock = iter(range(100))
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, Looking(), clock=lambda: float(next(clock)))
+    core = SessionCore(SessionKey("s"), store, Looking(), clock=lambda: float(next(clock)))
     await talk(core, PICTURE, "What is it?", "Tell me.", run_id="run")
     await core.append(["And?"], "key")
     found, is_more = await core.reads.messages(None, 100)
@@ -66,14 +66,14 @@ async def test_a_turn_is_prompts_answers_calls_and_results() -> None:
     run = await core.reads.run("run")
     assert {each.at for each in found[2:6]} == {run.ended_at} and found[0].at < found[2].at < found[-1].at
     assert [each.turn_status for each in found][-2:] == ["completed", "pending"]
-    assert (await StoredSession("s", store, None).reads.messages(None, 100)) == (found, False)
+    assert (await StoredSession(SessionKey("s"), store, None).reads.messages(None, 100)) == (found, False)
 
 
 async def test_pages_have_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reads, "MESSAGES_PAGE", 3)
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, ScriptedEngine())
+    core = SessionCore(SessionKey("s"), store, ScriptedEngine())
     assert await core.reads.messages(None, 5) == ([], False)
     for number in range(8):
         await talk(core, f"prompt {number}", run_id=f"run {number}")

@@ -21,7 +21,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.run_resources import RunResources
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.trim import Trim
@@ -38,7 +38,7 @@ async def a_store(**row: Any) -> InMemoryStore:
 
 
 def a_core(store: Any, engine: Any = BOTH, **config: Any) -> SessionCore:
-    return SessionCore(SESSION, store, engine, SessionConfig(**config), off_loop=inline)
+    return SessionCore(SessionKey(SESSION), store, engine, SessionConfig(**config), off_loop=inline)
 
 
 async def said(core: SessionCore, run_id: str, prompt: str = "hi") -> str:
@@ -48,7 +48,7 @@ async def said(core: SessionCore, run_id: str, prompt: str = "hi") -> str:
 
 async def answer(core: SessionCore, run_id: str) -> str:
     outcome = await core.reads.wait(run_id)
-    assert outcome and outcome.turn
+    assert outcome.turn
     return outcome.turn.text or str(outcome.run.why)
 
 
@@ -60,7 +60,7 @@ async def test_a_session_uses_the_engine_that_it_names_also_in_the_next_process(
     assert await said(core, "b") == "smart hi"
     later = a_core(store)
     assert await said(later, "c") == "smart hi"
-    assert [run.engine for run in await store.runs(SESSION)] == [None, "smart", "smart"]
+    assert [run.engine for run in await store.runs(SessionKey(SESSION))] == [None, "smart", "smart"]
     await later.use_engine(None)
     assert await said(later, "d") == "fast hi"
 
@@ -97,7 +97,7 @@ async def test_an_engine_that_the_manager_does_not_have_is_a_typed_error() -> No
         with pytest.raises(ConfigError, match="'wise'"):
             await core.use_engine("wise")
         await core.append(["kept"], key=str(engine))
-    assert await store.runs(SESSION) == []
+    assert await store.runs(SessionKey(SESSION)) == []
     core = a_core(store, ScriptedEngine())
     await core.use_engine(None)
     assert await said(core, "b") == "hi"
@@ -110,7 +110,7 @@ async def test_a_lost_run_of_an_engine_that_is_gone_fails_with_the_reason() -> N
     later = a_core(store, ScriptedEngine(), on_lost="resume")
     await later.activate()
     outcome = await later.reads.wait("a")
-    assert outcome and outcome.run.state == "failed" and "'smart'" in str(outcome.run.why)
+    assert outcome.run.state == "failed" and "'smart'" in str(outcome.run.why)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ async def test_hooks_and_middleware_write_metadata_that_is_stored_with_the_turn(
     core = a_core(store, Looking())
     await core.start(["go"], run_id="a")
     outcome = await core.reads.wait("a")
-    assert outcome and outcome.turn
+    assert outcome.turn
     assert outcome.turn.metadata == {
         "trace": "t-1",
         "calls": 2,
@@ -175,7 +175,7 @@ async def test_hooks_and_middleware_write_metadata_that_is_stored_with_the_turn(
         "after_tools": {"blocks": 3},
         "draft": True,
     }
-    (turn,) = await store.turns(SESSION)
+    (turn,) = await store.turns(SessionKey(SESSION))
     assert turn.metadata == outcome.turn.metadata
     later = a_core(store, Looking())
     assert (await later.reads.turn(0)).metadata == turn.metadata
@@ -200,7 +200,7 @@ async def test_metadata_that_is_no_json_is_refused() -> None:
     core = a_core(store, Wrong())
     await core.start(["go"], run_id="a")
     outcome = await core.reads.wait("a")
-    assert outcome and outcome.run.state == "failed" and "wrong" in str(outcome.run.why)
+    assert outcome.run.state == "failed" and "wrong" in str(outcome.run.why)
     assert outcome.turn and outcome.turn.metadata == {}
 
 

@@ -88,7 +88,7 @@ async def request(core: SessionCore, *prompt: str | Block) -> Sequence[Block]:
     run_id = new_id()
     await core.start(prompt, run_id=run_id)
     outcome = await core.reads.wait(run_id)
-    assert outcome and outcome.run.state == "completed", outcome
+    assert outcome.run.state == "completed", outcome
     return ENGINES[id(core)].given[-1]
 
 

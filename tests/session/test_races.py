@@ -28,6 +28,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.conversation.events import Event, RunEnded
+from turnwise.memory.conversation.sessions import SessionKey
 
 
 async def attempt(call: Awaitable[Any], *expected: type[Exception]) -> Any:
@@ -56,12 +57,12 @@ def test_of_many_starts_one_wins_and_the_losers_leave_no_trace() -> None:
         won = [result for result in results if not isinstance(result, Exception)]
         assert len(won) == 1
         outcome = await world.core.reads.wait(won[0].run_id)
-        assert outcome and outcome.turn and texts(outcome.turn.blocks) == [won[0].run_id.replace("run", "prompt ")]
+        assert outcome.turn and texts(outcome.turn.blocks) == [won[0].run_id.replace("run", "prompt ")]
         await world.core.start(["again"], run_id="again")  # after completion it is allowed
         await world.core.reads.wait("again")
         turns = await check_session(world.store.inner, SESSION)
         assert [turn.index for turn in turns] == [0, 1]
-        assert len(await world.store.inner.runs(SESSION)) == 2
+        assert len(await world.store.inner.runs(SessionKey(SESSION))) == 2
 
     assert spread(share(2000, 40), schedule)
 
@@ -92,7 +93,7 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
                     await world.pause()
                 mine.add(run_id)
                 outcome = await world.core.reads.wait(run_id)
-                assert outcome and outcome.run.run_id == run_id and not outcome.run.is_open
+                assert outcome.run.run_id == run_id and not outcome.run.is_open
                 assert world.core.reads.active_run_id != run_id
 
         async def canceller() -> None:
@@ -176,7 +177,7 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
                 "no engine delays a cancel for longer than its grace"
             )
             outcome = await world.core.reads.wait(run_id)
-            assert outcome and set(answers) == {outcome.run.state == "cancelled"}
+            assert set(answers) == {outcome.run.state == "cancelled"}
             latest = await world.core.reads.latest()
             if outcome.run.state == "cancelled":
                 assert outcome.run.why in ("first", "second")
@@ -212,7 +213,7 @@ def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
             return await attempt(call, IdempotencyConflictError)
 
         results = await asyncio.gather(*(submit(number) for number in range(8)))
-        runs = await world.store.inner.runs(SESSION)
+        runs = await world.store.inner.runs(SessionKey(SESSION))
         assert len(runs) == 1
         started = {result.run_id for result in results if not isinstance(result, Exception)}
         refused = [result for result in results if isinstance(result, Exception)]
@@ -262,7 +263,7 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
             assert prompts == ["first", *arrived] and all(runs[run_id].code == "merged" for run_id in gone)
             for run_id in gone:
                 leading = await world.core.reads.wait(run_id)
-                assert leading and leading.turn and run_id in texts(leading.turn.new_blocks)
+                assert leading.turn and run_id in texts(leading.turn.new_blocks)
         elif policy == "drop":
             assert prompts == ["first", *arrived] and set(runs) == {*prompts}, "what was dropped left no trace"
         else:
@@ -351,7 +352,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
         prompts = texts(last.blocks)
         for prompt in [*appended, *submitted, "last"]:
             assert prompts.count(prompt) == 1, f"{prompt} is there {prompts.count(prompt)} times"
-        stored = await world.store.inner.events(SESSION)
+        stored = await world.store.inner.events(SessionKey(SESSION))
         numbers = [event.seq for event in events]
         assert numbers == sorted(set(numbers)), "a follower sees no number twice and none out of order"
         seen = set(numbers)
@@ -389,9 +390,9 @@ def test_ending_refuses_new_runs_and_cancels_those_there_are() -> None:
         for result in results[:3]:
             if not isinstance(result, Exception):
                 outcome = await world.core.reads.wait(result.run_id)
-                assert outcome and (outcome.run.state == "completed" or outcome.run.why == "enough")
+                assert outcome.run.state == "completed" or outcome.run.why == "enough"
         await check_session(world.store.inner, SESSION)
-        events = await world.store.inner.events(SESSION)
+        events = await world.store.inner.events(SessionKey(SESSION))
         assert [event.kind for event in events].count("session_ended") == 1
         assert all(isinstance(event, RunEnded) or event.kind != "run_started" for event in events[-1:])
 
@@ -428,7 +429,9 @@ def test_a_follower_of_a_run_sees_all_stored_events_while_the_session_changes_ow
             return seen
 
         for seen in await asyncio.gather(*(follow() for _ in range(5))):
-            stored = [event.seq for event in await world.store.inner.events(SESSION) if event.run_id == "lost"]
+            stored = [
+                event.seq for event in await world.store.inner.events(SessionKey(SESSION)) if event.run_id == "lost"
+            ]
             assert set(stored) <= set(seen)
             assert len(seen) == len(set(seen))
 
@@ -462,7 +465,7 @@ def test_a_reader_misses_no_event_that_leaves_memory_while_it_reads_the_store() 
         go_on.set()
         events, _, done = await following
         world.store.inner.events = read
-        stored = [event.seq for event in await read(SESSION) if event.run_id == "lost"]
+        stored = [event.seq for event in await read(SessionKey(SESSION)) if event.run_id == "lost"]
         assert [event.seq for event in events] == stored and events[-1].terminal and done
 
     assert explore(20, schedule)

@@ -24,7 +24,7 @@ from turnwise.actors.session.memory_retrieval import MOST_ASKED
 from turnwise.errors import InvalidPromptError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, System, Text, User
 from turnwise.memory.conversation.events import MemoryDegraded, MemoryFailed, MemoryRecalled
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
@@ -62,7 +62,7 @@ async def opened(engine: Any, *memories: Any, **settings: Any) -> SessionCore:
     await store.create(SessionRecord(session_id=SESSION, user_id="ada", agent="clerk"))
     slots = [MemorySlot(memory=memory, name=f"memory {number}", section=None) for number, memory in enumerate(memories)]
     return SessionCore(
-        SESSION,
+        SessionKey(SESSION, "ada"),
         store,
         engine,
         SessionConfig(**settings),
@@ -77,7 +77,7 @@ async def ask(core: SessionCore, *prompts: str | Block) -> Sequence[AnyBlock]:
     run_id = f"run-{prompts}"[:200]
     await core.start(prompts, run_id=run_id)
     outcome = await core.reads.wait(run_id)
-    assert outcome and outcome.turn and outcome.run.state == "completed", outcome
+    assert outcome.turn and outcome.run.state == "completed", outcome
     return outcome.turn.blocks
 
 
@@ -128,7 +128,7 @@ async def test_memories_are_asked_once_for_a_run_whatever_it_waits_for() -> None
         await asyncio.sleep(0.1)
     await core.decide("run", "call", ApprovalDecision(verdict="approved"))
     outcome = await core.reads.wait("run")
-    assert outcome and outcome.run.state == "completed" and len(memory.asked) == 1
+    assert outcome.run.state == "completed" and len(memory.asked) == 1
     assert [sum(isinstance(block, Recalled) for block in given) for given in engine.given] == [1, 1]
 
 

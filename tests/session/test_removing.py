@@ -21,7 +21,7 @@ from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import BlocksRemoved, WindowCompacted
 from turnwise.memory.conversation.rebuild import rebuild
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, join, places
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.in_memory import InMemoryHistory
@@ -76,7 +76,7 @@ async def test_a_removed_prompt_and_answer_are_in_no_later_request_and_the_histo
             *("one", "as to one", "as to two", "three"),
         ]
         outcome = await core.reads.wait(f"run-{('two',)}-{{}}")
-        assert outcome and outcome.turn and outcome.turn.removed == (0,)
+        assert outcome.turn and outcome.turn.removed == (0,)
     await check_session(stage.store, SESSION)
 
 
@@ -236,15 +236,17 @@ async def test_a_fork_of_an_earlier_turn_has_what_was_removed_later() -> None:
     for fork_at, given in ((None, ["one"]), (2, ["one", "two", "three"]), (1, ["one", "two"])):
         await stage.core.fork(fork_at, f"fork {fork_at}")
         engine = ScriptedEngine()
-        fork = SessionCore(f"fork {fork_at}", stage.store, engine, off_loop=inline)
+        fork = SessionCore(SessionKey(f"fork {fork_at}"), stage.store, engine, off_loop=inline)
         (first,) = await fork.reads.turns()
         assert first.removed == ((0,) if fork_at is None else ())
         run = await fork.start(["next"], run_id=f"run {fork_at}")
         outcome = await fork.reads.wait(run.run_id)
-        assert outcome and outcome.turn and said(outcome.turn.blocks) == [*given, "next"]
+        assert outcome.turn and said(outcome.turn.blocks) == [*given, "next"]
     await stage.core.delete()
     assert said(
-        (await SessionCore("fork None", stage.store, ScriptedEngine(), off_loop=inline).reads.turns())[1].blocks
+        (await SessionCore(SessionKey("fork None"), stage.store, ScriptedEngine(), off_loop=inline).reads.turns())[
+            1
+        ].blocks
     ) == [
         "one",
         "next",
@@ -282,15 +284,15 @@ async def test_what_stays_of_a_cleared_session_is_valid_after_a_removal() -> Non
 async def test_events_alone_tell_what_later_runs_were_given() -> None:
     store, history = InMemoryStore(), InMemoryHistory()
     await store.create(SessionRecord(session_id=SESSION))
-    core = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     forwarder = core.state.journal.forwarder
     assert forwarder
     for number, prompt in enumerate(("one", "two", "three")):
         run = await core.start([prompt], run_id=prompt)
         outcome = await core.reads.wait(run.run_id)
-        assert outcome and outcome.turn
+        assert outcome.turn
         await forwarder.flush(5)
-        assert rebuild(await history.events(SESSION)) == list(outcome.turn.blocks)
+        assert rebuild(await history.events(SessionKey(SESSION))) == list(outcome.turn.blocks)
         await core.remove(number, at(outcome.turn, 0), prompt)
     await check_session(store, SESSION, history=history)
 
@@ -319,7 +321,7 @@ async def test_a_removal_is_there_after_a_restart_and_in_an_archive(kind: str, t
 
     store = opened_store()
     await store.create(SessionRecord(session_id=SESSION))
-    core = SessionCore(SESSION, store, Looks())
+    core = SessionCore(SessionKey(SESSION), store, Looks())
     for prompt in ("one", "two"):
         run = await core.start([prompt], run_id=prompt)
         await core.reads.wait(run.run_id)
@@ -329,15 +331,15 @@ async def test_a_removal_is_there_after_a_restart_and_in_an_archive(kind: str, t
     await store.close()
     store = opened_store()
     with (tmp_path / "archive").open("w") as file:
-        await export_session(store, SESSION, file.write)
+        await export_session(store, SessionKey(SESSION), file.write)
     with (tmp_path / "archive").open() as file:
         await import_session(store, file, session_id="copy")
     for session_id in (SESSION, "copy"):
-        core = SessionCore(session_id, store, ScriptedEngine())
+        core = SessionCore(SessionKey(session_id), store, ScriptedEngine())
         assert [turn.removed for turn in await core.reads.turns()] == [(2, 3, 4), (0,)]
         run = await core.start(["three"], run_id=f"three {session_id}")
         outcome = await core.reads.wait(run.run_id)
-        assert outcome and outcome.turn and said(outcome.turn.blocks) == ["one", "three"]
+        assert outcome.turn and said(outcome.turn.blocks) == ["one", "three"]
     await store.close()
 
 
@@ -354,8 +356,8 @@ def test_no_fault_at_any_point_leaves_a_removal_half_done() -> None:
         assert await world.ask("remove", 0, at(first, 0), "prompt") == 1
         assert await world.ask("remove", 2, at(waiting, 0), "pending") == 1
         store = world.store.inner
-        assert [turn.index for turn in await store.turns("session")] == [0, 1]
-        assert [event.key for event in await store.events("session") if event.kind == "blocks_removed"] == [
+        assert [turn.index for turn in await store.turns(SessionKey("session"))] == [0, 1]
+        assert [event.key for event in await store.events(SessionKey("session")) if event.kind == "blocks_removed"] == [
             "prompt",
             "pending",
         ]

@@ -32,7 +32,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, T
 from turnwise.memory.conversation.events import CompactionFailed, WindowCompacted
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -348,7 +348,7 @@ async def test_an_earlier_prompt_that_was_never_answered_goes_though_the_system_
     outcome = await chat(stage, "x" * 900, pause_s=0.0)
     assert outcome.run.code == "window"
     started = await stage.core.start([System(text="be kind"), "y" * 400], run_id="next")
-    outcome = (await stage.core.reads.wait(started.run_id)) or outcome
+    outcome = await stage.core.reads.wait(started.run_id)
     assert outcome.run.state == "completed" and said(stage.engine.given[-1]) == ["y" * 400]
     outcome = await chat(stage, "z" * 300, pause_s=0.0)
     assert outcome.run.state == "completed"
@@ -369,9 +369,9 @@ def test_a_run_that_is_cancelled_while_its_window_is_counted_leaves_the_counts_r
         config = SessionConfig(token_counter=Slow(), max_context_tokens=10**6)
         store = InMemoryStore()
         await store.create(SessionRecord(session_id=SESSION))
-        before = SessionCore(SESSION, store, Talker(), config)
+        before = SessionCore(SessionKey(SESSION), store, Talker(), config)
         await before.append(list(prompts(0, 200)), "key")
-        core = SessionCore(SESSION, store, Talker(), config, overflow=Trim())
+        core = SessionCore(SessionKey(SESSION), store, Talker(), config, overflow=Trim())
         await core.start(["one"], run_id="one")
         assert await asyncio.to_thread(counting.wait, 30)
         assert await core.cancel("stop", "one")
@@ -425,7 +425,7 @@ async def test_a_window_compacted_beside_a_run_is_used_when_the_runs_own_strateg
     stage.core.use(agent, stage.config, Trim(max_tokens=200))
     assert await stage.core.compact()
     outcome = await stage.core.reads.wait("look")
-    assert outcome and outcome.run.state == "completed" and not await events_of(stage, CompactionFailed)
+    assert outcome.run.state == "completed" and not await events_of(stage, CompactionFailed)
     given = [sum(map(ByteCounter().count, blocks)) + 3 for blocks in agent.given[7:]]
     assert max(given) <= 480 and any(after < before for before, after in pairwise(given))
 

@@ -35,7 +35,7 @@ from turnwise.errors import (
 from turnwise.memory.archive.export import export_session
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, overlap, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import SessionStore
@@ -156,13 +156,13 @@ def play(story: Callable[[], Awaitable[None]], store: SessionStore | None = None
 
 
 def core_of(store: SessionStore, session_id: str = "s") -> SessionCore:
-    return SessionCore(session_id, store, EchoEngine())
+    return SessionCore(SessionKey(session_id), store, EchoEngine())
 
 
 async def run(core: SessionCore, prompt: str) -> None:
     """Run a prompt, under its own text as the run's id."""
     await core.start([prompt], run_id=prompt)
-    assert await core.reads.wait(prompt)
+    await core.reads.wait(prompt)
 
 
 # Item 18: nobody writes into another's session
@@ -178,15 +178,15 @@ def test_a_session_from_before_a_restore_writes_nothing_into_a_later_one(restora
         restorable.restore()
         bob = await own(store, "bob's", user_id="bob")
         assert bob.session.log != alice.session.log and bob.session.epoch == alice.session.epoch
-        async with unchanged(store, "bob's"):
+        async with unchanged(store, bob.session.key):
             with pytest.raises(SessionFencedError):
                 await alice.commit("another secret", turns=[a_turn(1)], events=[an_event(2)])
         again = await own(store, "alice's", user_id="bob")  # the id is free by now
-        async with unchanged(store, "alice's"):
+        async with unchanged(store, alice.session.key):
             with pytest.raises(SessionFencedError):
                 await alice.commit("another secret", turns=[a_turn(1)], events=[an_event(2)])
             with pytest.raises(SessionFencedError):
-                await store.delete("alice's", epoch=alice.session.epoch, log=alice.session.log)
+                await store.delete(SessionKey("alice's"), epoch=alice.session.epoch, log=alice.session.log)
         assert again.session.log not in (alice.session.log, bob.session.log)
 
     play(story, restorable.store)
@@ -206,7 +206,7 @@ def test_a_commit_does_not_follow_a_commit_that_a_restore_took(restorable: Resto
             async with unchanged(store, name):
                 with pytest.raises(SessionFencedError):
                     await owner.commit("behind a hole")
-            found = Owner(store, (await store.activate(name)).session)
+            found = Owner(store, (await store.activate(SessionKey(name))).session)
             await found.commit("behind what is there")
             assert (await state_of(store, name))[1] == ["kept", "behind what is there", "missing", "missing"]
 
@@ -220,10 +220,10 @@ def test_two_lives_of_a_session_with_one_epoch_never_mix(restorable: Restorable)
         store = restorable.store
         await store.create(a_session())
         restorable.back_up()
-        first = Owner(store, (await store.activate("s")).session)
+        first = Owner(store, (await store.activate(SessionKey("s"))).session)
         await first.commit("one of the first life")
         restorable.restore()
-        second = Owner(store, (await store.activate("s")).session)
+        second = Owner(store, (await store.activate(SessionKey("s"))).session)
         await second.commit("one of the second life")
         assert (first.session.epoch, first.session.log_size) == (second.session.epoch, second.session.log_size)
         async with unchanged(store, "s"):
@@ -262,7 +262,7 @@ def test_a_session_whose_last_turns_were_removed_by_a_restore_says_so_and_contin
                 await asks
         await run(core, "after")
         outcome = await core.reads.wait("after")
-        assert outcome and outcome.turn and texts(outcome.turn.blocks) == ["kept", "after"]
+        assert outcome.turn and texts(outcome.turn.blocks) == ["kept", "after"]
         assert outcome.run.turn_index >= next_index and outcome.run.first_seq > last_seq
         later, _, _ = await core.reads.events(last_seq)
         assert [event.kind for event in later][:2] == ["session_reverted", "run_started"]
@@ -289,9 +289,9 @@ def test_a_session_that_a_restore_took_is_not_made_anew(restorable: Restorable) 
             with pytest.raises(SessionNotFoundError):
                 await core.append(["more"], "more")
         assert core.ownership.is_lost and await store.count() == 1
-        await store.create(a_session(user_id="bob"))
+        await store.create(a_session(agent="new"))
         new = core_of(store)
-        assert await new.reads.latest() is None and (await new.reads.session()).user_id == "bob"
+        assert await new.reads.latest() is None and (await new.reads.session()).agent == "new"
         await new.ownership.leave()
 
     play(story, restorable.store)
@@ -319,7 +319,7 @@ def test_waiters_and_followers_get_an_error_when_the_store_is_restored(is_kept: 
     async def story() -> None:
         box, engine = OfMemory(), Slow()
         await box.store.create(a_session())
-        core = SessionCore("s", box.store, engine)
+        core = SessionCore(SessionKey("s"), box.store, engine)
         if not is_kept:
             await core.append(["kept"], "kept")
             box.back_up()
@@ -335,10 +335,10 @@ def test_waiters_and_followers_get_an_error_when_the_store_is_restored(is_kept: 
         box.restore()
         get, failures = box.inner.get, iter([StoreError("away")])
 
-        async def fail(session_id: str) -> SessionRecord:
+        async def fail(key: SessionKey) -> SessionRecord:
             for error in failures:
                 raise error
-            return await get(session_id)
+            return await get(key)
 
         box.inner.get = fail  # type: ignore[method-assign]
         engine.go.set()
@@ -349,7 +349,7 @@ def test_waiters_and_followers_get_an_error_when_the_store_is_restored(is_kept: 
         await new.activate()
         if is_kept:
             outcome = await new.reads.wait("lost")
-            assert outcome and outcome.run.state == "interrupted"
+            assert outcome.run.state == "interrupted"
         else:
             with pytest.raises(SessionRevertedError):
                 await new.reads.wait("lost")
@@ -430,32 +430,32 @@ def test_after_any_restore_later_acknowledgements_are_stored_and_the_session_wor
 # Item 20: nothing outlives its store
 
 
-def test_a_host_does_not_show_a_session_that_a_restore_took_to_the_owner_of_the_next_of_its_id() -> None:
+def test_a_host_shows_nothing_of_a_session_that_a_restore_took_in_the_next_of_its_id() -> None:
     async def story() -> None:
         box = OfMemory()
         box.back_up()
         hosting = Hosting(box.store, EchoEngine())
-        alice = SessionRef.of(await box.store.create(a_session(user_id="alice")))
-        await hosting.run(alice, "alice's secret", "r1")
+        first = SessionRef.of(await box.store.create(a_session()))
+        await hosting.run(first, "a secret", "r1")
         box.restore()
-        bob = SessionRef.of(await box.store.create(a_session(user_id="bob")))
+        second = SessionRef.of(await box.store.create(a_session()))
         for verb, args in (("latest", ((),)), ("turns", (-1, 10, ())), ("events", (0, 10, None, 0.0)), ("info", ())):
             answer = None
             while answer is None:
                 try:
-                    answer = [await hosting.ask(bob, verb, *args)]
+                    answer = [await hosting.ask(second, verb, *args)]
                 except SessionFencedError:
-                    assert "s" not in hosting.host.resident_ids  # callers ask again, of another core
-            assert "alice" not in repr(answer)
+                    assert "s" not in hosting.residents  # callers ask again, of another core
+            assert "secret" not in repr(answer)
             with pytest.raises(SessionNotFoundError):
-                await hosting.ask(alice, verb, *args)
-        await hosting.run(bob, "bob's own", "r2")
+                await hosting.ask(first, verb, *args)
+        await hosting.run(second, "its own", "r2")
         with pytest.raises(SessionNotFoundError):
-            await hosting.start(alice, "alice writes", "r3")
-        assert hosting.host.resident_ids == ["s"]
-        outcome = await hosting.ask(bob, "wait", "r2", None, ())
+            await hosting.start(first, "too late", "r3")
+        assert hosting.residents == ["s"]
+        outcome = await hosting.ask(second, "wait", "r2", None, ())
         turn = outcome.turn.unpack(BlockCache())
-        assert texts(turn.blocks) == ["bob's own"]
+        assert texts(turn.blocks) == ["its own"]
 
     play(story)
 
@@ -558,8 +558,8 @@ class GoesBackAtTurns(InMemoryStore):
         super().__init__()
         self.goes_back: Callable[[], None] | None = None
 
-    async def runs(self, session_id: str, **page: Any) -> list[RunRecord]:
-        found = await super().runs(session_id, **page)
+    async def runs(self, key: SessionKey, **page: Any) -> list[RunRecord]:
+        found = await super().runs(key, **page)
         goes_back, self.goes_back = self.goes_back, None
         if goes_back:
             goes_back()
@@ -573,14 +573,14 @@ def test_an_export_fails_as_changed_if_the_store_is_restored_meanwhile() -> None
         await store.create(a_session())
         await run(core_of(store), "kept")
         box.back_up()
-        core = SessionCore("s", store, Slow())
+        core = SessionCore(SessionKey("s"), store, Slow())
         await core.start(["lost"], run_id="lost")
         await core.activate()
         store.goes_back = box.restore
         lines: list[str] = []
         with pytest.raises(SessionChangedError):
-            await export_session(store, "s", lines.append)
-        await export_session(store, "s", lines.append)
+            await export_session(store, SessionKey("s"), lines.append)
+        await export_session(store, SessionKey("s"), lines.append)
 
     play(story)
 

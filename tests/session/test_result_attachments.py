@@ -16,7 +16,7 @@ from turnwise.errors import InvalidInputError, UnsupportedBlockError
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import Document, Image, ToolResult, encode as encode_block
 from turnwise.memory.conversation.rebuild import rebuild
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.providers.requests import encode
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -102,7 +102,7 @@ def engine(provider: LocalProvider, api: API, **settings: Any) -> OpenAIEngine:
 async def new_core(builder: Any, store: Any = None) -> SessionCore:
     store = store or InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
-    return SessionCore("s", store, builder)
+    return SessionCore(SessionKey("s"), store, builder)
 
 
 async def run(core: SessionCore, prompt: str) -> Any:
@@ -130,16 +130,16 @@ async def test_the_model_sees_what_a_tool_returned(provider: LocalProvider, api:
     events, _, _ = await core.reads.events()
     assert rebuild(events) == list(turn.blocks)
     await core.ownership.leave()
-    again = SessionCore("s", store, engine(provider, api))
+    again = SessionCore(SessionKey("s"), store, engine(provider, api))
     assert (await run(again, "and now?")).turn.text == "I see ['image_url', 'file']"
     await again.ownership.leave()
     assert PNG.data and PNG.data.encode() not in (tmp_path / "store.db").read_bytes()
     lines: list[str] = []
-    await export_session(store, "s", lines.append)
+    await export_session(store, SessionKey("s"), lines.append)
     other = InMemoryStore()
     await import_session(other, lines)
     await store.close()
-    copy = SessionCore("s", other, engine(provider, api))
+    copy = SessionCore(SessionKey("s"), other, engine(provider, api))
     turn = (await run(copy, "and here?")).turn
     assert turn.text == "I see ['image_url', 'file']" and results(turn.blocks)[0].blocks == (PNG,)
     await copy.ownership.leave()
@@ -176,7 +176,7 @@ async def test_what_the_provider_refuses_is_left_out_and_the_run_goes_on(blind: 
     assert (await run(core, "look page")).run.state == "completed"
     assert len(blind.requests) == 7
     await core.ownership.leave()
-    again = SessionCore("s", store, engine(blind, api))
+    again = SessionCore(SessionKey("s"), store, engine(blind, api))
     assert (await run(again, "and here?")).run.state == "completed"
     assert len(blind.requests) == 9, "another process learns it once"
     await again.ownership.leave()
@@ -195,13 +195,13 @@ async def test_a_picture_may_be_provided_and_a_wrong_one_leaves_the_run_waiting(
     with pytest.raises(InvalidInputError, match=r"image \(image/tiff\).*data of image/tiff"):
         await core.decide("run", call.call_id, ApprovalDecision(verdict="provided", blocks=(TIFF,)))
     await core.ownership.leave()
-    again = SessionCore("s", store, engine(provider, api))  # as another process has it
+    again = SessionCore(SessionKey("s"), store, engine(provider, api))  # as another process has it
     assert await again.reads.pending("run") == [call]
     decision = ApprovalDecision(verdict="provided", text="here", blocks=(PNG,))
     for _ in range(2):
         await again.decide("run", call.call_id, decision)
     outcome = await again.reads.wait("run")
-    assert outcome and outcome.turn and outcome.turn.text == "I see ['image_url']"
+    assert outcome.turn and outcome.turn.text == "I see ['image_url']"
     assert results(outcome.turn.output) == [ToolResult(call_id=call.call_id, text="here", blocks=(PNG,))]
     await again.ownership.leave()
 

@@ -29,6 +29,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryRecalled, TurnNotSaved
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.session_memory import MEMORY_TOOLS
@@ -381,7 +382,7 @@ async def test_a_session_without_its_memories_for_a_while_saves_the_missing_turn
     assert await stage.core.wait_for_memory()
     assert book.turns == [0, 1, 3]
     await stage.core.ownership.leave()
-    assert (await stage.store.get(SESSION)).saved == 3
+    assert (await stage.store.get(SessionKey(SESSION, "ada"))).saved == 3
 
 
 async def test_saving_outlives_a_store_that_is_away() -> None:
@@ -421,7 +422,7 @@ async def test_a_turn_whose_blocks_are_lost_is_reported_and_delays_no_other() ->
     stage.memories[0].held.clear()
     for prompt in ("first", "second", "third"):
         await stage.say(prompt)
-    (turn,) = await stage.store.turns(SESSION, after=0, limit=1)
+    (turn,) = await stage.store.turns(SessionKey(SESSION, "ada"), after=0, limit=1)
     (lost, *_) = turn.prompt
     book = Book()
     stage.memories = (book,)
@@ -437,7 +438,9 @@ async def test_a_turn_whose_blocks_are_lost_is_reported_and_delays_no_other() ->
     stage.core.state.journal.blocks.cache = BlockCache()
     stage.store.blocks = corrupt
     await stage.core.wait_for_memory()
-    (reported,) = [event for event in await stage.store.events(SESSION) if isinstance(event, TurnNotSaved)]
+    (reported,) = [
+        event for event in await stage.store.events(SessionKey(SESSION, "ada")) if isinstance(event, TurnNotSaved)
+    ]
     assert reported.turn_index == 1 and book.turns == [0, 2]
 
 
@@ -592,9 +595,9 @@ async def test_a_session_that_leaves_after_a_store_error_overwrites_no_commit_in
     with pytest.raises(StoreError):
         await stage.core.append(["second"], key="k")
     stage.store.commit = commit
-    before = await stage.store.get(SESSION)
+    before = await stage.store.get(SessionKey(SESSION, "ada"))
     assert await stage.core.ownership.leave()
-    assert await stage.store.get(SESSION) == before
+    assert await stage.store.get(SessionKey(SESSION, "ada")) == before
 
 
 async def test_turns_that_another_owner_has_saved_are_not_saved_again() -> None:
@@ -618,7 +621,7 @@ async def test_turns_that_another_owner_has_saved_are_not_saved_again() -> None:
     stage.core = first
     with pytest.raises(SessionFencedError):
         await stage.say("second")
-    assert (await stage.store.get(SESSION)).saved == 0 and up.turns == [0]
+    assert (await stage.store.get(SessionKey(SESSION, "ada"))).saved == 0 and up.turns == [0]
 
 
 async def test_a_turn_whose_end_is_being_stored_when_the_memories_go_is_saved_when_they_are_back() -> None:

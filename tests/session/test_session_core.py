@@ -33,7 +33,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation import blocks
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import RunCompleted, RunStarted, TextDelta
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.stores.base import Activation
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -48,26 +48,24 @@ async def new_core(
 ) -> tuple[SessionCore, InMemoryStore]:
     store = store or InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION))
-    return SessionCore(SESSION, store, engine or ScriptedEngine(), config), store
+    return SessionCore(SessionKey(SESSION), store, engine or ScriptedEngine(), config), store
 
 
 async def turn_of(core: SessionCore, prompt: str, run_id: str = "run", **settings: Any) -> Outcome:
     await core.start([prompt], run_id=run_id, **settings)
-    outcome = await core.reads.wait(run_id)
-    assert outcome
-    return outcome
+    return await core.reads.wait(run_id)
 
 
 async def test_starting_with_nothing_to_run_builds_no_engine_and_changes_nothing() -> None:
     """Case 2."""
 
     core, store = await new_core(BrokenBuilder())
-    before = await store.get(SESSION)
+    before = await store.get(SessionKey(SESSION))
     for prompts in ([], [""], ["  \n"]):
         with pytest.raises(EmptyTurnError, match=SESSION):
             await core.start(prompts, run_id="run")
-    assert replace(await store.get(SESSION), epoch=0, revision=0) == before
-    assert await store.runs(SESSION) == [] and await store.events(SESSION) == []
+    assert replace(await store.get(SessionKey(SESSION)), epoch=0, revision=0) == before
+    assert await store.runs(SessionKey(SESSION)) == [] and await store.events(SessionKey(SESSION)) == []
 
 
 @pytest.mark.parametrize("prompt", ["raise", "exit", "nothing", "thoughts", "parrot", "curse"])
@@ -105,8 +103,8 @@ async def test_many_waiters_get_the_same_result_and_a_wait_that_times_out_cancel
     await asyncio.sleep(0)
     waiter.cancel()
     outcomes = await asyncio.gather(*(core.reads.wait("run") for _ in range(20)))
-    assert {outcome.run.state for outcome in outcomes if outcome} == {"completed"}
-    assert len({outcome.turn for outcome in outcomes if outcome}) == 1
+    assert {outcome.run.state for outcome in outcomes} == {"completed"}
+    assert len({outcome.turn for outcome in outcomes}) == 1
     late = await core.reads.wait("run")
     assert late == outcomes[0]
     with pytest.raises(RunNotFoundError, match="nobody"):
@@ -118,7 +116,7 @@ async def test_a_late_wait_works_after_the_run_has_left_memory() -> None:
 
     core, store = await new_core()
     first = await turn_of(core, "hello", "first")
-    other = SessionCore(SESSION, store, ScriptedEngine())
+    other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     assert await other.reads.wait("first") == first
     assert (await other.reads.run("first")).state == "completed"
 
@@ -132,7 +130,7 @@ async def test_a_cancelled_run_keeps_its_text_marked_and_closes_its_open_tool_ca
     assert await core.cancel("changed my mind") is True
     assert await core.cancel("again", "run") is True
     outcome = await core.reads.wait("run")
-    assert outcome and outcome.turn and outcome.run.why == "changed my mind"
+    assert outcome.turn and outcome.run.why == "changed my mind"
     assert outcome.turn.new_blocks[1:] == (
         blocks.Text(text="let me look"),
         blocks.ToolUse(call_id="1", name="look"),
@@ -152,7 +150,7 @@ async def test_with_discard_the_history_equals_that_before_the_run() -> None:
     await asyncio.sleep(0.05)
     await core.cancel("no")
     outcome = await core.reads.wait("run")
-    assert outcome and outcome.turn is None and outcome.run.state == "cancelled"
+    assert outcome.turn is None and outcome.run.state == "cancelled"
     assert await core.reads.latest() == before and await core.reads.turns() == [before]
     with pytest.raises(TurnNotFoundError):
         await core.reads.turn(1)
@@ -202,7 +200,7 @@ async def test_a_run_that_is_rolled_back_leaves_no_trace_though_it_is_then_inter
     await core.start(["second"], run_id="second", if_busy="rollback")
     await core.start(["third"], run_id="third", if_busy="interrupt")
     outcome = await core.reads.wait("third")
-    assert outcome and outcome.turn and texts(outcome.turn.blocks) == ["second", "third"]
+    assert outcome.turn and texts(outcome.turn.blocks) == ["second", "third"]
     await check_session(store, SESSION)
 
 
@@ -233,7 +231,7 @@ async def test_a_turn_that_waits_has_one_content_and_names_the_turn_before_it() 
     core, store = await new_core()
     await turn_of(core, "one", "one")
     await core.append(["two"], key="two")
-    stored = StoredSession(SESSION, store, None).reads
+    stored = StoredSession(SessionKey(SESSION), store, None).reads
     for reads in (core.reads, stored):
         latest = await reads.latest()
         assert latest and texts(latest.blocks) == ["one", "two"] and latest.parent == f"{SESSION}#0"
@@ -261,7 +259,7 @@ async def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alon
     assert await core.fork(1, "fork") == fork, "forking again under the same id is the same fork"
     with pytest.raises(SessionExistsError):
         await core.fork(0, "fork")
-    forked = SessionCore("fork", store, ScriptedEngine())
+    forked = SessionCore(SessionKey("fork"), store, ScriptedEngine())
     outcome = await turn_of(forked, "another way", "forked")
     assert outcome.turn and texts(outcome.turn.blocks) == ["prompt 0", "prompt 1", "another way"]
     assert outcome.turn.index == 2 and outcome.turn.parent == "fork#1"
@@ -280,7 +278,7 @@ async def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alon
     assert (await forked.reads.turns())[-1].blocks == outcome.turn.blocks
     for session in (SESSION,):
         with pytest.raises(SessionNotFoundError):
-            await store.get(session)
+            await store.get(SessionKey(session))
 
 
 async def test_a_fork_that_is_asked_for_twice_is_one_though_its_parent_has_gone_on_meanwhile() -> None:
@@ -296,7 +294,7 @@ async def test_a_fork_that_is_asked_for_twice_is_one_though_its_parent_has_gone_
     await store.create(SessionRecord(session_id="other", parent="elsewhere#0"))
     with pytest.raises(SessionExistsError):
         await core.fork(None, "other")
-    await turn_of(SessionCore("fork", store, ScriptedEngine()), "another way", "run2")
+    await turn_of(SessionCore(SessionKey("fork"), store, ScriptedEngine()), "another way", "run2")
     with pytest.raises(SessionExistsError):
         await core.fork(None, "fork")
 
@@ -313,7 +311,7 @@ async def test_an_ended_session_refuses_runs_and_can_be_read_forked_and_deleted(
     await core.end("closing time")
     for run_id in ("run", "queued"):
         outcome = await core.reads.wait(run_id)
-        assert outcome and (outcome.run.state, outcome.run.why) == ("cancelled", "closing time")
+        assert (outcome.run.state, outcome.run.why) == ("cancelled", "closing time")
     with pytest.raises(SessionEndedError):
         await core.start(["more"], run_id="more")
     with pytest.raises(SessionEndedError):
@@ -356,11 +354,11 @@ async def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:
     await core.start(["second"], run_id="queued", if_busy="enqueue")
     await core.append(["appended"], key="appended")
     # The process is gone here: another comes, and the first can do nothing any more.
-    back = SessionCore(SESSION, store, ScriptedEngine())
+    back = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     outcome = await back.reads.wait("lost")
-    assert outcome and outcome.run.state == "interrupted" and outcome.turn
+    assert outcome.run.state == "interrupted" and outcome.turn
     queued = await back.reads.wait("queued")
-    assert queued and queued.run.state == "completed" and queued.turn
+    assert queued.run.state == "completed" and queued.turn
     assert texts(queued.turn.blocks) == ["first", "slow 500", "second"]
     latest = await back.reads.latest()
     assert latest and texts(latest.blocks)[-1] == "appended"
@@ -368,7 +366,7 @@ async def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:
         await core.append(["late"], key="late")
     with pytest.raises(SessionFencedError):
         await core.reads.wait("lost")
-    third = SessionCore(SESSION, store, ScriptedEngine())
+    third = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     assert await third.reads.wait("lost") == outcome
     await check_session(store, SESSION)
 
@@ -389,7 +387,7 @@ async def test_events_are_live_numbered_and_replayed_with_the_text() -> None:
     assert text == "".join(f"{number} " for number in range(20))
     again, _, done = await core.reads.events(0, run_id="run")
     assert again == live and done, "deltas are held while they are recent"
-    later = SessionCore(SESSION, store, ScriptedEngine())
+    later = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     replayed, after, done = await later.reads.events(0, run_id="run")
     assert [event.kind for event in replayed] == ["run_started", "run_completed"] and done
     assert isinstance(replayed[-1], RunCompleted) and replayed[-1].text == "slow 20"
@@ -465,9 +463,9 @@ async def test_live_events_after_a_store_error_get_numbers_that_no_later_owner_g
     await core.activate()
     await asyncio.sleep(0.1)
     seen = [event.seq for event in (await core.reads.events())[0]]
-    other = SessionCore(SESSION, store, ScriptedEngine())
+    other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     await other.activate()
-    interrupted = (await store.events(SESSION))[-1]
+    interrupted = (await store.events(SessionKey(SESSION)))[-1]
     assert interrupted.kind == "run_interrupted" and interrupted.seq > max(seen)
 
 
@@ -479,7 +477,7 @@ async def test_live_events_of_a_run_that_another_owner_ended_are_not_published()
     with pytest.raises(StoreError):
         await core.activate()
     store.refuses = False
-    other = SessionCore(SESSION, store, ScriptedEngine())
+    other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     await other.activate()
     published = core.state.journal.log.published
     await asyncio.sleep(0.1)  # deltas wait for what becomes of the commit

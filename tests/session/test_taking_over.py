@@ -9,7 +9,7 @@ import pytest
 
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import SessionFencedError, SessionRevertedError, StoreError
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.urls import open_store
 from turnwise.testing.faults import FaultPlan, Faults
@@ -27,7 +27,7 @@ async def cut_off(inner: SessionStore) -> tuple[SessionCore, Any]:
     faults = Faults()
     store: Any = with_faults(inner, faults)
     await inner.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, ScriptedEngine(["one"], repeat=True))
+    core = SessionCore(SessionKey("s"), store, ScriptedEngine(["one"], repeat=True))
     await core.append(["first"], key="first")
     faults.plan = FaultPlan(rates={"unanswered": 1.0}, limit=1)
     with pytest.raises(StoreError):
@@ -36,7 +36,7 @@ async def cut_off(inner: SessionStore) -> tuple[SessionCore, Any]:
 
 
 def other_core(inner: SessionStore) -> SessionCore:
-    return SessionCore("s", inner, ScriptedEngine(["two"], repeat=True))
+    return SessionCore(SessionKey("s"), inner, ScriptedEngine(["two"], repeat=True))
 
 
 async def test_an_owner_that_activates_after_the_check_keeps_the_session(inner: SessionStore) -> None:
@@ -54,7 +54,7 @@ async def test_an_owner_that_activates_after_the_check_keeps_the_session(inner: 
         await core.append(["lost"], key="lost")
     assert core.ownership.is_lost
     await other.append(["fourth"], key="fourth")
-    assert (await inner.get("s")).log_size == 4
+    assert (await inner.get(SessionKey("s"))).log_size == 4
     await inner.close()
 
 
@@ -80,7 +80,7 @@ async def test_a_process_knows_its_own_activation_although_the_answer_was_lost(i
             await core.activate()
     store.faults.plan = FaultPlan()
     await core.append(["third"], key="third")
-    assert (await inner.get("s")).log_size == 3
+    assert (await inner.get(SessionKey("s"))).log_size == 3
     await inner.close()
 
 
@@ -104,7 +104,7 @@ async def test_a_commit_that_arrives_after_the_check_is_the_process_s_own(inner:
         await core.append(["third"], key="third")
     store.get = meanwhile
     assert await core.append(["third"], key="third") == 0
-    assert (await inner.get("s")).log_size == 3
+    assert (await inner.get(SessionKey("s"))).log_size == 3
     await inner.close()
 
 

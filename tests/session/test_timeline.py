@@ -38,7 +38,7 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     without_blocks,
 )
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.steps import steps_of
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
@@ -98,11 +98,11 @@ class Failing(InMemoryStore):
 async def a_core(store: Any = None, engine: Any = None) -> tuple[SessionCore, Any]:
     store = store or InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION))
-    return SessionCore(SESSION, store, engine or Planner(), off_loop=inline), store
+    return SessionCore(SessionKey(SESSION), store, engine or Planner(), off_loop=inline), store
 
 
 async def events_of(store: Any) -> list[AnyEvent]:
-    return list(await store.events(SESSION))
+    return list(await store.events(SessionKey(SESSION)))
 
 
 def own_of(events: Sequence[AnyEvent]) -> list[str]:
@@ -147,7 +147,7 @@ async def test_an_event_is_stored_once_whatever_commit_fails(at: int, stores: bo
     core, store = await a_core(Failing(at, stores=stores))
     await core.start(["go"], run_id="run")
     outcome = await core.reads.wait("run")
-    assert outcome and outcome.run.state == "completed"
+    assert outcome.run.state == "completed"
     assert store.commits >= at - 1
     events = await events_of(store)
     assert sorted(own_of(events)) == ["answered", "progress", "progress", "thread"]
@@ -177,7 +177,7 @@ async def test_a_wrong_event_fails_its_caller(name: Any, data: Any, why: str) ->
     core, store = await a_core(engine=Wrong(name, data))
     await core.start(["go"], run_id="run")
     outcome = await core.reads.wait("run")
-    assert outcome and outcome.run.state == "failed" and why in str(outcome.run.why)
+    assert outcome.run.state == "failed" and why in str(outcome.run.why)
     assert own_of(await events_of(store)) == []
 
 
@@ -216,7 +216,9 @@ async def test_a_run_may_have_a_parent_run_of_the_same_user() -> None:
     await core.reads.wait("parent")
     await store.create(SessionRecord(session_id="sub"))
     await store.create(SessionRecord(session_id="stranger", user_id="eve"))
-    sub, stranger = (SessionCore(name, store, ScriptedEngine()) for name in ("sub", "stranger"))
+    sub, stranger = (
+        SessionCore(key, store, ScriptedEngine()) for key in (SessionKey("sub"), SessionKey("stranger", "eve"))
+    )
     await sub.start(["do"], run_id="child", parent="parent")
     await sub.reads.wait("child")
     assert (await store.run("child")).parent == "parent"
@@ -260,7 +262,7 @@ async def test_streamed_parts_have_indexes_and_results_have_payloads() -> None:
     with pytest.raises(CallDecidedError):
         await core.decide("run", "x", ApprovalDecision(verdict="provided", text='{"answer":[1]}'))
     outcome = await core.reads.wait("run")
-    assert outcome and outcome.turn
+    assert outcome.turn
     results = [block for block in outcome.turn.output if isinstance(block, ToolResult)]
     assert [(result.call_id, result.data) for result in results] == [("x", {"answer": (1,)}), ("y", {"tea": 3})]
     events, _, _ = await core.reads.events(run_id="run")

@@ -9,7 +9,7 @@ from schedules import SESSION
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import SessionBusyError, TurnIdTakenError, TurnNotFoundError
 from turnwise.memory.conversation.events import RunQueued, RunStarted
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.store import SQLStore
@@ -22,7 +22,7 @@ def store(request: pytest.FixtureRequest, tmp_path: object) -> SessionStore:
 
 async def a_core(store: SessionStore) -> SessionCore:
     await store.create(SessionRecord(session_id=SESSION))
-    return SessionCore(SESSION, store, ScriptedEngine())
+    return SessionCore(SessionKey(SESSION), store, ScriptedEngine())
 
 
 async def test_a_turn_is_found_by_its_own_id_also_by_the_next_process(store: SessionStore) -> None:
@@ -30,13 +30,13 @@ async def test_a_turn_is_found_by_its_own_id_also_by_the_next_process(store: Ses
     await core.append(["earlier"], key="k")
     await core.start(["hello"], run_id="a", turn_id="turn-1")
     await core.reads.wait("a")
-    for one in (core, SessionCore(SESSION, store, ScriptedEngine())):
+    for one in (core, SessionCore(SessionKey(SESSION), store, ScriptedEngine())):
         turn = await one.reads.turn("turn-1")
         assert (turn.index, turn.turn_id, turn.run_id) == (0, "turn-1", "a")
         assert turn == await one.reads.turn(0)
         with pytest.raises(TurnNotFoundError, match="'turn-2'"):
             await one.reads.turn("turn-2")
-    (started,) = [event for event in await store.events(SESSION) if isinstance(event, RunStarted)]
+    (started,) = [event for event in await store.events(SessionKey(SESSION)) if isinstance(event, RunStarted)]
     assert (started.turn_id, started.turn_index, started.run_id) == ("turn-1", 0, "a")
     await store.close()
 
@@ -46,11 +46,11 @@ async def test_an_id_that_the_session_had_is_refused_and_nothing_is_stored(store
     first = await core.start(["hello"], run_id="a", turn_id="t")
     assert await core.start(["hello"], run_id="a", turn_id="t") == first, "the second delivery of a start"
     await core.reads.wait("a")
-    before = await store.events(SESSION)
-    for one in (core, SessionCore(SESSION, store, ScriptedEngine())):
+    before = await store.events(SessionKey(SESSION))
+    for one in (core, SessionCore(SessionKey(SESSION), store, ScriptedEngine())):
         with pytest.raises(TurnIdTakenError, match=r"'t'.*'a'"):
             await one.start(["other"], run_id="b", turn_id="t")
-        assert await store.events(SESSION) == before
+        assert await store.events(SessionKey(SESSION)) == before
         assert await one.start(["hello"], run_id="a", turn_id="t") == first
     await one.start(["other"], run_id="b", turn_id="u")
     await one.reads.wait("b")
@@ -75,7 +75,7 @@ async def test_a_queued_turn_has_its_id_and_a_discarded_one_keeps_it_taken(store
         with pytest.raises(TurnIdTakenError):
             await core.check_start(["again"], run_id="d", turn_id=gone)
     assert await core.check_start(["again"], run_id="d", turn_id="four") is None
-    queued = [event for event in await store.events(SESSION) if isinstance(event, RunQueued)]
+    queued = [event for event in await store.events(SessionKey(SESSION)) if isinstance(event, RunQueued)]
     assert [event.turn_id for event in queued] == ["two", "three"]
     assert [turn.turn_id for turn in await core.reads.turns()] == ["three"]
     await store.close()
@@ -87,7 +87,7 @@ async def test_a_fork_has_ids_of_its_own() -> None:
     await core.start(["hello"], run_id="a", turn_id="t")
     await core.reads.wait("a")
     await core.fork(None, "fork")
-    fork = SessionCore("fork", store, ScriptedEngine())
+    fork = SessionCore(SessionKey("fork"), store, ScriptedEngine())
     await fork.start(["again"], run_id="b", turn_id="t")
     await fork.reads.wait("b")
     assert (await fork.reads.turn("t")).run_id == "b"

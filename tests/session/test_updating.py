@@ -12,7 +12,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.frozen_json import freeze
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
@@ -30,14 +30,14 @@ def _quiet() -> Iterator[None]:
 async def new_core(**values: object) -> tuple[SessionCore, InMemoryStore]:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s", **values))  # type: ignore[arg-type]
-    return SessionCore("s", store, ScriptedEngine(), SessionConfig(max_metadata_bytes=60)), store
+    return SessionCore(SessionKey("s"), store, ScriptedEngine(), SessionConfig(max_metadata_bytes=60)), store
 
 
 async def test_metadata_is_merged_or_replaced_and_a_title_is_kept_changed_or_removed() -> None:
     core, store = await new_core(metadata=freeze({"a": 1, "b": None, "c": {"deep": 1}}))
     changed = await core.update("Paris", {"a": None, "c": {"other": 2}, "d": [1]})
     assert (changed.title, changed.metadata) == ("Paris", {"b": None, "c": {"other": 2}, "d": (1,)})
-    assert await store.get("s") == changed
+    assert await store.get(SessionKey("s")) == changed
     assert await core.update(None, None) == changed, "nothing to change stores nothing"
     changed = await core.update(None, {"x": None}, merge=False)
     assert (changed.title, changed.metadata) == ("Paris", {"x": None})
@@ -50,7 +50,7 @@ async def test_metadata_that_are_too_large_together_are_refused_and_nothing_is_c
     for metadata in ({"b": "y" * 40}, {"turnwise.sealed": "tw1:", "a": None}):
         with pytest.raises(InvalidInputError, match="metadata"):
             await core.update("not kept", metadata)
-    found = await store.get("s")
+    found = await store.get(SessionKey("s"))
     assert (found.title, found.metadata) == ("kept", before)
     await core.update(None, {"b": "y" * 40}, merge=False)
 
@@ -62,7 +62,7 @@ async def test_a_running_and_an_ended_session_can_be_renamed() -> None:
     await core.cancel("enough")
     await core.end()
     await core.update(None, {"after": "the end"})
-    found = await store.get("s")
+    found = await store.get(SessionKey("s"))
     assert (found.title, found.metadata, found.status) == ("while it runs", {"after": "the end"}, "ended")
 
 
@@ -76,7 +76,7 @@ def test_no_fault_at_any_point_loses_a_change() -> None:
         await world.ask("update", None, {"b": 2})
         await world.wait("one")
         await world.ask("update", "last", {"a": None})
-        found = await world.store.inner.get("session")
+        found = await world.store.inner.get(SessionKey("session"))
         assert (found.title, found.metadata) == ("last", {"b": 2})
         (await world.audit()).check()
 

@@ -19,6 +19,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import CallDecidedError
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse
 from turnwise.memory.conversation.runs import Until
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.testing.faults import FaultPlan, Faults
@@ -138,7 +139,7 @@ async def test_a_suspended_run_settles_a_wait_at_once_and_ends_no_other() -> Non
     assert (await wait(world, "settled")).run.state == "awaiting_approval"
     began = asyncio.get_running_loop().time()
     assert (await wait(world, "settled", 0.0)).turn
-    assert (await StoredSession("session", world.store.inner, None).wait("run", None, "settled")).turn
+    assert (await StoredSession(SessionKey("session"), world.store.inner, None).wait("run", None, "settled")).turn
     assert asyncio.get_running_loop().time() == began
     timed_out = await wait(world, "ended", 5.0)
     assert timed_out.run.state == "awaiting_approval" and timed_out.turn is None

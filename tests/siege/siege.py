@@ -77,7 +77,6 @@ class Siege:
             placement=Dedicated() if stage.name == "sqlite" else Packed(hosts=2),
             config=SessionConfig(cancel_grace_s=0.5, idle_s=20.0),
             namespace=NAMESPACE,
-            enforce_user=True,
         )
         self._callers = [
             Caller(self._manager, self.ledger, user, chat, f"{stage.seed}/{user}/{chat}/{number}")

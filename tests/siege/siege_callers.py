@@ -30,6 +30,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import Document, Image
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.urls import open_store
 
 ANSWER_S = 60.0
@@ -269,7 +270,6 @@ def bad_calls(
         "a bad cursor": lambda: any_manager.list(user_id=user, cursor="x"),
         "deep metadata": lambda: any_manager.open("deep", user_id=user, metadata=deep),
         "a blank id": lambda: any_manager.open(" ", user_id=user),
-        "no user": lambda: any_manager.open("chat-0"),
         "an image that is no base64": lambda: session.run(Image(data="%%%", media_type="image/png")),
         "an image that is text": lambda: session.run(Image(data="aGk=", media_type="text/plain")),
         "a document that is no base64": lambda: session.run(
@@ -313,7 +313,7 @@ async def mutate(url: str, whose: tuple[str, str], number: int, dice: random.Ran
     store = open_store(url)
     try:
         lines: list[str] = []
-        await export_session(store, whose[1], lines.append, user_id=whose[0])
+        await export_session(store, SessionKey(whose[1], whose[0]), lines.append)
         at = dice.randrange(len(lines))
         value = json.loads(lines[at])
         match dice.randrange(4):

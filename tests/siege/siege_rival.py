@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> dict[str, object]:
         ray.init("local", num_cpus=1, include_dashboard=False, configure_logging=False, log_to_driver=False)
     except Exception as error:  # noqa: BLE001 - Ray raises it bare, on a machine that has no time for one more
         return done | {"error": f"that did not start: {type(error).__name__}"}
-    settings: dict[str, Any] = {"engine": SiegeEngine(leaks), "namespace": namespace, "enforce_user": True}
+    settings: dict[str, Any] = {"engine": SiegeEngine(leaks), "namespace": namespace}
     try:
         with SessionManager(url, placement=Packed(hosts=1), **settings) as manager:
             session = manager.open(chat, user_id=user)

@@ -225,12 +225,13 @@ class RedisStore:
         with self._server.client as client:
             ids = next(key for key in client.scan_iter(match="*:ids"))
             base = ids.removesuffix(b":ids")
-            for session_id, number in client.hgetall(ids).items():
-                if session_id.split(b"\x1f")[0].startswith(IMPORTED.encode()):
+            for key, number in client.hgetall(ids).items():
+                name, user = json.loads(key)
+                if name.startswith(IMPORTED):
                     continue
                 whole = base + b":" + number
-                born, changing = (json.loads(text) for text in client.hmget(whole, "born", "row"))
-                user, name = born.get("user_id", "default"), session_id.decode()
+                (row,) = client.hmget(whole, "row")
+                changing = json.loads(row)
                 log = client.hgetall(whole + b":log")
                 own = {int(at): body.decode() for at, body in log.items()}
                 found.add_log(name, own, changing.get("log_size", 0))
@@ -254,7 +255,7 @@ def _read_tables(ask: Any) -> Found:
     sessions = {
         key: (session_id, user, size)
         for key, session_id, user, size in ask("SELECT key, session_id, user_id, log_size FROM turnwise_sessions")
-        if not session_id.split("\x1f")[0].startswith(IMPORTED)
+        if not session_id.startswith(IMPORTED)
     }
     logs: dict[int, dict[int, str]] = {}
     for log, at, body in ask("SELECT log, at, body FROM turnwise_blocks"):

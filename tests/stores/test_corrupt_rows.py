@@ -20,8 +20,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CorruptRecordError, NotFoundError, StoreError, TurnwiseError
 from turnwise.memory.conversation.frozen_json import freeze
-from turnwise.memory.conversation.ids import public_id
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.deletion import erase
@@ -52,9 +51,9 @@ async def talk(store: SessionStore, session_id: str, user_id: str = "ada") -> No
     """Store a session that has the secret in every table."""
     record = SessionRecord(session_id=session_id, user_id=user_id, metadata=freeze({SECRET: SECRET}), ttl_s=0.0)
     await store.create(record)
-    core = SessionCore(session_id, store, ScriptedEngine())
+    core = SessionCore(SessionKey(session_id, user_id), store, ScriptedEngine())
     run = await core.start([f"{SECRET} of {session_id}"], run_id=f"run of {session_id}", labels={SECRET: SECRET})
-    assert await core.reads.wait(run.run_id)
+    await core.reads.wait(run.run_id)
     await core.append([SECRET], key="appended")
     await core.ownership.leave()
 
@@ -62,14 +61,14 @@ async def talk(store: SessionStore, session_id: str, user_id: str = "ada") -> No
 async def read_all(store: SessionStore, session_id: str, log: str) -> list[TurnwiseError]:
     """Read everything of a session, and return the errors of what cannot be read."""
     reads: list[Callable[[], Awaitable[Any]]] = [
-        lambda: store.get(session_id),
-        lambda: store.activate(session_id),
-        lambda: store.turns(session_id),
-        lambda: store.runs(session_id),
+        lambda: store.get(SessionKey(session_id, "ada")),
+        lambda: store.activate(SessionKey(session_id, "ada")),
+        lambda: store.turns(SessionKey(session_id, "ada")),
+        lambda: store.runs(SessionKey(session_id, "ada")),
         lambda: store.run(f"run of {session_id}"),
-        lambda: store.events(session_id),
+        lambda: store.events(SessionKey(session_id, "ada")),
         lambda: store.blocks([Span(log, 0, 2)]),
-        lambda: store.event_of_key(session_id, "appended"),
+        lambda: store.event_of_key(SessionKey(session_id, "ada"), "appended"),
     ]
     errors = []
     for read in reads:
@@ -78,7 +77,7 @@ async def read_all(store: SessionStore, session_id: str, log: str) -> list[Turnw
         except TurnwiseError as error:
             check_quiet(error)
             errors.append(error)
-    core = SessionCore(session_id, store, ScriptedEngine())
+    core = SessionCore(SessionKey(session_id, "ada"), store, ScriptedEngine())
     try:
         for turn in await core.reads.turns():
             assert turn.blocks
@@ -95,16 +94,16 @@ async def check_damage(store: SessionStore, log: str, *, is_found: bool = True) 
     for page in (await store.query(user_id="ada"), await store.expired(1e12)):
         assert "t" in [session.session_id for session in page]
         assert not is_found or len(page.items) + len(page.unreadable) == 2
-        assert not is_found or page.unreadable in ((), ("s",))
+        assert not is_found or page.unreadable in ((), (SessionKey("s", "ada"),))
     assert (await store.query(user_id="ada", limit=1)).cursor or not is_found
     if is_found:
         try:
-            await SessionCore("s", store, ScriptedEngine()).delete()
+            await SessionCore(SessionKey("s", "ada"), store, ScriptedEngine()).delete()
         except CorruptRecordError as error:
             check_quiet(error)
-            await store.delete("s")
+            await store.delete(SessionKey("s", "ada"))
         assert [session.session_id for session in await store.query()] == ["t"]
-    assert not await read_all(store, "t", (await store.get("t")).log)
+    assert not await read_all(store, "t", (await store.get(SessionKey("t", "ada"))).log)
     return bool(errors)
 
 
@@ -131,7 +130,7 @@ def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else
     async def fill(store: SQLStore) -> str:
         await talk(store, "s")
         await talk(store, "t")
-        return (await store.get("s")).log
+        return (await store.get(SessionKey("s", "ada"))).log
 
     async def use(path: Path, table: str, column: str) -> bool:
         shutil.copy(whole, path)
@@ -163,7 +162,7 @@ async def test_a_damaged_row_in_postgresql_is_named_but_not_quoted_and_blocks_no
         store = SQLStore(database)
         await talk(store, "s")
         await talk(store, "t")
-        key = (await store.get("s")).log
+        key = (await store.get(SessionKey("s", "ada"))).log
         with psycopg.connect(database) as connection:
             owner = {"turnwise_sessions": "key", "turnwise_blocks": "log"}.get(table, "session")
             connection.execute(
@@ -171,7 +170,7 @@ async def test_a_damaged_row_in_postgresql_is_named_but_not_quoted_and_blocks_no
                 (int(key),),
             )
         assert await check_damage(store, key)
-        await store.delete("t")
+        await store.delete(SessionKey("t", "ada"))
         await store.close()
     check_quiet(None, caplog.text)
 
@@ -199,8 +198,8 @@ def test_a_damaged_record_in_redis_is_named_but_not_quoted_and_blocks_nothing_el
                 client.flushall()
                 await talk(store, "s")
                 await talk(store, "t")
-                key = (await store.get("s")).log
-                if not damage(client, number, (await store.get("t")).log):
+                key = (await store.get(SessionKey("s", "ada"))).log
+                if not damage(client, number, (await store.get(SessionKey("t", "ada"))).log):
                     await store.close()
                     return number
             assert await check_damage(store, key), number
@@ -295,14 +294,14 @@ def test_what_a_database_refuses_is_not_quoted(database: str, tmp_path: Path) ->
 def test_a_user_with_damaged_sessions_is_listed_and_forgotten(
     placement: Placement, make_manager: Callable[..., SessionManager], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = make_manager(placement=placement, enforce_user=True)
+    manager = make_manager(placement=placement)
     for name in ("whole", "its record", "its turns", "its blocks"):
         chat = manager.open(name, user_id="ada", metadata={"about": SECRET})
         chat.run(SECRET).wait(60)
     make_manager(placement=placement).open("another's", user_id="bob").run("hello").wait(60)
     with sqlite3.connect(tmp_path / "chats.db") as connection:
         found = connection.execute("SELECT session_id, key FROM turnwise_sessions")
-        keys = {public_id(name): key for name, key in found}
+        keys = dict(found)
         for name, table, column in (
             ("its record", "turnwise_sessions", "metadata"),
             ("its turns", "turnwise_turns", "input"),
@@ -315,7 +314,7 @@ def test_a_user_with_damaged_sessions_is_listed_and_forgotten(
     with caplog.at_level(logging.WARNING):
         page = manager.list(user_id="ada")
     assert {session.session_id for session in page} == {"whole", "its turns", "its blocks"}
-    assert page.unreadable == ("its record",) and "its record" in caplog.text
+    assert page.unreadable == (SessionKey("its record", "ada"),) and "its record" in caplog.text
     with pytest.raises(CorruptRecordError) as raised:
         manager.open("its record", user_id="ada")
     check_quiet(raised.value, caplog.text)

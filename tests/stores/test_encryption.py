@@ -37,7 +37,7 @@ from turnwise.memory.conversation.blocks import ToolResult, ToolUse, User, encod
 from turnwise.memory.conversation.events import Event, PromptAppended, RunFailed, ToolStarted
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -100,7 +100,7 @@ def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> Non
     made = InMemoryHistory() if inner == "memory" else None
 
     def make() -> HistoryStore:
-        return EncryptedHistory(made or SQLHistory(f"sqlite:///{tmp_path}/history.db"), ENCRYPTION).of("default")
+        return EncryptedHistory(made or SQLHistory(f"sqlite:///{tmp_path}/history.db"), ENCRYPTION)
 
     asyncio.run(check_law(law, make))
 
@@ -112,7 +112,7 @@ READABLE = {
     " seq usage memory saved ttl_s model engine",
     TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten"
     " removed",
-    RunRecord: "run_id session_id turn_index state first_seq created_at started_at ended_at code timeout_s"
+    RunRecord: "run_id session_id user_id turn_index state first_seq created_at started_at ended_at code timeout_s"
     " successor idempotency_key parent usage resumes memory model engine joins trace",
 }
 """What stays as it is. A new field is sealed in `encryption_records`, or named here and in `EncryptedStore`."""
@@ -131,10 +131,11 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
     }
     session = SessionRecord(session_id=session_id, user_id=user_id, **own)
     await store.create(session)
-    session = (await store.activate(session_id)).session
+    session = (await store.activate(SessionKey(session_id, user_id))).session
     run = RunRecord(
         run_id=f"run of {session_id}",
         session_id=session_id,
+        user_id=user_id,
         turn_index=0,
         state="running",
         first_seq=1,
@@ -164,9 +165,9 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
     turn = TurnRecord(index=0, run_id=run.run_id, input=(span,), status="failed", metadata=said, stop_reason=secret)
     begun = session.committed()
     grown = begun.committed(log_size=3, seq=3, next_index=1)
-    await store.commit(session_id, 1, Commit(session=begun, new_run=run))
+    await store.commit(SessionKey(session_id, user_id), 1, Commit(session=begun, new_run=run))
     await store.commit(
-        session_id,
+        SessionKey(session_id, user_id),
         1,
         Commit(session=grown, blocks=[encode(block) for block in blocks], turns=[turn], runs=[end], events=events),
     )
@@ -178,14 +179,16 @@ async def test_only_the_documented_fields_of_records_stay_readable() -> None:
     store = EncryptedStore(inner, ENCRYPTION)
     await fill(store, "s", "u")
     for found, sealed in (
-        (await store.get("s"), await inner.get("s")),
-        ((await store.turns("s"))[0], (await inner.turns("s"))[0]),
+        (await store.get(SessionKey("s", "u")), await inner.get(SessionKey("s", "u"))),
+        ((await store.turns(SessionKey("s", "u")))[0], (await inner.turns(SessionKey("s", "u")))[0]),
         (await store.run("run of s"), await inner.run("run of s")),
     ):
         same = {field.name for field in fields(found) if getattr(found, field.name) == getattr(sealed, field.name)}
         assert same == set(READABLE[type(found)].split()), f"of {type(found).__name__}"
         assert SECRET in repr(found) and SECRET not in repr(sealed)
-    for event, hidden in zip(await store.events("s"), await inner.events("s"), strict=True):
+    for event, hidden in zip(
+        await store.events(SessionKey("s", "u")), await inner.events(SessionKey("s", "u")), strict=True
+    ):
         shown = hidden.model_dump(exclude={"kind", "stored_kind", "payload"})
         assert shown == event.model_dump(include=set(shown)) and event.kind not in repr(hidden)
 
@@ -221,10 +224,10 @@ def test_stored_data_contains_no_text_of_the_conversation(
         store: Any = SQLStore(url)
         history: Any = SQLHistory(url)
         if encryption:
-            store, history = EncryptedStore(store, encryption), EncryptedHistory(history, encryption).of("u")
+            store, history = EncryptedStore(store, encryption), EncryptedHistory(history, encryption)
         await fill(store, "s", "u")
-        await history.append("s", await store.events("s"))
-        assert await history.events("s") == await store.events("s")
+        await history.append(SessionKey("s", "u"), await store.events(SessionKey("s", "u")))
+        assert await history.events(SessionKey("s", "u")) == await store.events(SessionKey("s", "u"))
         raw = raw_postgres(url) if url.startswith("postgres") else raw_sqlite(Path(url[10:]).parent)
         await store.close()
         await history.close()
@@ -258,19 +261,22 @@ async def test_without_a_users_key_only_that_users_data_cannot_be_read() -> None
     inner = InMemoryStore()
     store = EncryptedStore(inner, Encryption(vault, cache_s=0))
     alice, bob = await fill(store, "a", "alice", "hers"), await fill(store, "b", "bob", "his")
-    (turn,) = await store.turns("a")
+    (turn,) = await store.turns(SessionKey("a", "alice"))
     fork = await store.create(SessionRecord(session_id="f", user_id="alice", parent="a#0"), turn)
     del vault["alice"]
     commit = Commit(session=alice.committed(), blocks=())
     calls: dict[str, Any] = {
-        **{name: getattr(store, name)("a") for name in ("get", "activate", "turns", "runs", "events")},
+        **{
+            name: getattr(store, name)(SessionKey("a", "alice"))
+            for name in ("get", "activate", "turns", "runs", "events")
+        },
         "run": store.run("run of a"),
-        "run_of_key": store.run_of_key("a", "key"),
-        "event_of_key": store.event_of_key("a", "event key"),
+        "run_of_key": store.run_of_key(SessionKey("a", "alice"), "key"),
+        "event_of_key": store.event_of_key(SessionKey("a", "alice"), "event key"),
         "blocks": store.blocks([Span(alice.log, 0, 3)]),
-        "commit": store.commit("a", 2, commit),
+        "commit": store.commit(SessionKey("a", "alice"), 2, commit),
         "create": store.create(SessionRecord(session_id="new", user_id="alice")),
-        "a fork's turns": store.turns("f"),
+        "a fork's turns": store.turns(SessionKey("f", "alice")),
         "bob's blocks and hers": store.blocks([Span(bob.log, 0, 1), Span(alice.log, 0, 1)]),
     }
     for what, call in calls.items():
@@ -278,17 +284,19 @@ async def test_without_a_users_key_only_that_users_data_cannot_be_read() -> None
             await call
         assert caught.value.user_id == "alice" and "hers" not in str(caught.value), what
     with pytest.raises(SessionNotFoundError):
-        await store.get("new")
-    assert (await store.get("b")).metadata == {"his": ("his",)}
+        await store.get(SessionKey("new", "alice"))
+    assert (await store.get(SessionKey("b", "bob"))).metadata == {"his": ("his",)}
     assert len(await store.blocks([Span(bob.log, 0, 3)])) == 3
-    assert [run.why for run in await store.runs("b")] == ["his"]
+    assert [run.why for run in await store.runs(SessionKey("b", "bob"))] == ["his"]
     listed = {session.session_id: session for session in await store.query()}
     assert set(listed) == {"a", "b", "f"} and listed["b"].metadata == {"his": ("his",)}
-    assert listed["a"].metadata == (await inner.get("a")).metadata and "hers" not in repr(listed["a"])
+    assert listed["a"].metadata == (await inner.get(SessionKey("a", "alice"))).metadata and "hers" not in repr(
+        listed["a"]
+    )
     assert [session.session_id for session in await store.expired(1e12)] == ["a", "b"]
     assert (await store.count(user_id="alice"), (await store.unsettled()).items) == (2, ())
     for session_id in ("a", "f"):
-        await store.delete(session_id)
+        await store.delete(SessionKey(session_id, "alice"))
     assert (await store.query(user_id="alice")).items == () and fork.log
     vault["alice"] = key_of("alice")
     await fill(store, "a", "alice")
@@ -304,14 +312,14 @@ async def test_a_key_is_fetched_again_after_cache_s(monkeypatch: pytest.MonkeyPa
     assert vault.asked == 1
     del vault["u"]
     now_s += 59.9
-    assert (await store.get("s")).metadata and vault.asked == 1
+    assert (await store.get(SessionKey("s", "u"))).metadata and vault.asked == 1
     now_s += 0.1
     for times in (2, 3):
         with pytest.raises(KeyMissingError):
-            await store.get("s")
+            await store.get(SessionKey("s", "u"))
         assert vault.asked == times
     vault["u"] = key_of("u")
-    assert (await store.get("s")).metadata and len(await store.events("s")) == 3
+    assert (await store.get(SessionKey("s", "u"))).metadata and len(await store.events(SessionKey("s", "u"))) == 3
 
 
 def raising(error: Exception) -> Callable[[str], bytes]:
@@ -336,7 +344,7 @@ async def test_an_invalid_key_is_refused_and_not_shown(key: Any, error: type[Exc
     inner = InMemoryStore()
     await fill(EncryptedStore(inner, ENCRYPTION), "s", "u")
     with pytest.raises(error) as caught:
-        await EncryptedStore(inner, Encryption(key)).get("s")
+        await EncryptedStore(inner, Encryption(key)).get(SessionKey("s", "u"))
     assert "'u'" in str(caught.value)
     assert SECRET not in str(caught.value) + repr(caught.value) + repr(pickle.loads(pickle.dumps(caught.value)))
 
@@ -360,24 +368,19 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             make()
 
 
-def test_an_encrypted_history_must_know_the_user_of_its_events() -> None:
-    with pytest.raises(ConfigError, match="user_id"):
-        asyncio.run(EncryptedHistory(InMemoryHistory(), ENCRYPTION).append("s", []))
-
-
 # What was tampered with
 
 
 async def blocks_of(store: SessionStore) -> list[str]:
-    return await store.blocks([Span((await store.get("s")).log, 0, 3)])
+    return await store.blocks([Span((await store.get(SessionKey("s", "u"))).log, 0, 3)])
 
 
 READS: dict[str, Callable[[SessionStore], Any]] = {
-    "sessions": lambda store: store.get("s"),
+    "sessions": lambda store: store.get(SessionKey("s", "u")),
     "blocks": blocks_of,
-    "turns": lambda store: store.turns("s"),
-    "runs": lambda store: store.runs("s"),
-    "events": lambda store: store.events("s"),
+    "turns": lambda store: store.turns(SessionKey("s", "u")),
+    "runs": lambda store: store.runs(SessionKey("s", "u")),
+    "events": lambda store: store.events(SessionKey("s", "u")),
 }
 COLUMNS = {"sessions": "metadata", "blocks": "body", "turns": "metadata", "runs": "calls", "events": "body"}
 NTH_KEY = "(SELECT key FROM turnwise_sessions ORDER BY key LIMIT 1 OFFSET {0} - 1)"
@@ -452,29 +455,33 @@ async def test_changing_the_readable_part_of_a_row_is_detected() -> None:
     inner = InMemoryStore()
     store = EncryptedStore(inner, ENCRYPTION)
     await fill(store, "s", "u")
-    row = inner._rows["s"]
+    row = inner._rows[SessionKey("s", "u")]
     run, turn, event = row.runs["run of s"], row.turns[0], row.events[1]
     row.runs["run of s"] = replace(run, state="completed")
     row.turns[0] = replace(turn, status="completed")
     for changed in ({"key": "x"}, {"run_id": "x"}, {"turn_index": 9}):
         row.events[1] = event.model_copy(update=changed)
         with pytest.raises(CorruptRecordError, match="event s:1"):
-            await store.events("s")
+            await store.events(SessionKey("s", "u"))
     with pytest.raises(CorruptRecordError, match="run of s"):
-        await store.runs("s")
+        await store.runs(SessionKey("s", "u"))
     with pytest.raises(CorruptRecordError, match="turn s#0"):
-        await store.turns("s")
+        await store.turns(SessionKey("s", "u"))
 
 
 async def test_equal_texts_are_encrypted_differently_except_repeated_events() -> None:
     inner = InMemoryStore()
     store = EncryptedStore(inner, ENCRYPTION)
     session = await store.create(SessionRecord(session_id="s"))
-    session = (await store.activate("s")).session.committed(log_size=2)
-    await store.commit("s", 1, Commit(session=session, blocks=["same", "same"]))
-    first = (await inner.get("s")).metadata
-    await store.commit("s", 1, Commit(session=session.committed()))
-    sealed = [*await inner.blocks([Span(session.log, 0, 2)]), str(first), str((await inner.get("s")).metadata)]
+    session = (await store.activate(SessionKey("s"))).session.committed(log_size=2)
+    await store.commit(SessionKey("s"), 1, Commit(session=session, blocks=["same", "same"]))
+    first = (await inner.get(SessionKey("s"))).metadata
+    await store.commit(SessionKey("s"), 1, Commit(session=session.committed()))
+    sealed = [
+        *await inner.blocks([Span(session.log, 0, 2)]),
+        str(first),
+        str((await inner.get(SessionKey("s"))).metadata),
+    ]
     assert len(set(sealed)) == 4
 
 
@@ -501,7 +508,7 @@ async def test_an_encrypted_session_can_be_continued_but_not_read_without_its_ke
     def core(session_id: str, *, sealed: bool = True) -> SessionCore:
         store = EncryptedStore(inner, ENCRYPTION) if sealed else inner
         feed = EncryptedHistory(history, ENCRYPTION) if sealed else history
-        return SessionCore(session_id, store, ScriptedEngine(), history=feed)
+        return SessionCore(SessionKey(session_id, "u"), store, ScriptedEngine(), history=feed)
 
     await EncryptedStore(inner, ENCRYPTION).create(SessionRecord(session_id="s", user_id="u"))
     first = core("s")
@@ -521,7 +528,7 @@ async def test_an_encrypted_session_can_be_continued_but_not_read_without_its_ke
         with pytest.raises(StillEncryptedError, match=f"session {session_id} "):
             await core(session_id, sealed=False).reads.latest()
     assert SECRET not in repr(inner._logs) + repr(inner._rows) + repr(history._sessions)
-    assert "run_started" not in repr(history._sessions) and history._sessions["s"]
+    assert "run_started" not in repr(history._sessions) and history._sessions[SessionKey("s", "u")]
 
 
 def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(
@@ -536,7 +543,7 @@ def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(
         "history_store": f"sqlite:///{tmp_path}/data/events.db",
     }
     place["placement"] = Packed(hosts=1)
-    manager = make_manager(**place, encryption=Encryption(keys, cache_s=0), enforce_user=True)
+    manager = make_manager(**place, encryption=Encryption(keys, cache_s=0))
     chats = {user: manager.open(f"of {user}", user_id=user, metadata={"topic": SECRET}) for user in ("alice", "bob")}
     runs = {user: chat.run(f"{SECRET} of {user}", labels={"a": SECRET}) for user, chat in chats.items()}
     for user, run in runs.items():

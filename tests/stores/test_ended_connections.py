@@ -12,6 +12,7 @@ from test_failed_verbs import ITEMS, ON_SQL, SESSION, USER
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
 from turnwise.adapters.langgraph.items import Batch
 from turnwise.errors import StoreError
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -70,11 +71,11 @@ async def test_each_commit_of_a_group_says_what_ended_its_connection(database: s
 
 def reads_of_sessions(store: Any) -> Mapping[str, Callable[[], Awaitable[object]]]:
     return {
-        "get": lambda: store.get("s"),
-        "state": lambda: store.state("s"),
-        "turns": lambda: store.turns("s"),
-        "runs": lambda: store.runs("s"),
-        "events": lambda: store.events("s"),
+        "get": lambda: store.get(SessionKey("s")),
+        "state": lambda: store.state(SessionKey("s")),
+        "turns": lambda: store.turns(SessionKey("s")),
+        "runs": lambda: store.runs(SessionKey("s")),
+        "events": lambda: store.events(SessionKey("s")),
         "blocks": lambda: store.blocks([Span("1", 0, 2)]),
         "query": store.query,
     }
@@ -86,7 +87,10 @@ def empty_batch() -> Batch:
 
 READS: Mapping[str, Callable[[Any], Mapping[str, Callable[[], Awaitable[object]]]]] = {
     "sessions": reads_of_sessions,
-    "events": lambda store: {"events": lambda: store.events("s"), "last": lambda: store.last_seq("s")},
+    "events": lambda store: {
+        "events": lambda: store.events(SessionKey("s")),
+        "last": lambda: store.last_seq(SessionKey("s")),
+    },
     "items": lambda store: {"get": lambda: store.get(USER, ["1"]), "query": lambda: store.query(USER)},
     "vector items": lambda store: {"load": lambda: store.load(["u"], {})},
     "notes": lambda store: {"read": lambda: store.read(SESSION)},
@@ -156,6 +160,6 @@ async def test_what_sqlite_refused_is_told_even_if_the_file_is_lost_after_it(
 
         monkeypatch.setattr(store._commits, "_write_one", fail)
         monkeypatch.setattr(store._commits, "_write_together", lambda *_: 1 / 0)
-        commits = [store.commit("s", 1, of_everything(owners[0])), owners[1].commit("x")]
+        commits = [store.commit(SessionKey("s"), 1, of_everything(owners[0])), owners[1].commit("x")]
         errors = await asyncio.gather(*commits, return_exceptions=True)
         assert {"the first error"} == {str(error) for error in errors}

@@ -20,6 +20,7 @@ from turnwise.adapters.langgraph.items import Batch
 from turnwise.adapters.langgraph.items_sql import SQLGraphItems
 from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError, StoreError, TurnwiseError
 from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
@@ -46,22 +47,24 @@ Verbs = Mapping[str, Callable[[], Awaitable[object]]]
 async def of_sessions(store: Any) -> Verbs:
     owner = await eventful(store)
     await owner.commit(events=[an_event(4, turn_index=0)], session=replace(owner.session, seq=4))
-    await store.create(a_session("fork", user_id="u"), a_turn(0, input=(Span(owner.session.log, 0, 1),)))
+    await store.create(a_session("fork"), a_turn(0, input=(Span(owner.session.log, 0, 1),)))
     whole = replace(of_everything(owner), forget_events=0, forget_turns=0, cleared_blocks=[(0, "-"), (1, "-")])
     return {
         "create": lambda: store.create(a_session("new", ttl_s=5.0), a_turn(0, input=(Span(owner.session.log, 0, 2),))),
-        "activate": lambda: store.activate("s"),
-        "commit": lambda: store.commit("s", 1, whole),
-        "delete a fork": lambda: store.delete("fork"),
-        "delete": lambda: store.delete("s"),
+        "activate": lambda: store.activate(SessionKey("s")),
+        "commit": lambda: store.commit(SessionKey("s"), 1, whole),
+        "delete a fork": lambda: store.delete(SessionKey("fork")),
+        "delete": lambda: store.delete(SessionKey("s")),
     }
 
 
 async def of_events(store: Any) -> Verbs:
-    await store.append("s", [an_event(1, "a", turn_index=0), an_event(2, turn_index=1)])
+    await store.append(SessionKey("s"), [an_event(1, "a", turn_index=0), an_event(2, turn_index=1)])
     return {
-        "append": lambda: store.append("s", [an_event(2, turn_index=1), an_event(3, "b"), an_event(4)]),
-        "delete": lambda: store.delete("s", turns_up_to=0, instead=[an_event(2, turn_index=1), an_event(5, "c")]),
+        "append": lambda: store.append(SessionKey("s"), [an_event(2, turn_index=1), an_event(3, "b"), an_event(4)]),
+        "delete": lambda: store.delete(
+            SessionKey("s"), turns_up_to=0, instead=[an_event(2, turn_index=1), an_event(5, "c")]
+        ),
     }
 
 
@@ -325,7 +328,7 @@ async def test_a_commit_that_cannot_be_read_to_its_end_leaves_nothing_in_memory(
     before = repr(vars(store))
     parts: dict[str, Any] = {part: Broken(*getattr(commit, part))}
     with pytest.raises(ValueError, match="refused by a test"):
-        await store.commit("s", 1, replace(commit, **parts))
+        await store.commit(SessionKey("s"), 1, replace(commit, **parts))
     assert repr(vars(store)) == before
 
 
@@ -362,12 +365,16 @@ async def test_an_activation_that_meets_a_damaged_turn_leaves_the_session_to_its
         for at in range(others):
             await store.create(a_session(f"t{at}"))
         damage_head(any_url, redis_server)
-        before = await store.get("s")
-        verbs = [store.activate("s"), store.activate("missing"), *(store.activate(f"t{at}") for at in range(others))]
+        before = await store.get(SessionKey("s"))
+        verbs = [
+            store.activate(SessionKey("s")),
+            store.activate(SessionKey("missing")),
+            *(store.activate(SessionKey(f"t{at}")) for at in range(others)),
+        ]
         damaged, missing, *rest = await asyncio.gather(*verbs, return_exceptions=True)
         assert isinstance(damaged, CorruptRecordError) and isinstance(missing, SessionNotFoundError)
         assert [each.session.epoch for each in rest if not isinstance(each, BaseException)] == [1] * others
-        assert await store.get("s") == before
+        assert await store.get(SessionKey("s")) == before
         await owner.commit("the owner goes on")
 
 
@@ -382,16 +389,16 @@ async def test_an_activation_that_cannot_decrypt_leaves_the_session_to_its_owner
     async with closing(opened(any_url)) as inner:
         store = EncryptedStore(inner, Encryption(key=key_of))
         await store.create(a_session("s", user_id="u"))
-        owner = Owner(store, (await store.activate("s")).session)
+        owner = Owner(store, (await store.activate(SessionKey("s", "u"))).session)
         await owner.commit("text", turns=[a_turn(0, status="completed"), a_turn(1, status="running")])
-        before, other = await inner.get("s"), store
+        before, other = await inner.get(SessionKey("s", "u")), store
         if why == "no key":
             other = EncryptedStore(inner, Encryption(key=lambda _: None))
         else:
             damage_head(any_url, redis_server)
         with pytest.raises(KeyMissingError if why == "no key" else CorruptRecordError):
-            await other.activate("s")
-        assert await inner.get("s") == before
+            await other.activate(SessionKey("s", "u"))
+        assert await inner.get(SessionKey("s", "u")) == before
         await owner.commit("the owner goes on")
 
 
@@ -408,8 +415,8 @@ async def test_an_activation_needs_no_key_after_it_has_raised_the_epoch() -> Non
     inner = InMemoryStore()
     writer = EncryptedStore(inner, Encryption(key=key_of))
     await writer.create(a_session("s", user_id="u", title="secret"))
-    activation = await EncryptedStore(inner, Encryption(key=once, cache_s=0.0)).activate("s")
-    stored = await inner.get("s")
+    activation = await EncryptedStore(inner, Encryption(key=once, cache_s=0.0)).activate(SessionKey("s", "u"))
+    stored = await inner.get(SessionKey("s", "u"))
     assert activation.session == replace(
         stored, title="secret", metadata=FrozenDict(), params=activation.session.params
     )
@@ -421,11 +428,11 @@ class Overtaken(InMemoryStore):
 
     meanwhile: Callable[[], Awaitable[object]] | None = None
 
-    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
+    async def activate(self, key: SessionKey, *, revision: int | None = None, jump: int | None = None) -> Activation:
         if meanwhile := self.meanwhile:
             self.meanwhile = None
             await meanwhile()
-        return await super().activate(session_id, revision=revision, jump=jump)
+        return await super().activate(key, revision=revision, jump=jump)
 
 
 @pytest.mark.parametrize("by", ["a commit", "another session of this id"])
@@ -433,21 +440,23 @@ async def test_an_encrypted_activation_returns_the_state_that_it_has_taken(by: s
     inner = Overtaken()
     store = EncryptedStore(inner, Encryption(key=key_of))
     await store.create(a_session("s", user_id="u"))
-    owner = Owner(store, a_session("s"))
+    owner = Owner(store, a_session("s", user_id="u"))
 
     async def commit() -> None:
         await owner.commit("text", turns=[a_turn(0, status="completed")])
 
     async def replaced() -> None:
-        await store.delete("s")
-        await store.create(a_session("s", user_id="v", title="new"))
+        await store.delete(SessionKey("s", "u"))
+        await store.create(a_session("s", user_id="u", title="new"))
 
     if by == "a commit":
-        owner = Owner(store, (await store.activate("s")).session)
+        owner = Owner(store, (await store.activate(SessionKey("s", "u"))).session)
     inner.meanwhile = commit if by == "a commit" else replaced
-    activation = await store.activate("s")
+    activation = await store.activate(SessionKey("s", "u"))
     assert (activation.head is not None) == (by == "a commit")
-    assert activation.session == await store.get("s") and activation.session.epoch == (2 if by == "a commit" else 1)
+    assert activation.session == await store.get(SessionKey("s", "u")) and activation.session.epoch == (
+        2 if by == "a commit" else 1
+    )
 
 
 async def test_work_whose_shared_commit_got_no_answer_is_not_done_again(tmp_path: Path) -> None:
@@ -463,10 +472,12 @@ async def test_work_whose_shared_commit_got_no_answer_is_not_done_again(tmp_path
             check()
 
         with busy(store):
-            verbs = [asyncio.create_task(verb) for verb in (store.create(a_session("new")), store.activate("s"))]
+            verbs = [
+                asyncio.create_task(verb) for verb in (store.create(a_session("new")), store.activate(SessionKey("s")))
+            ]
             await asyncio.sleep(0)
             store._check_after = lose_answer  # type: ignore[method-assign]
         outcomes = await asyncio.gather(*verbs, return_exceptions=True)
         store._check_after = check  # type: ignore[method-assign]
         assert ["is lost" in str(outcome) for outcome in outcomes] == [True, True]
-        assert (await store.get("new")).epoch == 0 and (await store.get("s")).epoch == 1
+        assert (await store.get(SessionKey("new"))).epoch == 0 and (await store.get(SessionKey("s"))).epoch == 1

@@ -29,7 +29,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.group_commit import MAX_GROUP
@@ -91,7 +91,7 @@ def count_tries(store: SQLStore, tried: list[int]) -> None:
 
 
 def commit(store: SQLStore, asked: Commit, epoch: int = 1) -> Awaitable[None]:
-    return store.commit(asked.session.session_id, epoch, asked)
+    return store.commit(SessionKey(asked.session.session_id), epoch, asked)
 
 
 async def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str) -> None:
@@ -186,7 +186,7 @@ async def test_a_commit_that_is_refused_fails_alone(url: str, chosen: list[int])
         calls = []
         for at, session in enumerate(sessions):
             made, epoch, _ = bad.get(at, (whole_turn(whole_turn(session, 0).session, 1), 1, None))
-            calls.append(store.commit(session.session_id, epoch, made))
+            calls.append(store.commit(session.key, epoch, made))
         sizes = transactions_of(store)
         found = await together(store, calls)
         assert sizes == [10]
@@ -265,7 +265,7 @@ async def test_a_cancelled_commit_does_not_affect_its_group(url: str) -> None:
             return write(cursor, group)
 
         store._commits.write = wait  # type: ignore[method-assign]
-        sessions = [await store.get(f"s{at}") for at in range(3)]
+        sessions = [await store.get(SessionKey(f"s{at}")) for at in range(3)]
         made = [whole_turn(session, session.next_index) for session in sessions]
         with busy(store):
             tasks = [asyncio.ensure_future(commit(store, each)) for each in made]
@@ -341,7 +341,7 @@ async def test_groups_of_two_processes_never_deadlock(database: str) -> None:
         for one, two in zip(found[0], reversed(found[1]), strict=True):  # one of them, as the other finds
             assert (one is None) != (two is None)
             assert isinstance(one or two, SessionFencedError)  # PostgreSQL ends a circle by another error
-    assert {(await stores[0].get(session.session_id)).updated_at for session in sessions} == {24.0}
+    assert {(await stores[0].get(session.key)).updated_at for session in sessions} == {24.0}
     for store in stores:
         await store.close()
 
@@ -356,7 +356,7 @@ async def live(store: SQLStore, session: SessionRecord, words: random.Random) ->
         made = whole_turn(session, index)
         kind = words.randrange(8)
         if kind == 0:
-            await refused(store.commit(name, 0, made), SessionFencedError)
+            await refused(store.commit(SessionKey(name), 0, made), SessionFencedError)
         if kind == 1 and index:
             known = RunRecord(
                 run_id=f"{name}-{index - 1}",
@@ -366,8 +366,8 @@ async def live(store: SQLStore, session: SessionRecord, words: random.Random) ->
                 first_seq=0,
                 created_at=0,
             )
-            await refused(store.commit(name, 1, replace(made, new_run=known)), DuplicateKeyError)
-        await store.commit(name, 1, made)
+            await refused(store.commit(SessionKey(name), 1, replace(made, new_run=known)), DuplicateKeyError)
+        await store.commit(SessionKey(name), 1, made)
         print(name, index, flush=True)
         session, index = made.session, index + 1
 
@@ -426,7 +426,9 @@ async def test_sessions_created_at_once_share_a_transaction_and_are_refused_one_
         await owned(store, 10)
         begun = count_begins(store)
         made = [SessionRecord(session_id=f"s{at}") for at in range(5, 40)]
-        found = await together(store, [*map(store.create, made), store.activate("s1"), store.activate("none")])
+        found = await together(
+            store, [*map(store.create, made), store.activate(SessionKey("s1")), store.activate(SessionKey("none"))]
+        )
         assert len(begun) == 1
         assert [type(each) for each in found] == [
             *[SessionExistsError] * 5,
@@ -438,10 +440,12 @@ async def test_sessions_created_at_once_share_a_transaction_and_are_refused_one_
         assert len({record.log for record in found[5:35]}) == 30 and await store.count() == 40
         strange = SessionRecord(session_id="strange", metadata=freeze({"x": "\ud800"}))
         later = [SessionRecord(session_id=f"later{at}") for at in range(3)]
-        found = await together(store, [*map(store.create, later), store.create(strange), store.activate("s1")])
+        found = await together(
+            store, [*map(store.create, later), store.create(strange), store.activate(SessionKey("s1"))]
+        )
         assert [type(each) for each in found] == [*[SessionRecord] * 3, StoreError, Activation]
         assert found[4].session.epoch == 3, "what shares a transaction with one that fails is done once"
-        assert [(await store.get(record.session_id)).log for record in later] == [record.log for record in found[:3]]
+        assert [(await store.get(record.key)).log for record in later] == [record.log for record in found[:3]]
 
 
 async def test_all_commits_that_wait_for_a_locked_file_fail_after_one_timeout(tmp_path: Path) -> None:
@@ -452,7 +456,7 @@ async def test_all_commits_that_wait_for_a_locked_file_fail_after_one_timeout(tm
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     made = [SessionRecord(session_id=f"new{at}") for at in range(40)]
-    found = await together(store, [*map(store.create, made), store.activate("s0")])
+    found = await together(store, [*map(store.create, made), store.activate(SessionKey("s0"))])
     assert {type(each) for each in found} == {StoreError}
     assert all("database is locked" in str(each) for each in found), "one has waited for all"
     other.close()

@@ -15,6 +15,7 @@ from test_failed_verbs import an_item
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
 from turnwise.errors import InvalidInputError, InvalidMemoryError, NameRefusedError, StoreError
 from turnwise.memory.conversation.ids import MAX_INDEXED_BYTES
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.longterm.base import Scope
@@ -81,15 +82,15 @@ async def test_each_session_store_refuses_a_name_that_one_could_not_keep(
         for values in ({"session_id": name}, {"user_id": name}, {"agent": name}):
             await refused(store.create(a_session(**{"session_id": "t", **values})), name)
         owner = await own(store)
-        before = await store.get("s")
+        before = await store.get(SessionKey("s"))
         for parts in (
             {"new_run": a_run(name, 0)},
             {"new_run": a_run("r", 0, idempotency_key=name)},
             {"turns": [a_turn(0, turn_id=name)]},
             {"events": [an_event(1, name)]},
         ):
-            await refused(store.commit("s", 1, owner.prepare(**parts)), name)
-        assert await store.get("s") == before and await store.count() == 1
+            await refused(store.commit(SessionKey("s"), 1, owner.prepare(**parts)), name)
+        assert await store.get(SessionKey("s")) == before and await store.count() == 1
 
 
 @pytest.mark.parametrize("name", BAD.values(), ids=BAD)
@@ -102,9 +103,9 @@ async def test_each_event_item_and_note_store_refuses_such_a_name(name: str, ope
             await refused(notes.change(Scope(user_id="u", session_id=name), lambda _: "text"), name)
     if history := opened("events"):
         async with closing(history) as events:
-            await refused(events.append("s", [an_event(1), an_event(2, name)]), name)
-            await refused(events.append(name, [an_event(1, session_id=name)]), name)
-            assert await events.events("s") == []
+            await refused(events.append(SessionKey("s"), [an_event(1), an_event(2, name)]), name)
+            await refused(events.append(SessionKey(name), [an_event(1, session_id=name)]), name)
+            assert await events.events(SessionKey("s")) == []
 
 
 async def test_the_longest_names_are_taken_by_each_store(opened: Callable[[str], Any]) -> None:
@@ -114,9 +115,9 @@ async def test_the_longest_names_are_taken_by_each_store(opened: Callable[[str],
         await items.put(scope, [an_item("1"), replace(item, id="2")])
         assert await items.supersede(scope, "1", replace(item, created_at=3.0))
     async with closing(opened("sessions")) as store:
-        name = varied(MAX_INDEXED_BYTES)
+        name = varied(MAX_INDEXED_BYTES - len(user.encode()))
         await store.create(a_session(name, user_id=user))
-        assert (await store.get(name)).user_id == user
+        assert (await store.get(SessionKey(name, user))).session_id == name
     if note_store := opened("notes"):
         async with closing(note_store) as notes:
             await notes.change(Scope(user_id=user, session_id=session), lambda _: "text")
@@ -211,5 +212,5 @@ async def test_a_server_that_was_reached_is_not_asked_whether_it_is(database: st
             client.delete(key)
             client.set(key, "x")
             with pytest.raises(StoreError, match="something else has written") as wrong:
-                await store.get("s")
+                await store.get(SessionKey("s"))
             assert REACHED not in str(wrong.value)

@@ -23,13 +23,14 @@ from packed_hosts import OpenResources
 from postgres_server import PostgresServer
 from scale import share
 from test_sql_store import stored_turns, using, whole_turn
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CorruptRecordError, NotFoundError, StoreError
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.database import Schema, SQLDatabase
@@ -63,10 +64,10 @@ async def test_a_restart_loses_no_acknowledged_commit_and_connections_are_replac
         while not is_over.is_set():
             commit = whole_turn(session, counts[at])
             try:
-                await store.commit(session.session_id, 1, commit)
+                await store.commit(session.key, 1, commit)
             except StoreError as error:
                 errors.append(str(error))
-                stored = await again(partial(store.get, session.session_id))
+                stored = await again(partial(store.get, session.key))
                 if stored.next_index == counts[at]:
                     continue
             session = commit.session
@@ -103,13 +104,13 @@ async def test_calls_to_a_frozen_server_fail_and_succeed_when_it_continues(postg
     session = await own(store)
     with postgres_server.frozen():
         calls: list[Awaitable[Any]] = [store.count() for _ in range(200)]
-        calls.append(store.commit("s", 1, whole_turn(session, 0)))
+        calls.append(store.commit(SessionKey("s"), 1, whole_turn(session, 0)))
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, StoreError) for outcome in outcomes)
     assert "timeout expired; is it reachable" in str(outcomes[0])
     assert {str(outcome) for outcome in outcomes[-2:]} == {str(outcomes[-1])}
     assert "did not begin within 0.5 s" in str(outcomes[-1])
-    await store.commit("s", 1, whole_turn(session, 0))
+    await store.commit(SessionKey("s"), 1, whole_turn(session, 0))
     assert await stored_turns(store, "s") == 1
     await store.close()
 
@@ -127,7 +128,7 @@ async def test_a_call_to_a_server_that_freezes_during_a_transaction_fails_in_tim
 
     with pytest.raises(StoreError, match=r"no answer for 1\.5 s; is it reachable"):
         await store._write(work)
-    assert (await store.get("s")).epoch == 1
+    assert (await store.get(SessionKey("s"))).epoch == 1
     await store.close()
 
 
@@ -140,14 +141,14 @@ async def test_calls_that_wait_for_a_lock_fail_in_time(lock: str, postgres_serve
     session = await own(store)
     other = psycopg.connect(url)
     other.execute(lock.encode())
-    for verb in (store.activate("s"), store.commit("s", 1, whole_turn(session, 0))):
+    for verb in (store.activate(SessionKey("s")), store.commit(SessionKey("s"), 1, whole_turn(session, 0))):
         with pytest.raises(
             StoreError, match=r"canceling statement due to .* timeout; another transaction holds its locks"
         ):
             await verb
     other.close()
-    await store.commit("s", 1, whole_turn(session, 0))
-    assert await stored_turns(store, "s") == 1 and (await store.get("s")).epoch == 1
+    await store.commit(SessionKey("s"), 1, whole_turn(session, 0))
+    assert await stored_turns(store, "s") == 1 and (await store.get(SessionKey("s"))).epoch == 1
     await store.close()
 
 
@@ -169,9 +170,9 @@ async def test_an_owner_frozen_during_a_transaction_does_not_block_the_next_owne
         return outcomes
 
     frozen._commits.write = freeze  # type: ignore[method-assign]
-    late = asyncio.create_task(frozen.commit("s", 1, whole_turn(session, 0)))
+    late = asyncio.create_task(frozen.commit(SessionKey("s"), 1, whole_turn(session, 0)))
     await asyncio.to_thread(is_inside.wait, BOUND_S)
-    assert (await next_one.activate("s")).session.epoch == 2
+    assert (await next_one.activate(SessionKey("s"))).session.epoch == 2
     goes_on.set()
     with pytest.raises(StoreError, match=r"terminating connection due to (transaction|idle-in-transaction) timeout"):
         await late
@@ -247,7 +248,7 @@ def limit_pages(store: SQLStore, count: int) -> None:
 async def test_sessions_on_a_full_disk_can_be_read_and_continue_when_there_is_space(tmp_path: Path) -> None:
     store = SQLStore(f"sqlite:///{tmp_path}/store.db")
     await store.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
+    core = SessionCore(SessionKey("s"), store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
     first = await core.start(["hello"], run_id="first")
     await core.reads.wait(first.run_id)
     limit_pages(store, 1)
@@ -258,7 +259,7 @@ async def test_sessions_on_a_full_disk_can_be_read_and_continue_when_there_is_sp
     limit_pages(store, 2**30)
     await core.start(["and on " * 20_000], run_id="next")
     outcome = await core.reads.wait("next")
-    assert outcome and outcome.run.state == "completed"
+    assert outcome.run.state == "completed"
     found = await audit(store, ["s"])
     found.check()
     assert found.counts["runs"] == 2
@@ -274,14 +275,14 @@ async def fill(url: str) -> None:
     commit, count = whole_turn(session, 0), 0
     try:
         while True:
-            await store.commit("s", 1, commit)
+            await store.commit(SessionKey("s"), 1, commit)
             count += 1
             commit = whole_turn(commit.session, count)
     except StoreError as error:
         print(error)
     assert await stored_turns(store, "s") == count
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    await store.commit("s", 1, commit)
+    await store.commit(SessionKey("s"), 1, commit)
     assert await stored_turns(store, "s") == count + 1
     await store.close()
 
@@ -303,13 +304,13 @@ async def test_calls_that_wait_for_a_locked_file_fail_in_time_and_later_ones_suc
         await store.create(SessionRecord(session_id=f"s{at}"))
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    verbs = (store.delete(f"s{at}") for at in range(50))
+    verbs = (store.delete(SessionKey(f"s{at}")) for at in range(50))
     outcomes = await asyncio.gather(*verbs, return_exceptions=True)
     assert all(isinstance(outcome, StoreError) for outcome in outcomes)
     assert "database is locked; another transaction holds its locks" in str(outcomes[0])
     assert sum("did not begin within 0.2 s" in str(outcome) for outcome in outcomes) >= 45
     other.close()
-    assert {(await store.activate(f"s{at}")).session.epoch for at in range(50)} == {1}
+    assert {(await store.activate(SessionKey(f"s{at}"))).session.epoch for at in range(50)} == {1}
     await store.close()
 
 
@@ -321,7 +322,7 @@ def filled(tmp_path: Path) -> Path:
         session = await own(store)
         for index in range(40):
             commit = whole_turn(session, index)
-            await store.commit("s", 1, commit)
+            await store.commit(SessionKey("s"), 1, commit)
             session = commit.session
 
     path = tmp_path / "store.db"
@@ -348,20 +349,24 @@ async def test_a_deleted_or_replaced_file_is_refused_until_it_is_restored(what: 
         kept.rename(filled)
 
     store, name = SQLStore(f"sqlite:///{filled}"), filled.name
-    session = await store.get("s")
+    session = await store.get(SessionKey("s"))
     take_away()
-    for verb in (store.count(), store.activate("s"), store.commit("s", 1, whole_turn(session, 40))):
+    for verb in (
+        store.count(),
+        store.activate(SessionKey("s")),
+        store.commit(SessionKey("s"), 1, whole_turn(session, 40)),
+    ):
         with pytest.raises(StoreError, match=f"{name}: the database file was {what} while it was open: restore it"):
             await verb
     put_back()
-    await store.commit("s", 1, whole_turn(session, 40))
+    await store.commit(SessionKey("s"), 1, whole_turn(session, 40))
     assert await stored_turns(store, "s") == 41
     await store.close()
 
 
 async def test_a_commit_to_a_file_that_is_deleted_meanwhile_is_not_acknowledged(filled: Path) -> None:
     store = SQLStore(f"sqlite:///{filled}")
-    session = await store.get("s")
+    session = await store.get(SessionKey("s"))
     write = store._commits.write
 
     def unlink(cursor: Any, group: Any) -> Any:
@@ -370,17 +375,17 @@ async def test_a_commit_to_a_file_that_is_deleted_meanwhile_is_not_acknowledged(
 
     store._commits.write = unlink  # type: ignore[method-assign]
     with pytest.raises(StoreError, match="database file was deleted"):
-        await store.commit("s", 1, whole_turn(session, 40))
+        await store.commit(SessionKey("s"), 1, whole_turn(session, 40))
     await store.close()
 
 
 async def all_of(store: SQLStore) -> list[Any]:
     """Return what reads of all kinds say, each the answer or its error."""
     verbs: list[Callable[[], Awaitable[Any]]] = [
-        lambda: store.get("s"),
-        lambda: store.turns("s"),
-        lambda: store.runs("s"),
-        lambda: store.events("s"),
+        lambda: store.get(SessionKey("s")),
+        lambda: store.turns(SessionKey("s")),
+        lambda: store.runs(SessionKey("s")),
+        lambda: store.events(SessionKey("s")),
         lambda: stored_turns(store, "s"),
         lambda: store.query(user_id="default"),
         lambda: store.run("s-7"),
@@ -447,9 +452,9 @@ class AwayStore(InMemoryStore):
 
     is_away = False
 
-    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
         self._check_there()
-        await super().commit(session_id, epoch, commit)
+        await super().commit(key, epoch, commit)
 
     async def activate(self, *args: Any, **kwargs: Any) -> Activation:
         self._check_there()
@@ -463,7 +468,7 @@ class AwayStore(InMemoryStore):
 async def test_followers_of_a_run_do_not_see_an_end_that_cannot_be_stored() -> None:
     store = AwayStore()
     await store.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
+    core = SessionCore(SessionKey("s"), store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
     await core.start(["slow 5"], run_id="run")
     store.is_away = True
     seen: list[Event] = []
@@ -493,8 +498,10 @@ async def test_an_idle_process_that_cannot_reach_its_store_exits_when_the_store_
     await store.create(SessionRecord(session_id="s"))
     setup: SessionSetup = (ScriptedEngine(), SessionConfig(idle_s=0.05), None, (), None)
     resources = OpenResources(store, {"first": setup}, "first")
-    host = DedicatedHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep_nothing)
-    await host.call(pickle.dumps(("s", "info")))
+    host = DedicatedHost(
+        SessionKey("s"), resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep_nothing
+    )
+    await host.call(pickle.dumps((SessionRef(SessionKey("s")), "info")))
     assert host._resident
     core, tried = host._resident.core, asyncio.Event()
 

@@ -18,6 +18,7 @@ from test_sql_store import whole_turn
 from turnwise.errors import StoreClosedError, StoreError
 from turnwise.http.health import Readiness
 from turnwise.http.service import Service
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import eventful, of_everything, own, state_of
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -80,7 +81,7 @@ async def fill(url: str) -> None:
     try:
         for index in range(1_000_000):
             commit = whole_turn(session, index)
-            await store.commit("s", 1, commit)
+            await store.commit(SessionKey("s"), 1, commit)
             session = commit.session
     except StoreError:
         pass
@@ -203,7 +204,7 @@ async def test_a_commit_whose_log_is_deleted_meanwhile_is_not_acknowledged(tmp_p
 
         store._commits.write = unlink  # type: ignore[method-assign]
         with pytest.raises(StoreError, match=r"log \(-wal\) was deleted"):
-            await store.commit("s", 1, of_everything(owner))
+            await store.commit(SessionKey("s"), 1, of_everything(owner))
 
 
 async def test_other_stores_of_a_sqlite_file_come_and_go(tmp_path: Path) -> None:
@@ -215,6 +216,6 @@ async def test_other_stores_of_a_sqlite_file_come_and_go(tmp_path: Path) -> None
             for _ in range(3):
                 async with closing(SQLStore(url)) as other:
                     assert await other.count() == 1
-            await store.delete("s")
+            await store.delete(SessionKey("s"))
             await store.scrub()
             assert await store.count() == 0

@@ -27,7 +27,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord, RunState
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnStatus
 from turnwise.memory.conversation.usage import Usage
@@ -163,12 +163,12 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         monkeypatch.setattr(module, "new_jump", lambda: 2)
     chance = random.Random(seed)
     serial = iter(range(10_000))
-    names = [f"s{at}" for at in range(8)]
-    known: dict[str, SessionRecord] = {}
+    names = [SessionKey(f"s{at % 4}", "uv"[at // 4]) for at in range(8)]
+    known: dict[SessionKey, SessionRecord] = {}
 
-    def one() -> tuple[str, SessionRecord]:
+    def one() -> tuple[SessionKey, SessionRecord]:
         name = chance.choice(names)
-        return name, known.get(name, a_session(name))
+        return name, known.get(name, a_session(*name))
 
     def spans() -> tuple[Span, ...]:
         some = chance.choices([*known.values()] or [a_session("none", log="77")], k=2)
@@ -182,15 +182,14 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         )
 
     def created() -> Callable[[SessionStore], Awaitable[Any]]:
-        values = {
-            "user_id": chance.choice("uv"),
+        values: dict[str, Any] = {
             "agent": chance.choice((None, "a", "b")),
             "created_at": chance.choice((-1.5, 0.0, 1.0, 1e9)),
             "updated_at": chance.choice((0.0, 5.0)),
             "usage": chance.choice((Usage(), usage())),
             "ttl_s": chance.choice((None, None, 3.0)),
         }
-        session = a_session(chance.choice(names), **values)
+        session = a_session(*chance.choice(names), **values)
         turn = chance.choice((None, a_turn(chance.randint(0, 3), status="completed", input=spans())))
         also = spans()
         return lambda store: store.create(session, turn, also)
@@ -209,7 +208,7 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         runs_: list[RunState] = ["queued", "running", "awaiting_approval", "completed"]
         turns: list[TurnStatus] = ["pending", "queued", "running", "completed", "failed"]
         number = next(serial)
-        new = a_run(f"r{chance.choice((number, 3))}", number, chance.choice(runs_), session_id=name)
+        new = a_run(f"r{chance.choice((number, 3))}", number, chance.choice(runs_), **name._asdict())
         new = replace(new, idempotency_key=chance.choice((None, f"k{number % 7}")))
         again = [replace(run, state=chance.choice(runs_)) for run in runs.get(name, []) if chance.random() < 0.3]
         commit = Commit(
@@ -220,7 +219,7 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
             new_run=chance.choice((None, new)),
             runs=again,
             events=[
-                an_event(old.seq + each, chance.choice((None, f"e{chance.randint(0, 30)}")), name)
+                an_event(old.seq + each, chance.choice((None, f"e{chance.randint(0, 30)}")), **name._asdict())
                 for each in range(chance.randint(0, 3))
             ],
             forget_events=chance.choice((0, 0, old.seq - 5 if old.seq > 5 else 0)),
@@ -228,7 +227,7 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         epoch = old.epoch + chance.choice((0, 0, 0, 0, 1))
         return lambda store: store.commit(name, epoch, commit)
 
-    runs: dict[str, list[RunRecord]] = {}
+    runs: dict[SessionKey, list[RunRecord]] = {}
 
     def verb() -> Callable[[SessionStore], Awaitable[Any]]:
         name, _ = one()
@@ -322,7 +321,7 @@ def test_after_a_kill_of_the_server_each_acknowledged_commit_is_stored_once_and_
 
     async def load(store: RedisStore) -> list[Any]:
         async def write(name: str) -> None:
-            owner = await own(store, name, user_id=name[:2])
+            owner = await own(store, name)
             while True:
                 await owner.commit(f"block {done[name]}", **step_of(owner, done[name]))
                 done[name] += 1
@@ -341,7 +340,7 @@ def test_after_a_kill_of_the_server_each_acknowledged_commit_is_stored_once_and_
             assert least <= found <= least + 1
             total += found
             if found:
-                owner = Owner(store, (await store.activate(name)).session)
+                owner = Owner(store, (await store.activate(SessionKey(name))).session)
                 await owner.commit(f"block {found}", **step_of(owner, found))
                 assert await steps_of(store, name) == found + 1
                 total += 1
@@ -362,41 +361,41 @@ async def test_a_lost_answer_is_an_error_and_the_commit_is_not_repeated(
     async with Line(redis_server.port) as line:
         store = RedisStore(line.url, connections=1)
         await store.create(a_session("t"))
-        await store.delete("t")  # so that each script is there
+        await store.delete(SessionKey("t"))  # so that each script is there
         await store.count()
         owner = await eventful(store)
         commit = of_everything(owner)
         line.lose = 1
         with pytest.raises(StoreError) as lost:
-            await store.commit("s", 1, commit)
+            await store.commit(SessionKey("s"), 1, commit)
         assert type(lost.value) is StoreError and line.lose == 0
         assert await state_of(store, "s") == state_after(commit)
         with pytest.raises(SessionFencedError):
-            await store.commit("s", 1, commit)
+            await store.commit(SessionKey("s"), 1, commit)
         again = replace(commit, session=commit.session.committed(log_size=6))
         with pytest.raises(DuplicateKeyError):
-            await store.commit("s", 1, again)
+            await store.commit(SessionKey("s"), 1, again)
         read = store.state
 
-        async def read_and_lose_the_next_answer(session_id: str) -> Activation:
-            found = await read(session_id)
+        async def read_and_lose_the_next_answer(key: SessionKey) -> Activation:
+            found = await read(key)
             line.lose = 1
             return found
 
         store.state = read_and_lose_the_next_answer  # type: ignore[method-assign]
         with pytest.raises(StoreError):
-            await store.activate("s")
+            await store.activate(SessionKey("s"))
         store.state = read  # type: ignore[method-assign]
-        assert (await store.get("s")).epoch == 2
+        assert (await store.get(SessionKey("s"))).epoch == 2
         with pytest.raises(SessionFencedError):
-            await store.commit("s", 1, commit)
+            await store.commit(SessionKey("s"), 1, commit)
         line.lose = 1
         assert await store.count() == 1 and line.lose == 0  # what only reads is read again
         line.lose = 1
         with pytest.raises(StoreError):
-            await store.delete("s")
+            await store.delete(SessionKey("s"))
         with pytest.raises(SessionNotFoundError):
-            await store.delete("s")
+            await store.delete(SessionKey("s"))
         await store.close()
     assert audit(redis_server) == 0
 
@@ -406,9 +405,9 @@ async def test_calls_to_an_absent_server_fail_and_succeed_when_it_is_back(own_se
     server = own_server()
     async with closing(RedisStore(server.url)) as store:
         owner = await own(store)
-        await asyncio.gather(*(store.get("s") for _ in range(20)))  # so that all connections are open
+        await asyncio.gather(*(store.get(SessionKey("s")) for _ in range(20)))  # so that all connections are open
         verbs: list[Callable[[], Awaitable[Any]]] = [
-            lambda: store.get("s"),
+            lambda: store.get(SessionKey("s")),
             store.query,
             lambda: owner.commit("block 0", **step_of(owner, 0)),
             lambda: store.create(a_session("t")),
@@ -436,10 +435,10 @@ async def test_a_server_that_does_not_answer_is_an_error_within_the_timeout(own_
         owner = await own(store)
         with server.frozen():
             with pytest.raises(StoreError, match="Timeout"):
-                await store.get("s")
+                await store.get(SessionKey("s"))
             with pytest.raises(StoreError, match="Timeout"):
                 await owner.commit("block 0", **step_of(owner, 0))
-        owner = Owner(store, (await store.activate("s")).session)
+        owner = Owner(store, (await store.activate(SessionKey("s"))).session)
         found = await steps_of(store, "s")
         await owner.commit(f"block {found}", **step_of(owner, found))
         assert await steps_of(store, "s") == found + 1
@@ -455,15 +454,17 @@ async def test_a_redis_out_of_memory_refuses_commits_whole_and_still_reads_and_d
         await own(store, "t", a_turn(0, prompt=(Span(owner.session.log, 0, 1),)), usage=USAGE)
         commit = of_everything(owner)
         owner.session = owner.session.committed()
-        await store.commit("s", 1, replace(commit, blocks=(), session=owner.session))  # so that each script is there
+        await store.commit(
+            SessionKey("s"), 1, replace(commit, blocks=(), session=owner.session)
+        )  # so that each script is there
         await store.create(a_session("u"))
-        await store.delete("u")
+        await store.delete(SessionKey("u"))
         before, keys = await state_of(store, "s"), everything(redis_server)
         more = replace(of_everything(owner), new_run=a_run("r8", 8), turns=[a_turn(3)], events=[an_event(99)])
         verbs: list[Callable[[], Awaitable[Any]]] = [
-            lambda: store.commit("s", 1, more),
+            lambda: store.commit(SessionKey("s"), 1, more),
             lambda: store.create(a_session("u")),
-            lambda: store.activate("s"),
+            lambda: store.activate(SessionKey("s")),
         ]
         with redis_server.client as client:
             try:
@@ -472,7 +473,7 @@ async def test_a_redis_out_of_memory_refuses_commits_whole_and_still_reads_and_d
                     with pytest.raises(StoreError, match=r"maxmemory.*out of memory"):
                         await verb()
                 assert await state_of(store, "s") == before and everything(redis_server) == keys
-                await store.delete("s")  # or nobody could make room
+                await store.delete(SessionKey("s"))  # or nobody could make room
                 assert await held(store, Span(owner.session.log, 0, 2)) == ["a", "missing"]
             finally:
                 client.config_set("maxmemory", 0)
@@ -491,19 +492,23 @@ async def test_a_stale_owner_writes_nothing_however_many_commits_it_has_started(
     for round_ in range(5):
         first = old.session.log_size
         late = [
-            store.commit("s", old.session.epoch, replace(old.prepare(f"late {at}"), events=[an_event(900 + at)]))
+            store.commit(
+                SessionKey("s"), old.session.epoch, replace(old.prepare(f"late {at}"), events=[an_event(900 + at)])
+            )
             for at in range(10)
         ]
         outcomes = asyncio.gather(*late, return_exceptions=True)
-        new = Owner(other, (await other.activate("s")).session)
-        size, events = new.session.log_size, await other.events("s", after=899)
+        new = Owner(other, (await other.activate(SessionKey("s"))).session)
+        size, events = new.session.log_size, await other.events(SessionKey("s"), after=899)
         errors = [error for error in await outcomes if error is not None]
         assert len(errors) == 10 - (size - first) and size - first == len(events) <= 1, round_
         assert {type(error) for error in errors} <= {SessionFencedError, StoreError}
-        assert await other.get("s") == new.session and await other.events("s", after=899) == events
+        assert (
+            await other.get(SessionKey("s")) == new.session and await other.events(SessionKey("s"), after=899) == events
+        )
         await new.commit("x", forget_events=2000)
         with pytest.raises(SessionFencedError):
-            await store.commit("s", old.session.epoch, old.prepare("late"))
+            await store.commit(SessionKey("s"), old.session.epoch, old.prepare("late"))
         old = new
     await asyncio.gather(store.close(), other.close())
     audit(redis_server)
@@ -539,10 +544,10 @@ def test_the_cost_of_a_page_does_not_depend_on_the_number_of_sessions(
             "ended": store.query(status="ended", order_by="updated_at", limit=3),
             "count": store.count(user_id="u"),
             "usage": store.usage(),
-            "turns": store.turns("long", after=200, limit=3),
-            "events": store.events("long", after=200, limit=3),
+            "turns": store.turns(SessionKey("long"), after=200, limit=3),
+            "events": store.events(SessionKey("long"), after=200, limit=3),
             "blocks": store.blocks([Span(owner.session.log, 200, 203)]),
-            "activate": store.activate("long"),
+            "activate": store.activate(SessionKey("long")),
             "unsettled": store.unsettled(limit=3),
             "expired": store.expired(0.0, limit=3),
         }.items():
@@ -551,7 +556,7 @@ def test_the_cost_of_a_page_does_not_depend_on_the_number_of_sessions(
             costs[name] = sum(calls_of(redis_server).values()) - before - 1  # and the question what it was
         with redis_server.client as client:
             sent = client.info("stats")["total_net_output_bytes"]
-            await store.turns("long", after=200, limit=3)
+            await store.turns(SessionKey("long"), after=200, limit=3)
             assert client.info("stats")["total_net_output_bytes"] - sent < 10_000
         return costs
 
@@ -582,18 +587,21 @@ async def test_numbers_keep_every_digit_and_sums_never_round(redis_url: str, red
         turn = a_turn(big, usage=usage, metadata=FrozenDict({"n": 2**60 + 1}))
         run = a_run("r", big - 1, first_seq=big, created_at=1763700000.1234567)
         await owner.commit(turns=[turn], new_run=run, events=[an_event(big), an_event(big - 1, "k")])
-        assert await store.get("s") == owner.session and owner.session.seq == big
-        assert await store.turns("s", after=big - 1) == [turn] and await store.turns("s", after=big) == []
-        assert await store.runs("s", after=big - 2) == [run] == [await store.run("r")]
-        assert await store.events("s", after=big - 2) == [an_event(big - 1, "k"), an_event(big)]
-        assert await store.turns("s", after=10**30) == []
+        assert await store.get(SessionKey("s")) == owner.session and owner.session.seq == big
+        assert (
+            await store.turns(SessionKey("s"), after=big - 1) == [turn]
+            and await store.turns(SessionKey("s"), after=big) == []
+        )
+        assert await store.runs(SessionKey("s"), after=big - 2) == [run] == [await store.run("r")]
+        assert await store.events(SessionKey("s"), after=big - 2) == [an_event(big - 1, "k"), an_event(big)]
+        assert await store.turns(SessionKey("s"), after=10**30) == []
         others = [Usage(input_tokens=big, cost=10.0**-at, seconds=0.1) for at in range(12)]
         for at, each in enumerate(others):
             await store.create(a_session(f"t{at}", usage=each))
         total = await store.usage()
         assert total.input_tokens == 13 * big and total.output_tokens == 2**53 + 1
         for at in range(12):
-            await store.delete(f"t{at}")
+            await store.delete(SessionKey(f"t{at}"))
         assert repr(await store.usage()) == repr(usage)
     audit(redis_server)
 
@@ -614,18 +622,22 @@ def test_a_corrupt_record_is_named_and_never_skipped(
                 client.zrem(f"{key}:{part}", entry)
                 client.zadd(f"{key}:{part}", {entry[: 19 if part in ("events", "keyed") else 20] + raw.encode(): 0})
         verbs: dict[str, list[Callable[[], Awaitable[Any]]]] = {
-            "row": [lambda: store.get("s"), lambda: store.activate("s")],
-            "turns": [lambda: store.turns("s"), lambda: store.activate("s")],
-            "runs": [lambda: store.runs("s"), lambda: store.run("r0"), lambda: store.run_of_key("s", "k0")],
-            "events": [lambda: store.events("s")],
-            "keyed": [lambda: store.events("s"), lambda: store.event_of_key("s", "e1")],
+            "row": [lambda: store.get(SessionKey("s")), lambda: store.activate(SessionKey("s"))],
+            "turns": [lambda: store.turns(SessionKey("s")), lambda: store.activate(SessionKey("s"))],
+            "runs": [
+                lambda: store.runs(SessionKey("s")),
+                lambda: store.run("r0"),
+                lambda: store.run_of_key(SessionKey("s"), "k0"),
+            ],
+            "events": [lambda: store.events(SessionKey("s"))],
+            "keyed": [lambda: store.events(SessionKey("s")), lambda: store.event_of_key(SessionKey("s"), "e1")],
         }
         for verb in verbs[part]:
             with pytest.raises(CorruptRecordError) as error:
                 await verb()
             assert error.value.key.startswith(key), error.value
-        assert (await store.query()).unreadable == (("s",) if part == "row" else ())
-        await store.delete("s")  # what cannot be read can be deleted
+        assert (await store.query()).unreadable == ((SessionKey("s"),) if part == "row" else ())
+        await store.delete(SessionKey("s"))  # what cannot be read can be deleted
 
     if (part, raw) in {("row", '{"index":"0"}'), ("row", '{"spans":[[1]]}')} or part != "row" or raw != "{}":
         using(redis_url, use)
@@ -644,9 +656,13 @@ async def test_a_session_without_its_hash_or_epoch_is_corrupt_and_nothing_is_wri
                 client.hdel(home, name)
                 keys = everything(redis_server)
                 verbs: dict[str, list[Callable[[], Awaitable[Any]]]] = {
-                    "epoch": [lambda: store.get("s"), lambda: store.activate("s"), lambda: store.delete("s")],
-                    "places": [lambda: owner.commit("c"), lambda: store.delete("s")],
-                    "id": [lambda: store.get("s"), lambda: store.run("r0"), store.unsettled],
+                    "epoch": [
+                        lambda: store.get(SessionKey("s")),
+                        lambda: store.activate(SessionKey("s")),
+                        lambda: store.delete(SessionKey("s")),
+                    ],
+                    "places": [lambda: owner.commit("c"), lambda: store.delete(SessionKey("s"))],
+                    "id": [lambda: store.get(SessionKey("s")), lambda: store.run("r0"), store.unsettled],
                 }
                 for verb in verbs[name]:
                     with pytest.raises(CorruptRecordError, match="missing") as error:
@@ -654,7 +670,7 @@ async def test_a_session_without_its_hash_or_epoch_is_corrupt_and_nothing_is_wri
                     assert error.value.key == home
                 assert everything(redis_server) == keys
                 client.hset(home, name, value)
-        assert await store.unsettled() == Page(("s",), None)
+        assert await store.unsettled() == Page((SessionKey("s"),), None)
     audit(redis_server)
 
 
@@ -676,7 +692,7 @@ async def test_a_commit_with_a_value_that_cannot_be_stored_is_refused_whole(
             replace(commit, new_run=a_run("r9", 0)),  # another run's index
         ):
             with pytest.raises(StoreError):
-                await store.commit("s", 1, wrong)
+                await store.commit(SessionKey("s"), 1, wrong)
             assert everything(redis_server) == keys
         for session in (a_session("t", created_at=nan), a_session("\ud800"), a_session("t", usage=Usage(seconds=nan))):
             with pytest.raises(StoreError):
@@ -684,9 +700,9 @@ async def test_a_commit_with_a_value_that_cannot_be_stored_is_refused_whole(
         assert everything(redis_server) == keys
         for verb in (store.get, store.activate, store.turns, store.delete):
             with pytest.raises(SessionNotFoundError):
-                await verb("\ud800")
-        assert await store.count(user_id="\ud800") == 0 and await store.event_of_key("s", "\ud800") is None
-        assert await store.events("s", after=-(10**30), limit=2**70) == await store.events("s")
+                await verb(SessionKey("\ud800"))
+        assert await store.count(user_id="\ud800") == 0 and await store.event_of_key(SessionKey("s"), "\ud800") is None
+        assert await store.events(SessionKey("s"), after=-(10**30), limit=2**70) == await store.events(SessionKey("s"))
     audit(redis_server)
 
 
@@ -699,7 +715,13 @@ async def test_a_store_of_another_version_is_not_touched(redis_url: str, redis_s
         with redis_server.client as client:
             client.hset(f"{BASE}:meta", "version", "2")
         keys = everything(redis_server)
-        verbs = (store.get("s"), owner.commit("x"), store.create(a_session("t")), store.count(), store.delete("s"))
+        verbs = (
+            store.get(SessionKey("s")),
+            owner.commit("x"),
+            store.create(a_session("t")),
+            store.count(),
+            store.delete(SessionKey("s")),
+        )
         for verb in verbs:
             with pytest.raises(SchemaVersionError, match=r"^store redis://.* has schema version 2, .* writes 1:"):
                 await verb
@@ -755,10 +777,10 @@ async def test_on_a_cluster_each_method_uses_one_node(own_server: OwnServer) -> 
     async with closing(RedisStore(server.url)) as store:
         owner = await eventful(store)
         await store.create(a_session("t"), a_turn(0, prompt=(Span(owner.session.log, 0, 1),)))
-        await store.commit("s", 1, of_everything(owner))
+        await store.commit(SessionKey("s"), 1, of_everything(owner))
         with server.client as client:
             slots.update(client.execute_command("CLUSTER", "KEYSLOT", key) for key in client.scan_iter())
-        await store.delete("s")
+        await store.delete(SessionKey("s"))
         assert await store.count() == 1 and len(await store.query()) == 1 and await store.usage() == Usage()
     assert len(slots) == 1
     audit(server)
@@ -770,9 +792,9 @@ async def test_stores_with_different_prefixes_share_no_data_and_pickle_as_their_
     stores = [RedisStore(redis_url), pickle.loads(pickle.dumps(RedisStore(redis_url, prefix="p", timeout_s=3.0)))]
     assert stores[1]._settings == (redis_url, "p", 3.0, 8) and repr(stores[1]) == f"RedisStore({redis_url!r})"
     for at, store in enumerate(stores):
-        await store.create(a_session("s", user_id=f"{at}"))
-    assert [(await store.get("s")).user_id for store in stores] == ["0", "1"]
-    await stores[1].delete("s")
+        await store.create(a_session("s", title=f"{at}"))
+    assert [(await store.get(SessionKey("s"))).title for store in stores] == ["0", "1"]
+    await stores[1].delete(SessionKey("s"))
     assert [await store.count() for store in stores] == [1, 0]
     await asyncio.gather(*(store.close() for store in stores))
     with pytest.raises(ConfigError, match="prefix"):

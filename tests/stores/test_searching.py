@@ -15,7 +15,7 @@ from open_stores import closing
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores import searching
 from turnwise.memory.stores.base import Commit, SessionOrder, SessionStore
@@ -93,7 +93,7 @@ async def test_pages_of_runs_have_each_run_of_all_sessions_once_newest_first(
         for number in range(6):
             own = {"session_id": f"s{number}", "user_id": f"u{number % 2}", "agent": f"a{number % 3}"}
             await store.create(SessionRecord(**own, created_at=1.0, updated_at=1.0))  # type: ignore[arg-type]
-            session = (await store.activate(f"s{number}")).session
+            session = (await store.activate(SessionKey(own["session_id"], own["user_id"]))).session
             at = 1.0
             for index in range(dice.randint(0, 7)):
                 at += dice.randint(0, 3)
@@ -108,7 +108,11 @@ async def test_pages_of_runs_have_each_run_of_all_sessions_once_newest_first(
                 )
                 session = session.committed(next_index=index + 1, updated_at=at + dice.randint(0, 2))
                 turns = [TurnRecord(index=index, run_id=run.run_id, status=state)]
-                await store.commit(f"s{number}", session.epoch, Commit(session=session, turns=turns, new_run=run))
+                await store.commit(
+                    SessionKey(own["session_id"], own["user_id"]),
+                    session.epoch,
+                    Commit(session=session, turns=turns, new_run=run),
+                )
                 at = session.updated_at
                 runs.append((replace(session), run))
         runs.sort(key=lambda each: (-each[1].created_at, each[1].run_id))

@@ -27,7 +27,7 @@ from turnwise.memory.conversation.blocks import Text, User, encode
 from turnwise.memory.conversation.events import Event, RunCompleted, RunStarted, UnknownEvent
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -88,7 +88,7 @@ async def write(url: str, session_id: str, count: int) -> None:
         if index % 10 == 0:
             sys.stdin.readline()  # returns at once when there is nobody to write one
         commit = whole_turn(session, index)
-        await store.commit(session_id, 1, commit)
+        await store.commit(SessionKey(session_id), 1, commit)
         session = commit.session
         print(index, flush=True)
     await store.close()
@@ -110,7 +110,7 @@ def writers(url: str, count: int, *session_ids: str) -> Iterator[dict[str, Fork]
 
 async def stored_turns(store: SQLStore, session_id: str) -> int:
     """Return how many turns of `whole_turn` are stored; each is whole, and there is nothing beside them."""
-    found = await store.get(session_id)
+    found = await store.get(SessionKey(session_id))
     revision = found.revision - found.next_index
     session = replace(found, log_size=0, next_index=0, revision=revision, seq=0, updated_at=0.0, usage=Usage())
     blocks: list[str] = []
@@ -126,9 +126,9 @@ async def stored_turns(store: SQLStore, session_id: str) -> int:
         events += commit.events
     assert found == session
     assert await store.blocks([Span(session.log, 0, session.log_size)] if blocks else []) == blocks
-    assert await store.turns(session_id, limit=10_000) == turns
-    assert await store.runs(session_id, limit=10_000) == runs
-    assert await store.events(session_id, limit=10_000) == events
+    assert await store.turns(SessionKey(session_id), limit=10_000) == turns
+    assert await store.runs(SessionKey(session_id), limit=10_000) == runs
+    assert await store.events(SessionKey(session_id), limit=10_000) == events
     with pytest.raises(CorruptRecordError):
         await store.blocks([Span(session.log, session.log_size, session.log_size + 1)])
     return found.next_index
@@ -152,7 +152,7 @@ def filled(url: str, tmp_path: Path) -> Path:
         session = await own(store, metadata=freeze({"a": 1}))
         for index in range(3):
             commit = whole_turn(session, index)
-            await store.commit("s", 1, commit)
+            await store.commit(SessionKey("s"), 1, commit)
             session = commit.session
 
     using(url, fill)
@@ -223,7 +223,7 @@ def test_a_turn_takes_at_most_twice_its_text_and_a_constant_number_of_rows(url: 
 
     async def talk(store: SQLStore) -> list[int]:
         await store.create(SessionRecord(session_id="s"))
-        core = SessionCore("s", store, EchoEngine(), SessionConfig())
+        core = SessionCore(SessionKey("s"), store, EchoEngine(), SessionConfig())
         await core.activate()
         connection = store._engine.raw_connection()
         database: Any = connection.driver_connection
@@ -232,7 +232,7 @@ def test_a_turn_takes_at_most_twice_its_text_and_a_constant_number_of_rows(url: 
         for number, prompt in enumerate(prompts):
             run = await core.start([prompt], run_id=f"{number:024}")
             outcome = await core.reads.wait(run.run_id)
-            assert outcome and outcome.turn and outcome.turn.text == prompt
+            assert outcome.turn and outcome.turn.text == prompt
             rows.append(database.total_changes)
         return [after - before for before, after in pairwise(rows)]
 
@@ -253,15 +253,15 @@ async def test_reads_do_not_wait_for_another_process_that_writes_and_commits_wai
     """Case 65: calls to a slow store raise a typed error, and later calls succeed."""
 
     store, hasty = SQLStore(f"sqlite:///{filled}"), SQLStore(f"sqlite:///{filled}", lock_timeout_s=0.5)
-    session = await hasty.get("s")
+    session = await hasty.get(SessionKey("s"))
     other = sqlite3.connect(filled, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     assert await store.count() == 1
     with pytest.raises(StoreError, match=r"store\.db: database is locked"):
-        await hasty.commit("s", 1, whole_turn(session, 3))
+        await hasty.commit(SessionKey("s"), 1, whole_turn(session, 3))
     other.close()
     await hasty.close()
-    await store.commit("s", 1, whole_turn(session, 3))
+    await store.commit(SessionKey("s"), 1, whole_turn(session, 3))
     assert await stored_turns(store, "s") == 4
     await store.close()
 
@@ -271,10 +271,18 @@ def test_usage_is_stored_as_short_text_without_zeros(filled: Path) -> None:
     usage = Usage(input_tokens=12, calls=1, tool_calls=3, seconds=1.23456789, cost=0.1 + 0.2)
 
     async def spend(store: SQLStore) -> tuple[object, ...]:
-        session, run, turn = await store.get("s"), await store.run("s-1"), (await store.turns("s"))[1]
+        session, run, turn = (
+            await store.get(SessionKey("s")),
+            await store.run("s-1"),
+            (await store.turns(SessionKey("s")))[1],
+        )
         turns, runs = [replace(turn, usage=usage)], [replace(run, usage=usage)]
-        await store.commit("s", 1, Commit(session=session.committed(usage=usage), turns=turns, runs=runs))
-        return (await store.run("s-1")).usage, (await store.turns("s"))[1].usage, (await store.get("s")).usage
+        await store.commit(SessionKey("s"), 1, Commit(session=session.committed(usage=usage), turns=turns, runs=runs))
+        return (
+            (await store.run("s-1")).usage,
+            (await store.turns(SessionKey("s")))[1].usage,
+            (await store.get(SessionKey("s"))).usage,
+        )
 
     rounded = replace(usage, seconds=1.234568, cost=0.3)
     assert using(f"sqlite:///{filled}", spend) == (rounded, rounded, usage)
@@ -328,7 +336,7 @@ def test_unsettled_and_expired_sessions_are_found_by_an_index(filled: Path) -> N
 
 
 def test_a_deleted_session_leaves_no_row(filled: Path) -> None:
-    using(f"sqlite:///{filled}", lambda store: store.delete("s"))
+    using(f"sqlite:///{filled}", lambda store: store.delete(SessionKey("s")))
     connection = sqlite3.connect(filled)
     for table in ("sessions", "borrowed", "blocks", "turns", "runs", "events"):
         assert connection.execute(f"SELECT count(*) FROM turnwise_{table}").fetchone() == (0,), table
@@ -374,7 +382,7 @@ def test_a_store_of_a_newer_schema_is_refused_and_left_as_it_is(filled: Path) ->
 
 
 async def log_of(store: SQLStore) -> str:
-    return (await store.get("s")).log
+    return (await store.get(SessionKey("s"))).log
 
 
 def edit(path: Path, statement: str) -> None:
@@ -385,15 +393,15 @@ def edit(path: Path, statement: str) -> None:
 
 
 async def read_turns(store: SQLStore) -> object:
-    return await store.turns("s")
+    return await store.turns(SessionKey("s"))
 
 
 async def read_events(store: SQLStore) -> object:
-    return await store.events("s")
+    return await store.events(SessionKey("s"))
 
 
 async def read_blocks(store: SQLStore) -> object:
-    spans = [Span((await store.get("s")).log, 0, 6)]
+    spans = [Span((await store.get(SessionKey("s"))).log, 0, 6)]
     cache = BlockCache()
     cache.add_spans(spans, await store.blocks(spans))
     return cache.read(spans)
@@ -409,29 +417,41 @@ async def read_blocks(store: SQLStore) -> object:
         ("UPDATE turnwise_turns SET input = '[[1,' WHERE idx = 1", "turn s#1", [read_turns]),
         ("UPDATE turnwise_turns SET input = '[[1]]' WHERE idx = 1", "turn s#1", [read_turns]),
         ("UPDATE turnwise_turns SET usage = '{\"x\":1}' WHERE idx = 1", "turn s#1", [read_turns]),
-        ("UPDATE turnwise_turns SET metadata = '[' WHERE idx = 2", "turn s#2", [read_turns, lambda s: s.activate("s")]),
-        ("UPDATE turnwise_turns SET output = '' WHERE idx = 2", "turn s#2", [read_turns, lambda s: s.activate("s")]),
+        (
+            "UPDATE turnwise_turns SET metadata = '[' WHERE idx = 2",
+            "turn s#2",
+            [read_turns, lambda s: s.activate(SessionKey("s"))],
+        ),
+        (
+            "UPDATE turnwise_turns SET output = '' WHERE idx = 2",
+            "turn s#2",
+            [read_turns, lambda s: s.activate(SessionKey("s"))],
+        ),
         ("UPDATE turnwise_events SET body = '{' WHERE seq = 4", "event s:4", [read_events]),
         ("UPDATE turnwise_events SET body = '{\"x\":1}' WHERE seq = 3", "event s:3", [read_events]),
         (
             "UPDATE turnwise_events SET body = 'null' WHERE seq = 4",
             "event s:4",
-            [read_events, lambda s: s.event_of_key("s", "end 1")],
+            [read_events, lambda s: s.event_of_key(SessionKey("s"), "end 1")],
         ),
         (
             "UPDATE turnwise_runs SET labels = '[' WHERE turn_index = 1",
             "run s-1",
-            [lambda s: s.run("s-1"), lambda s: s.runs("s")],
+            [lambda s: s.run("s-1"), lambda s: s.runs(SessionKey("s"))],
         ),
-        ("UPDATE turnwise_runs SET why = 'x' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
-        ("UPDATE turnwise_runs SET usage = '{\"x\":1}' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
-        ("UPDATE turnwise_runs SET usage = '[1]' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
-        ("UPDATE turnwise_runs SET calls = '[1' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
-        ("UPDATE turnwise_sessions SET cost = 'x'", "session s", [lambda s: s.get("s")]),
+        ("UPDATE turnwise_runs SET why = 'x' WHERE turn_index = 1", "run s-1", [lambda s: s.runs(SessionKey("s"))]),
+        (
+            "UPDATE turnwise_runs SET usage = '{\"x\":1}' WHERE turn_index = 1",
+            "run s-1",
+            [lambda s: s.runs(SessionKey("s"))],
+        ),
+        ("UPDATE turnwise_runs SET usage = '[1]' WHERE turn_index = 1", "run s-1", [lambda s: s.runs(SessionKey("s"))]),
+        ("UPDATE turnwise_runs SET calls = '[1' WHERE turn_index = 1", "run s-1", [lambda s: s.runs(SessionKey("s"))]),
+        ("UPDATE turnwise_sessions SET cost = 'x'", "session s", [lambda s: s.get(SessionKey("s"))]),
         (
             "UPDATE turnwise_sessions SET metadata = '{'",
             "session s",
-            [lambda s: s.get("s"), lambda s: s.activate("s")],
+            [lambda s: s.get(SessionKey("s")), lambda s: s.activate(SessionKey("s"))],
         ),
     ],
 )
@@ -451,7 +471,7 @@ def test_a_corrupt_record_is_named_and_never_skipped(
 async def test_a_value_that_cannot_be_stored_is_a_store_error_and_nothing_is_written(filled: Path) -> None:
     """Text with half a character, and numbers that no column holds."""
     async with closing(SQLStore(f"sqlite:///{filled}")) as store:
-        session = await store.get("s")
+        session = await store.get(SessionKey("s"))
         good = whole_turn(session, 3)
         half = RunCompleted(session_id="s", seq=7, at=0.0, stop_reason="\ud800")
         for bad in (
@@ -460,7 +480,7 @@ async def test_a_value_that_cannot_be_stored_is_a_store_error_and_nothing_is_wri
             replace(good, turns=[TurnRecord(index=2**70)]),
         ):
             with pytest.raises(StoreError, match=r"store\.db: "):
-                await store.commit("s", 1, bad)
+                await store.commit(SessionKey("s"), 1, bad)
         assert await stored_turns(store, "s") == 3
 
 
@@ -548,9 +568,9 @@ def test_the_files_have_nothing_of_a_deleted_session(tmp_path: Path) -> None:
                 event = UnknownEvent(
                     stored_kind="x", session_id=name, seq=at + 1, at=1.0, payload=freeze({"note": text})
                 )
-                await store.commit(name, 1, Commit(session=session, blocks=[text], turns=[turn], events=[event]))
+                await store.commit(session.key, 1, Commit(session=session, blocks=[text], turns=[turn], events=[event]))
         assert await other.count() == 2
-        await store.delete("gone")
+        await store.delete(SessionKey("gone", "user of gone"))
         check()
         await store.close()
         await other.close()

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from open_stores import closing
 from turnwise.errors import SchemaVersionError, StoreError
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.conformance import (
     commits as contract_commits,
@@ -55,17 +55,17 @@ async def test_no_call_fails_after_a_restart_of_the_server(database: str) -> Non
 
     store = SQLStore(database)
     await store.create(SessionRecord(session_id="s"))
-    session = (await store.activate("s")).session
+    session = (await store.activate(SessionKey("s"))).session
     for at in range(3):
-        await asyncio.gather(*(store.get("s") for _ in range(20)))  # so that all connections are open
+        await asyncio.gather(*(store.get(SessionKey("s")) for _ in range(20)))  # so that all connections are open
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
         session = session.committed(updated_at=float(at))
-        await store.commit("s", 1, Commit(session=session))
-        assert await store.get("s") == session
+        await store.commit(SessionKey("s"), 1, Commit(session=session))
+        assert await store.get(SessionKey("s")) == session
     await store.close()
 
 
@@ -117,14 +117,14 @@ async def test_a_migration_that_fails_leaves_the_store_as_it_was(old_url: str, m
 
 
 class _Forgetful(InMemoryStore):
-    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
-        await super().run_of_key(session_id, idempotency_key)
+    async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
+        await super().run_of_key(key, idempotency_key)
         return None
 
 
 def test_the_error_for_a_broken_law_names_the_law() -> None:
     stores: dict[str, SessionStore] = {}
-    why = "check_a_commit_is_stored_whole: the run by its key: found None, expected RunRecord"
+    why = "check_each_user_has_a_session_of_one_id: the run of a key of 'first': found None, expected 'run of first'"
     with pytest.raises(AssertionError, match=why):
         asyncio.run(contract.check_session_store(lambda law: stores.setdefault(law, _Forgetful())))
     assert list(stores) == [law.__name__ for law in contract.LAWS[: len(stores)]]
@@ -132,10 +132,10 @@ def test_the_error_for_a_broken_law_names_the_law() -> None:
 
 def test_the_error_for_an_unexpected_exception_names_the_law() -> None:
     class Rude(InMemoryStore):
-        async def get(self, session_id: str) -> SessionRecord:
-            raise KeyError(session_id)
+        async def get(self, key: SessionKey) -> SessionRecord:
+            raise KeyError(key)
 
-    with pytest.raises(AssertionError, match=r"^check_a_session_comes_back_as_it_was_created: KeyError\('s'\)$"):
+    with pytest.raises(AssertionError, match=r"^check_a_session_comes_back_as_it_was_created: KeyError"):
         asyncio.run(contract.check_session_store(lambda _: Rude()))
 
 

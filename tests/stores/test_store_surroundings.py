@@ -14,7 +14,7 @@ from open_stores import own
 from redis_server import RedisServer
 from test_sql_store import stored_turns, whole_turn
 from turnwise.errors import SessionFencedError, SessionNotFoundError, StoreError
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
@@ -40,20 +40,20 @@ async def test_a_postgres_database_that_is_dropped_and_created_again_can_be_used
         url = postgres.format("made_again")
         store, history = SQLStore(url), SQLHistory(url)
         session = await own(store)
-        await store.commit("s", 1, whole_turn(session, 0))
-        assert await history.last_seq("s") == 0
+        await store.commit(SessionKey("s"), 1, whole_turn(session, 0))
+        assert await history.last_seq(SessionKey("s")) == 0
         if what == "database":
             drop = 'DROP DATABASE "made_again" WITH (FORCE)'
             execute(postgres.format("postgres"), drop, 'CREATE DATABASE "made_again"')
         else:
             execute(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
         with pytest.raises((SessionFencedError, StoreError)):
-            await store.commit("s", 1, whole_turn(whole_turn(session, 0).session, 1))
+            await store.commit(SessionKey("s"), 1, whole_turn(whole_turn(session, 0).session, 1))
         with pytest.raises(SessionNotFoundError):
-            await store.get("s")
+            await store.get(SessionKey("s"))
         session = await own(store)
-        await store.commit("s", 1, whole_turn(session, 0))
-        assert await stored_turns(store, "s") == 1 and await history.last_seq("s") == 0
+        await store.commit(SessionKey("s"), 1, whole_turn(session, 0))
+        assert await stored_turns(store, "s") == 1 and await history.last_seq(SessionKey("s")) == 0
         await store.close()
         await history.close()
     finally:
@@ -72,9 +72,9 @@ async def test_a_sqlite_file_whose_tables_were_dropped_works_again(tmp_path: Pat
                 other.execute(f"DROP TABLE {table}")
     other.close()
     with pytest.raises(SessionNotFoundError):
-        await store.get("s")
+        await store.get(SessionKey("s"))
     session = await own(store)
-    await store.commit("s", 1, whole_turn(session, 0))
+    await store.commit(SessionKey("s"), 1, whole_turn(session, 0))
     assert await stored_turns(store, "s") == 1
     await store.close()
 
@@ -82,19 +82,23 @@ async def test_a_sqlite_file_whose_tables_were_dropped_works_again(tmp_path: Pat
 async def test_a_read_only_postgres_can_be_read_and_its_error_says_why_writes_fail(database: str) -> None:
     store = SQLStore(database)
     session = await own(store)
-    await store.commit("s", 1, whole_turn(session, 0))
+    await store.commit(SessionKey("s"), 1, whole_turn(session, 0))
     await store.close()
     with psycopg.connect(database, autocommit=True) as connection:
         name = connection.info.dbname
         connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
     store = SQLStore(database)
     assert await stored_turns(store, "s") == 1
-    assert [event.seq for event in await store.events("s")]
-    for write in (store.activate("s"), store.create(SessionRecord(session_id="another")), store.delete("s")):
+    assert [event.seq for event in await store.events(SessionKey("s"))]
+    for write in (
+        store.activate(SessionKey("s")),
+        store.create(SessionRecord(session_id="another")),
+        store.delete(SessionKey("s")),
+    ):
         with pytest.raises(StoreError, match=r"standby.*write to the primary"):
             await asyncio.wait_for(write, WITHIN_S)
     with pytest.raises(StoreError, match=r"standby.*write to the primary"):
-        await store.commit("s", 1, whole_turn(whole_turn(session, 0).session, 1))
+        await store.commit(SessionKey("s"), 1, whole_turn(whole_turn(session, 0).session, 1))
     assert await stored_turns(store, "s") == 1
     await store.close()
 
@@ -103,7 +107,7 @@ async def refusal(store: SQLStore | RedisStore) -> str:
     """Return what a store says at its first use."""
     try:
         with pytest.raises(StoreError) as refused:
-            await asyncio.wait_for(store.get("s"), WITHIN_S)
+            await asyncio.wait_for(store.get(SessionKey("s")), WITHIN_S)
     finally:
         await store.close()
     return str(refused.value)
@@ -127,7 +131,7 @@ async def test_a_search_path_with_a_schema_is_used_and_one_without_is_refused(da
     await store.create(SessionRecord(session_id="s"))
     await store.close()
     store = SQLStore(f"{database}&options={quote('-c search_path=b')}")
-    assert (await store.get("s")).session_id == "s"
+    assert (await store.get(SessionKey("s"))).session_id == "s"
     await store.close()
 
 

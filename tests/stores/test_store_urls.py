@@ -14,7 +14,7 @@ from turnwise.adapters import TurnwiseSaver, TurnwiseStore
 from turnwise.adapters.langgraph.checkpoints import open_checkpoints
 from turnwise.adapters.langgraph.items import open_items
 from turnwise.errors import ConfigError, StoreClosedError, StoreError, StoreURLError
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.urls import check_history_url, open_history
 from turnwise.memory.longterm.items.urls import open_facts
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -184,9 +184,9 @@ async def test_a_read_only_store_is_not_created_migrated_or_written(
     with pytest.raises(StoreError, match=r"read.?only"):
         await reader.create(SessionRecord(session_id="two"))
     with pytest.raises(StoreError, match=r"read.?only"):
-        await reader.activate("one")
+        await reader.activate(SessionKey("one"))
     await reader.close()
-    assert (await writer.get("one")).epoch == 0 and await writer.count() == 1
+    assert (await writer.get(SessionKey("one"))).epoch == 0 and await writer.count() == 1
     await writer.close()
     monkeypatch.setattr(SQLStore, "schema", replace(SQLStore.schema, version=2, migrations={1: ["SELECT 1"]}))
     with pytest.raises(StoreError, match=r"have version 1: open it once without read_only=True"):

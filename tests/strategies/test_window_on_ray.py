@@ -107,7 +107,7 @@ from turnwise import EchoEngine, SessionManager
 from turnwise.memory.providers.openai_chat import encode
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 manager = SessionManager(sys.argv[2], engine=EchoEngine(), namespace=sys.argv[3])
-turns = manager.get("chat").turns()
+turns = manager.get("chat", user_id="ada").turns()
 print(json.dumps([encode(turn.blocks[: len(turn.blocks) - len(turn.output)]) for turn in turns]))
 """
 
@@ -151,7 +151,7 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
     # Earlier turns read as they were sent, in another process too, and each stands for all that was said.
     address = ray_session.get_runtime_context().gcs_address
     reader = python(READ, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace)
-    turns = audit(manager, "chat")
+    turns = audit(manager, "chat", user_id="ada")
     summary = summary_of(turns[-1])
     behind = chat.expand(summary)
     assert facts_of(behind) == exchanges(0, len(behind) // 2)
@@ -472,7 +472,7 @@ def test_exchanges_stay_in_the_window_until_each_memory_has_them(bench: Bench, t
     assert {item["id"] for item in good.kept()} == {item["id"] for item in bad.kept()} >= set(first)
     assert not static.given()
     bench.check()
-    audit(manager, "chat", drops=True)
+    audit(manager, "chat", user_id="ada", drops=True)
 
 
 def test_acknowledged_exchanges_are_removed_and_the_others_stay(bench: Bench, tmp_path: Path) -> None:
@@ -487,7 +487,7 @@ def test_acknowledged_exchanges_are_removed_and_the_others_stay(bench: Bench, tm
     talk(chat, number, number + 1)
     assert facts(bench.last()) == [*exchanges(2, number), ("user", ask(number))]
     assert len(good.kept()) > 2, "what it has already stays in the window all the same"
-    audit(manager, "chat", drops=True)
+    audit(manager, "chat", user_id="ada", drops=True)
 
 
 def test_a_kill_between_acknowledgement_and_commit_makes_no_duplicates(bench: Bench, tmp_path: Path) -> None:
@@ -516,7 +516,7 @@ def test_a_kill_between_acknowledgement_and_commit_makes_no_duplicates(bench: Be
     said = [fact for item in kept for fact in said_in(item)]
     assert [*said, *facts(bench.last())] == [*exchanges(0, number), ("user", ask(number))]
     bench.check()
-    audit(manager, "chat", drops=True)
+    audit(manager, "chat", user_id="ada", drops=True)
 
 
 # What was paid for

@@ -26,7 +26,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CallDecidedError, RequestRefusedError, RunNotFoundError, StoreError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Document, Image, Text, Thinking, ToolUse, User
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
@@ -280,7 +280,7 @@ class AgentWorld:
     def _new_core(self) -> SessionCore:
         self.process += 1
         return SessionCore(
-            SESSION,
+            SessionKey(SESSION),
             self.store,
             self,
             self.config,

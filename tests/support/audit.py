@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turnwise.memory.conversation.blocks import User
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.openai_chat import encode
 from turnwise.memory.providers.validation import CHAT
@@ -17,11 +18,18 @@ turns_of = read_turns
 
 
 async def check_session(
-    store: SessionStore, session_id: str, *, all_ended: bool = True, history: Any = None, compacts: bool = False
+    store: SessionStore,
+    session_id: str,
+    *,
+    user_id: str = DEFAULT_USER,
+    all_ended: bool = True,
+    history: Any = None,
+    compacts: bool = False,
 ) -> list[Turn]:
     """Audit a session and return its turns; each could also be sent to the stand-in provider, by its own rules."""
-    (await audit(store, [session_id], history=history, all_ended=all_ended, compacts=compacts)).check()
-    turns = await read_turns(store, session_id)
+    settings: dict[str, Any] = {"history": history, "all_ended": all_ended, "compacts": compacts}
+    (await audit(store, [session_id], user_id=user_id, **settings)).check()
+    turns = await read_turns(store, SessionKey(session_id, user_id))
     for turn in turns:
         if turn.status not in ("pending", "queued"):
             check_chat(encode(CHAT.spare([*turn.blocks, User(text="next")])))

@@ -38,7 +38,7 @@ def manager_of(folder: Path, provider_url: str | None = None, **settings: Any) -
         engines["agent"] = OpenAIEngine("local", base_url=provider_url, api_key="none", tools=tools, max_retries=0)
         settings["memory"] = [LexicalMemory(folder / "facts.db", name="facts")]
         settings["working_memory"] = WorkingMemory(open_notes(f"sqlite:///{folder}/notes.db"))
-    given: dict[str, Any] = {"placement": Packed(hosts=1), "enforce_user": True, **settings}
+    given: dict[str, Any] = {"placement": Packed(hosts=1), **settings}
     return AsyncSessionManager(f"sqlite:///{folder}/chats.db", engine=engines, **given)
 
 
@@ -78,7 +78,7 @@ async def served(
     folder: Path, settings: Mapping[str, Any] | None = None, *, auth: bool = True, **options: Any
 ) -> AsyncIterator[tuple[FastAPI, httpx.AsyncClient]]:
     """Serve the app on a real uvicorn; yield it with Ann's client."""
-    async with manager_of(folder, enforce_user=auth) as manager:
+    async with manager_of(folder) as manager:
         app = create_app(manager, auth=TOKENS if auth else None, settings=HttpSettings(**(settings or {})))
         async with (
             on_server(app, **options) as url,

@@ -12,7 +12,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Outcome
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -28,9 +28,11 @@ class Stage:
         self.core: SessionCore
         self.new_core()
 
-    def new_core(self) -> SessionCore:
+    def new_core(self, user_id: str = DEFAULT_USER) -> SessionCore:
         now = asyncio.get_running_loop().time
-        self.core = SessionCore(SESSION, self.store, self.engine, self.config, clock=now, off_loop=inline)
+        self.core = SessionCore(
+            SessionKey(SESSION, user_id), self.store, self.engine, self.config, clock=now, off_loop=inline
+        )
         return self.core
 
     async def begin(self, prompt: str = "go", *, run_id: str = "run", **settings: Any) -> None:
@@ -43,9 +45,7 @@ class Stage:
         return await self.outcome(run_id)
 
     async def outcome(self, run_id: str = "run") -> Outcome:
-        outcome = await self.core.reads.wait(run_id)
-        assert outcome
-        return outcome
+        return await self.core.reads.wait(run_id)
 
     async def events(self) -> list[Event]:
         return (await self.core.reads.events())[0]

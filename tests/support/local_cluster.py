@@ -32,10 +32,12 @@ from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.nodes import ANYWHERE
 from turnwise.actors.cluster.placement import Dedicated, Packed
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError, RunEndedError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -386,7 +388,7 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
     from turnwise.actors.client.cluster_client import ClusterClient
 
     namespace, name = pickle.loads(pickled)
-    return AsyncSession(ClusterClient(namespace, name), "away", "default", None)
+    return AsyncSession(ClusterClient(namespace, name), SessionRef(SessionKey("away")), None)
 
 
 async def drivers_leave(box: Box) -> dict[str, Any]:

@@ -43,5 +43,5 @@ def run_with(store: Store, use: Callable[[Store], Awaitable[Result]]) -> Result:
 
 async def own(store: SessionStore, session_id: str = "s", **values: Any) -> SessionRecord:
     """Create and activate a session; return its row."""
-    await store.create(SessionRecord(session_id=session_id, **values))
-    return (await store.activate(session_id)).session
+    session = await store.create(SessionRecord(session_id=session_id, **values))
+    return (await store.activate(session.key)).session

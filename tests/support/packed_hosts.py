@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import Refused
+from turnwise.actors.cluster.wire import Refused, SessionRef
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost, PreviousHost
 from turnwise.actors.hosting.worker_resources import SessionSetup, WorkerResources
@@ -17,7 +17,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.runs import OPEN_STATES
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.testing.schedules import inline
 
 
@@ -41,13 +41,11 @@ class OpenResources(WorkerResources):
             await asyncio.sleep(0)
             self.cache(session_id, engine_id, self.sent[engine], engine)
 
-    def make_core(self, session_id: str, override: EngineOverride) -> SessionCore:
+    def make_core(self, key: SessionKey, override: EngineOverride) -> SessionCore:
         store, _ = self._stores
         builder, config, *_ = self.get(override.engine_id)[0]
         clock = asyncio.get_running_loop().time
-        core = SessionCore(
-            session_id, store, builder, config, clock=clock, off_loop=inline, engine_id=override.engine_id
-        )
+        core = SessionCore(key, store, builder, config, clock=clock, off_loop=inline, engine_id=override.engine_id)
         self.assign_runs(core, override)
         return core
 
@@ -64,13 +62,13 @@ class Hosting:
         config: SessionConfig | None = None,
         others: Mapping[str, EngineBuilder] | None = None,
         previous_hosts: Sequence[PreviousHost] = (),
-        overrides: dict[str, EngineOverride] | None = None,
+        overrides: dict[SessionKey, EngineOverride] | None = None,
     ) -> None:
         self.store = store
         self.config = config or SessionConfig(idle_s=1e9, cancel_grace_s=0.5)
         engines = {"first": engine, **(others or {})}
         setups: dict[str, SessionSetup] = {name: (each, self.config, None, (), None) for name, each in engines.items()}
-        self.overrides: dict[str, EngineOverride] = overrides if overrides is not None else {}
+        self.overrides: dict[SessionKey, EngineOverride] = overrides if overrides is not None else {}
         self.has_left = asyncio.Event()
         self._resources = OpenResources(store, setups, "first")
         self.sent = self._resources.sent
@@ -85,6 +83,11 @@ class Hosting:
             previous_hosts=previous_hosts,
         )
 
+    @property
+    def residents(self) -> list[str]:
+        """The ids of the sessions that are loaded, least recently used first."""
+        return [key.session_id for key in self.host.residents]
+
     def bring(self, engine_id: str, engine: EngineBuilder) -> None:
         """Have another manager's engine come by, as for a session that takes it over."""
         self._resources.cache("another", engine_id, (engine, self.config, None, (), None), b"")
@@ -93,28 +96,31 @@ class Hosting:
         for session_id in session_ids:
             await getattr(self.store, "inner", self.store).create(SessionRecord(session_id=session_id))
 
-    async def ask(self, session_id: str, verb: str, *args: Any) -> Any:
-        """Return the answer, or raise what was refused."""
-        answer = pickle.loads(await self.host.call(pickle.dumps((session_id, verb, *args))))
+    async def ask(self, session: str | SessionRef, verb: str, *args: Any) -> Any:
+        """Return the answer, or raise what was refused. A session is named by its id, or with its user and log."""
+        ref = SessionRef(SessionKey(session)) if isinstance(session, str) else session
+        answer = pickle.loads(await self.host.call(pickle.dumps((ref, verb, *args))))
         if isinstance(answer, Refused):
             raise answer.error
         return answer
 
-    async def start(self, session_id: str, prompt: str, run_id: str, engine_id: str = "", **settings: Any) -> Any:
-        return await self.ask(session_id, "start", engine_id, (prompt,), {"run_id": run_id, **settings}, ())
+    async def start(
+        self, session: str | SessionRef, prompt: str, run_id: str, engine_id: str = "", **settings: Any
+    ) -> Any:
+        return await self.ask(session, "start", engine_id, (prompt,), {"run_id": run_id, **settings}, ())
 
-    async def run(self, session_id: str, prompt: str, run_id: str, **settings: Any) -> Any:
+    async def run(self, session: str | SessionRef, prompt: str, run_id: str, **settings: Any) -> Any:
         """Start a run and wait for its outcome."""
-        await self.start(session_id, prompt, run_id, **settings)
-        while (outcome := await self.ask(session_id, "wait", run_id, None, ())).state in OPEN_STATES:
+        await self.start(session, prompt, run_id, **settings)
+        while (outcome := await self.ask(session, "wait", run_id, None, ())).state in OPEN_STATES:
             pass
         return outcome
 
-    def _drop(self, session_id: str) -> None:
-        self.overrides.pop(session_id, None)
+    def _drop(self, key: SessionKey) -> None:
+        self.overrides.pop(key, None)
 
-    async def _save_override(self, session_id: str, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
-        self.overrides[session_id] = override
+    async def _save_override(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        self.overrides[key] = override
 
 
 async def refused(kind: type[TurnwiseError], answer: Any) -> TurnwiseError:

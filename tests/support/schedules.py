@@ -11,7 +11,7 @@ from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.acknowledged import prompts_of
@@ -100,7 +100,7 @@ class World:
     def new_core(self) -> SessionCore:
         """Return another core of the same session, as an actor on another node would make it."""
         return SessionCore(
-            SESSION,
+            SessionKey(SESSION),
             self.store,
             self.engine,
             self.config,

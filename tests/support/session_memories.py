@@ -10,7 +10,7 @@ from schedules import SESSION, inline
 from test_tool_loop import Stage
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.core import SessionCore
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from window_stage import Talker
@@ -105,7 +105,7 @@ class MemoryStage(Stage):
 
     def new_core(self) -> SessionCore:
         self.core = SessionCore(
-            SESSION,
+            SessionKey(SESSION, "ada"),
             self.store,
             self.engine,
             self.config,
@@ -122,7 +122,7 @@ class MemoryStage(Stage):
         run_id = f"run-{prompts}-{settings}"
         await self.core.start(prompts, run_id=run_id, **settings)
         outcome = await self.core.reads.wait(run_id)
-        assert outcome and outcome.turn, outcome
+        assert outcome.turn, outcome
         return outcome.turn
 
     async def events_of(self, kind: type[Any]) -> list[Any]:

@@ -42,7 +42,7 @@ def served(*store: Any, auth: Any = None, settings: HttpSettings | None = None, 
     started: Future[tuple[Served, uvicorn.Server]] = Future()
 
     async def serve() -> None:
-        async with AsyncSessionManager(*store, enforce_user=auth is not None, **options) as manager:
+        async with AsyncSessionManager(*store, **options) as manager:
             app = create_app(manager, auth=auth, settings=settings)
             server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2))
             task = asyncio.create_task(server.serve())

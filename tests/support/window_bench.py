@@ -24,6 +24,7 @@ from turnwise.memory.conversation.blocks import (
     decode as decode_block,
 )
 from turnwise.memory.conversation.events import WindowCompacted
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.providers.openai_chat import PARAGRAPH, SUMMARY, decode, encode
@@ -214,11 +215,11 @@ class _Runs:
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._store, verb)
 
-    async def turns(self, session_id: str, **page: Any) -> list[TurnRecord]:
+    async def turns(self, key: SessionKey, **page: Any) -> list[TurnRecord]:
         return []
 
 
-def audit(manager: SessionManager, session_id: str, *, drops: bool = False) -> list[Turn]:
+def audit(manager: SessionManager, session_id: str, *, user_id: str = DEFAULT_USER, drops: bool = False) -> list[Turn]:
     """Check what is in the store, without the session; return its turns.
 
     Events and runs are as ever. Each turn could be sent to a provider. With its summaries expanded it holds all that
@@ -231,8 +232,8 @@ def audit(manager: SessionManager, session_id: str, *, drops: bool = False) -> l
         async def read(spans: Spans) -> tuple[AnyBlock, ...]:
             return tuple(map(decode_block, await store.blocks(spans)))
 
-        await check_session(_Runs(store), session_id)
-        turns = await turns_of(store, session_id)
+        await check_session(_Runs(store), session_id, user_id=user_id)
+        turns = await turns_of(store, SessionKey(session_id, user_id))
         before: list[Block] = []
         for turn in turns:
             check_chat(encode([*turn.blocks, User(text="next")]))

@@ -32,7 +32,7 @@ from turnwise.errors import ConfigError
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
 from turnwise.http.tracing import TraceContext
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -97,7 +97,7 @@ async def new_core(
         await store.create(SessionRecord(session_id=ID, agent="helper"))
     config = SessionConfig(telemetry=Telemetry(setup=collect_in_memory, content=content), **more)
     slots = [MemorySlot(memory=memory, name=type(memory).__name__, section=None) for memory in memories]
-    return SessionCore(ID, store, engine, config, memories=slots)
+    return SessionCore(SessionKey(ID), store, engine, config, memories=slots)
 
 
 async def run_to_end(core: SessionCore, *prompts: str) -> None:
@@ -331,7 +331,7 @@ async def test_telemetry_that_fails_fails_no_run(
     core = await new_core(engine_of(provider))
     await core.start(["hello"], run_id="run")
     outcome = await core.reads.wait("run")
-    assert outcome and outcome.run.state == "completed"
+    assert outcome.run.state == "completed"
     assert await core.ownership.leave()
 
 
@@ -358,13 +358,13 @@ import turnwise, turnwise.actors.client.manager, turnwise.actors.hosting.session
 import turnwise.actors.hosting.dedicated_host, turnwise.actors.hosting.worker_resources, turnwise.actors.hosting.reader
 from turnwise.actors.session.core import SessionCore
 from turnwise.engines import EchoEngine
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 
 async def main():
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
-    core = SessionCore("s", store, EchoEngine())
+    core = SessionCore(SessionKey("s"), store, EchoEngine())
     await core.start(["hello"], run_id="run")
     await core.reads.wait("run")
 

@@ -29,9 +29,7 @@ async def weather(city: str) -> str:
 
 async def say(stage: Stage, prompt: str, **settings: Any) -> Outcome:
     started = await stage.core.start([prompt], run_id=prompt, **settings)
-    outcome = await stage.core.reads.wait(started.run_id)
-    assert outcome
-    return outcome
+    return await stage.core.reads.wait(started.run_id)
 
 
 def text(outcome: Outcome) -> str:

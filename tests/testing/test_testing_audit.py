@@ -29,6 +29,7 @@ from turnwise.memory.conversation.blocks import (
     encode,
 )
 from turnwise.memory.conversation.events import RunCompleted, RunStarted
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans, cut, join, size as span_size, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord, TurnStatus
 from turnwise.memory.event_store.in_memory import InMemoryHistory
@@ -62,7 +63,7 @@ async def lived() -> World:
 
 
 def row(world: World) -> Any:
-    return world.store.inner._rows["session"]
+    return world.store.inner._rows[SessionKey("session")]
 
 
 def log(world: World) -> dict[int, str]:
@@ -370,7 +371,7 @@ def test_two_events_with_one_number_are_found() -> None:
         world = await lived()
         history = InMemoryHistory()
         started = next(event for event in row(world).events.values() if isinstance(event, RunStarted))
-        await history.append("session", [started.model_copy(update={"run_id": "another"})])
+        await history.append(SessionKey("session"), [started.model_copy(update={"run_id": "another"})])
         found = await audit(world.store.inner, ["session"], history=history)
         assert "numbers only grow" in {each.law for each in found.violations}
 

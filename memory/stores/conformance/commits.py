@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, SessionNotFoundError, StoreError
 from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnStatus
 from turnwise.memory.stores.base import SessionStore
@@ -36,7 +37,7 @@ _law = collector(LAWS)
 async def check_an_activation_returns_the_state_of_the_session(store: SessionStore) -> None:
     """It returns the raised epoch, the last turn that has ended, and the open turns and runs in order."""
     await store.create(a_session())
-    found = await store.activate("s")
+    found = await store.activate(SessionKey("s"))
     equal(found.session.epoch, 1, "the epoch of the first activation")
     equal((found.head, found.open_turns, found.open_runs), (None, (), ()), "the turns and runs of a new session")
     owner = Owner(store, found.session)
@@ -47,20 +48,20 @@ async def check_an_activation_returns_the_state_of_the_session(store: SessionSto
     for run in (a_run("done", 0, "completed"), a_run("bad", 1, "failed"), runs[2], runs[0], runs[1]):
         await owner.commit(new_run=run)
     await owner.commit(turns=turns[::-1])
-    found = await store.activate("s")
+    found = await store.activate(SessionKey("s"))
     equal(
         found.session.revision > owner.session.revision + 1, True, "whether an activation raises the revision by more"
     )
     expected = replace(owner.session, epoch=2, revision=found.session.revision)
     equal(found.session, expected, "the session of the second activation")
-    equal(await store.get("s"), found.session, "the session after it")
+    equal(await store.get(SessionKey("s")), found.session, "the session after it")
     equal(found.head, turns[1], "the last turn that has ended")
     equal(found.open_turns, tuple(turns[2:]), "open turns")
     equal(found.open_runs, tuple(runs), "open runs")
     for ended in ("completed", "cancelled", "failed", "interrupted"):
         owner = Owner(store, found.session)
         await owner.commit(turns=[a_turn(9, status=ended)], runs=[replace(runs[0], state=ended)])
-        found = await store.activate("s")
+        found = await store.activate(SessionKey("s"))
         equal(
             (found.head, found.open_runs),
             (a_turn(9, status=ended), tuple(runs[1:])),
@@ -72,12 +73,12 @@ async def check_an_activation_returns_the_state_of_the_session(store: SessionSto
 async def check_epochs_count_up_by_one(store: SessionStore, other: SessionStore) -> None:
     """Also when many activate at once. Nothing but an activation raises the epoch."""
     await store.create(a_session())
-    found = await asyncio.gather(*((store, other)[at % 2].activate("s") for at in range(10)))
+    found = await asyncio.gather(*((store, other)[at % 2].activate(SessionKey("s")) for at in range(10)))
     epochs = sorted(activation.session.epoch for activation in found)
     equal(epochs, list(range(1, 11)), "epochs of ten activations")
     last = Owner(store, max((activation.session for activation in found), key=lambda session: session.epoch))
-    await store.commit("s", last.session.epoch, last.prepare(session=replace(last.session, epoch=7)))
-    equal((await store.get("s")).epoch, last.session.epoch, "the epoch after a commit")
+    await store.commit(SessionKey("s"), last.session.epoch, last.prepare(session=replace(last.session, epoch=7)))
+    equal((await store.get(SessionKey("s"))).epoch, last.session.epoch, "the epoch after a commit")
 
 
 @_law
@@ -87,20 +88,23 @@ async def check_an_activation_with_a_revision_takes_a_session_from_nobody(
     """It compares and activates in one step, and changes nothing but epoch and revision."""
     owner = await own(store)
     await owner.commit("x")
-    before = await store.get("s")
-    found = (await other.activate("s", revision=before.revision, jump=7)).session
+    before = await store.get(SessionKey("s"))
+    found = (await other.activate(SessionKey("s"), revision=before.revision, jump=7)).session
     equal(found, replace(before, epoch=2, revision=before.revision + 7), "the activated session")
     for revision in (0, before.revision, found.revision + 1):
-        await refuses(SessionFencedError, store.activate("s", revision=revision), f"an activation of {revision}")
-    equal(await store.get("s"), found, "the session after refused activations")
-    await refuses(SessionNotFoundError, store.activate("none", revision=1), "an activation of no session")
+        await refuses(
+            SessionFencedError, store.activate(SessionKey("s"), revision=revision), f"an activation of {revision}"
+        )
+    equal(await store.get(SessionKey("s")), found, "the session after refused activations")
+    await refuses(SessionNotFoundError, store.activate(SessionKey("none"), revision=1), "an activation of no session")
     both = await asyncio.gather(
-        *((store, other)[at % 2].activate("s", revision=found.revision) for at in range(10)), return_exceptions=True
+        *((store, other)[at % 2].activate(SessionKey("s"), revision=found.revision) for at in range(10)),
+        return_exceptions=True,
     )
     owners = [each for each in both if not isinstance(each, BaseException)]
     is_fenced = [isinstance(each, SessionFencedError) for each in both]
     equal((len(owners), sum(is_fenced)), (1, 9), "owners and refusals of ten activations at once")
-    equal(await store.get("s"), owners[0].session, "the session of the one that was first")
+    equal(await store.get(SessionKey("s")), owners[0].session, "the session of the one that was first")
 
 
 @_law
@@ -108,31 +112,31 @@ async def check_a_commit_is_stored_whole(store: SessionStore) -> None:
     """All its parts can be read when the call returns. What it does not name stays."""
     owner = await eventful(store)
     commit = of_everything(owner)
-    await store.commit("s", 1, commit)
+    await store.commit(SessionKey("s"), 1, commit)
     equal(await state_of(store, "s"), state_after(commit), "the session")
     equal(await store.run("r9"), commit.new_run, "the run by its id")
-    equal(await store.run_of_key("s", "k9"), commit.new_run, "the run by its key")
-    equal(await store.event_of_key("s", "e9"), commit.events[1], "the event by its key")
+    equal(await store.run_of_key(SessionKey("s"), "k9"), commit.new_run, "the run by its key")
+    equal(await store.event_of_key(SessionKey("s"), "e9"), commit.events[1], "the event by its key")
 
 
 @_law
 async def check_a_commit_does_not_change_fields_of_the_creation(store: SessionStore) -> None:
-    """The user, agent, time of creation, parent and log of a session never change."""
+    """The agent, time of creation, parent and log of a session never change."""
     owner = await own(store, user_id="u", agent="a", created_at=1.0, parent="p#1")
-    changed = replace(owner.session, user_id="x", agent=None, created_at=2.0, parent=None, updated_at=5.0)
-    await store.commit("s", 1, owner.prepare(session=changed))
+    changed = replace(owner.session, agent=None, created_at=2.0, parent=None, updated_at=5.0)
+    await store.commit(SessionKey("s", "u"), 1, owner.prepare(session=changed))
     expected = replace(owner.session, updated_at=5.0, revision=owner.session.revision + 1)
-    equal(await store.get("s"), expected, "the session")
+    equal(await store.get(SessionKey("s", "u")), expected, "the session")
 
 
 @_law
 async def check_a_stale_owner_is_refused(store: SessionStore, other: SessionStore) -> None:
     """A commit under another epoch than the last writes nothing; acceptance 47 and 64."""
     old = await eventful(store)
-    new = Owner(other, (await other.activate("s")).session)
+    new = Owner(other, (await other.activate(SessionKey("s"))).session)
     for epoch in (0, 1, 3):
         async with unchanged(store, "s"):
-            commit = store.commit("s", epoch, of_everything(old))
+            commit = store.commit(SessionKey("s"), epoch, of_everything(old))
             error = await refuses(SessionFencedError, commit, f"a commit under epoch {epoch} of 2")
             equal((error.session_id, error.epoch), ("s", epoch), "what the error names")
     await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
@@ -157,9 +161,11 @@ async def check_a_commit_for_another_state_is_refused(store: SessionStore) -> No
         }
         for what, session in moved.items():
             async with unchanged(store, "s"):
-                await refuses(SessionFencedError, store.commit("s", 1, replace(commit, session=session)), what)
+                await refuses(
+                    SessionFencedError, store.commit(SessionKey("s"), 1, replace(commit, session=session)), what
+                )
     await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
-    await store.commit("s", 1, whole)
+    await store.commit(SessionKey("s"), 1, whole)
 
 
 @_law
@@ -168,8 +174,10 @@ async def check_a_commit_changes_no_other_session(store: SessionStore) -> None:
     owner, another = await eventful(store), await own(store, "another")
     async with unchanged(store, "s", "another"):
         for session_id in ("another", "missing"):
-            await refuses(SessionFencedError, store.commit(session_id, 1, of_everything(owner)), session_id)
-        await refuses(SessionFencedError, store.commit("s", 1, another.prepare("x")), "the log of another session")
+            await refuses(SessionFencedError, store.commit(SessionKey(session_id), 1, of_everything(owner)), session_id)
+        await refuses(
+            SessionFencedError, store.commit(SessionKey("s"), 1, another.prepare("x")), "the log of another session"
+        )
 
 
 @_law
@@ -179,7 +187,7 @@ async def check_a_log_is_never_used_again(store: SessionStore, other: SessionSto
     for at in range(20):
         created = await (store, other)[at % 2].create(a_session())
         logs.append(created.log)
-        await store.delete("s")
+        await store.delete(SessionKey("s"))
     equal(len(set(logs)), len(logs), "different logs")
     for at in range(10):
         await (store, other)[at % 2].create(a_session(f"s{at}"))
@@ -190,30 +198,34 @@ async def check_a_log_is_never_used_again(store: SessionStore, other: SessionSto
 async def check_an_owner_of_a_deleted_session_is_refused(store: SessionStore) -> None:
     """Also when a new session has the same id and epoch; acceptance 47."""
     old = await eventful(store)
-    await store.delete("s")
+    await store.delete(SessionKey("s"))
     await refuses(SessionFencedError, old.commit("c"), "a commit to a deleted session")
     new = await own(store)
     equal(new.session.epoch, old.session.epoch, "the epoch of the new session")
     async with unchanged(store, "s"):
-        await refuses(SessionFencedError, store.commit("s", 1, of_everything(old)), "the old session's owner")
-        stale = store.delete("s", epoch=1, log=old.session.log)
+        await refuses(
+            SessionFencedError, store.commit(SessionKey("s"), 1, of_everything(old)), "the old session's owner"
+        )
+        stale = store.delete(SessionKey("s"), epoch=1, log=old.session.log)
         await refuses(SessionFencedError, stale, "a delete by the old session's owner")
-    await store.delete("s", epoch=1, log=new.session.log)
+    await store.delete(SessionKey("s"), epoch=1, log=new.session.log)
 
 
 @_law
 async def check_an_activation_and_a_commit_at_once_are_in_some_order(store: SessionStore, other: SessionStore) -> None:
     """If the commit succeeds, the activation returns its state; if it is refused, it is never stored."""
     await store.create(a_session())
-    owner = Owner(store, (await store.activate("s")).session)
+    owner = Owner(store, (await store.activate(SessionKey("s"))).session)
     for _ in range(10):
-        commit, activation = await asyncio.gather(owner.commit("x"), other.activate("s"), return_exceptions=True)
+        commit, activation = await asyncio.gather(
+            owner.commit("x"), other.activate(SessionKey("s")), return_exceptions=True
+        )
         if isinstance(activation, BaseException):
             raise activation
         if not isinstance(commit, Span | SessionFencedError):
             raise AssertionError(f"a commit beside an activation gave {commit!r}")
         equal(activation.session.log_size, owner.session.log_size, f"the log when the commit gave {commit!r}")
-        equal(await store.get("s"), activation.session, "the session after both")
+        equal(await store.get(SessionKey("s")), activation.session, "the session after both")
         owner = Owner(store, activation.session)
 
 
@@ -233,13 +245,17 @@ async def check_a_key_is_stored_once(store: SessionStore) -> None:
         ("e1", replace(of_everything(owner, event_key="e1"), new_run=None)),
     ]:
         async with unchanged(store, "s", "another"):
-            error = await refuses(DuplicateKeyError, store.commit("s", 1, commit), f"key {key!r} a second time")
+            error = await refuses(
+                DuplicateKeyError, store.commit(SessionKey("s"), 1, commit), f"key {key!r} a second time"
+            )
             equal((error.session_id, error.key), ("s", key), "what the error names")
         await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
-    await store.commit("s", 1, of_everything(owner, idempotency_key="k5", event_key="e5"))
+    await store.commit(SessionKey("s"), 1, of_everything(owner, idempotency_key="k5", event_key="e5"))
     equal((await store.run("r5")).session_id, "another", "the other session's run")
-    equal(await store.run_of_key("another", "k5"), await store.run("r5"), "the other session's key")
-    equal(await store.event_of_key("another", "e5"), an_event(1, "e5", "another"), "the other session's event")
+    equal(await store.run_of_key(SessionKey("another"), "k5"), await store.run("r5"), "the other session's key")
+    equal(
+        await store.event_of_key(SessionKey("another"), "e5"), an_event(1, "e5", "another"), "the other session's event"
+    )
 
 
 @_law
@@ -255,10 +271,10 @@ async def check_stored_blocks_and_events_are_not_overwritten(store: SessionStore
         ("the first block", Owner(store, late).prepare("x", turns=[a_turn(9)])),
     ]:
         async with unchanged(store, "s"):
-            await refuses(StoreError, store.commit("s", 1, commit), f"{what} that is stored already")
-    await store.commit("s", 1, whole)
+            await refuses(StoreError, store.commit(SessionKey("s"), 1, commit), f"{what} that is stored already")
+    await store.commit(SessionKey("s"), 1, whole)
     async with unchanged(store, "s"):
-        await refuses(StoreError, store.commit("s", 1, whole), "the same commit again")
+        await refuses(StoreError, store.commit(SessionKey("s"), 1, whole), "the same commit again")
 
 
 @_law
@@ -267,15 +283,15 @@ async def check_a_cancelled_commit_is_stored_whole_or_not_at_all(store: SessionS
     for wait_s in (None, 0, 0.0005, 0.002):
         owner = await eventful(store)
         before, commit = await state_of(store, "s"), of_everything(owner)
-        task = asyncio.ensure_future(store.commit("s", 1, commit))
+        task = asyncio.ensure_future(store.commit(SessionKey("s"), 1, commit))
         if wait_s is not None:
             await asyncio.sleep(wait_s)
         task.cancel()
         await asyncio.wait([task])
-        activated = (await store.activate("s")).session
+        activated = (await store.activate(SessionKey("s"))).session
         found = await state_of(store, "s")
         stored = replace(commit.session, epoch=2, revision=activated.revision)
         outcomes = ([activated, *before[1:]], [stored, *state_after(commit)[1:]])
         if found not in outcomes:
             raise AssertionError(f"a cancelled commit left {found!r}, expected one of {outcomes!r}")
-        await store.delete("s")
+        await store.delete(SessionKey("s"))

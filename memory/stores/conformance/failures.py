@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.errors import CorruptRecordError, InvalidInputError, SessionExistsError, SessionNotFoundError
 from turnwise.memory.conversation.ids import MAX_INDEXED_BYTES
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
@@ -54,7 +55,7 @@ async def check_a_commit_that_fails_leaves_nothing_behind(store: SessionStore) -
         async with unchanged(store, "s"):
             parts: dict[str, Any] = {part: _Broken(getattr(whole, part))}
             broken = replace(whole, **parts)
-            await refuses(Exception, store.commit("s", 1, broken), f"a commit with broken {part}")
+            await refuses(Exception, store.commit(SessionKey("s"), 1, broken), f"a commit with broken {part}")
     await owner.commit("c")
 
 
@@ -68,9 +69,9 @@ async def check_other_verbs_that_fail_leave_nothing_behind(store: SessionStore) 
         await refuses(CorruptRecordError, store.create(fork, gone), "a fork of missing blocks")
         await refuses(SessionExistsError, store.create(a_session("s"), a_turn(0)), "a session that exists")
         for verb in (store.activate, store.state, store.delete):
-            await refuses(SessionNotFoundError, verb("fork"), f"{verb.__name__} of what does not exist")
+            await refuses(SessionNotFoundError, verb(SessionKey("fork")), f"{verb.__name__} of what does not exist")
     equal(await store.count(), 1, "how many sessions there are")
-    await store.delete("s")
+    await store.delete(SessionKey("s"))
     equal(await store.usage(), type(owner.session.usage)(), "the usage after it was deleted")
 
 
@@ -80,9 +81,9 @@ async def check_the_state_is_what_an_activation_starts_from(store: SessionStore)
     owner = await eventful(store)
     await owner.commit(turns=[a_turn(0, status="completed"), a_turn(2, status="queued")])
     async with unchanged(store, "s"):
-        found = await store.state("s")
+        found = await store.state(SessionKey("s"))
     equal(found.session, owner.session, "the session")
-    activated = await store.activate("s")
+    activated = await store.activate(SessionKey("s"))
     equal(found.head, activated.head, "the last turn that has ended")
     equal((found.open_turns, found.open_runs), (activated.open_turns, activated.open_runs), "what is open")
 
@@ -104,8 +105,10 @@ async def check_names_that_some_store_cannot_keep_are_refused(store: SessionStor
                 {"events": [an_event(1, name)]},
             )
             for part in parts:
-                await refuses(InvalidInputError, store.commit("s", 1, owner.prepare(**part)), f"{part!r:.40}")
-    await store.create(a_session(longest))
+                await refuses(
+                    InvalidInputError, store.commit(SessionKey("s"), 1, owner.prepare(**part)), f"{part!r:.40}"
+                )
+    await store.create(a_session(longest[:-4]))  # with its user it is as long
     await owner.commit(events=[an_event(1, longest)], new_run=a_run(longest, 0))
     equal((await store.run(longest)).session_id, "s", "the session of the run with the longest id")
 
@@ -116,7 +119,7 @@ async def check_a_deletion_returns_how_many_turns_went(store: SessionStore) -> N
     owner = await eventful(store)
     await own(store, "fork", a_turn(0, input=(Span(owner.session.log, 0, 1),)))
     await own(store, "none")
-    equal([await store.delete(name) for name in ("s", "fork", "none")], [2, 1, 0], "how many turns went")
+    equal([await store.delete(SessionKey(name)) for name in ("s", "fork", "none")], [2, 1, 0], "how many turns went")
 
 
 @_law

@@ -11,7 +11,7 @@ from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.events import AnyEvent, PromptAppended
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunRecord, RunState
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -42,8 +42,8 @@ IDS = (
 """Different ids, some of which databases are known to confuse."""
 
 
-def a_session(session_id: str = "s", **values: Any) -> SessionRecord:
-    return SessionRecord(session_id=session_id, **values)
+def a_session(session_id: str = "s", user_id: str = DEFAULT_USER, **values: Any) -> SessionRecord:
+    return SessionRecord(session_id=session_id, user_id=user_id, **values)
 
 
 def a_turn(index: int, **values: Any) -> TurnRecord:
@@ -55,8 +55,8 @@ def a_run(run_id: str, index: int, state: RunState = "running", **values: Any) -
     return RunRecord(run_id=run_id, turn_index=index, state=state, **values)
 
 
-def an_event(seq: int, key: str | None = None, session_id: str = "s", turn_index: int | None = None) -> AnyEvent:
-    return PromptAppended(session_id=session_id, seq=seq, at=1.5, key=key, turn_index=turn_index)
+def an_event(seq: int, key: str | None = None, session_id: str = "s", **values: Any) -> AnyEvent:
+    return PromptAppended(session_id=session_id, seq=seq, at=1.5, key=key, **values)
 
 
 class Owner:
@@ -75,15 +75,15 @@ class Owner:
     async def commit(self, *texts: str, **parts: Any) -> Span:
         """Append the texts as blocks and return their positions."""
         commit = self.prepare(*texts, **parts)
-        await self.store.commit(self.session.session_id, self.session.epoch, commit)
+        await self.store.commit(self.session.key, self.session.epoch, commit)
         self.session, size = commit.session, self.session.log_size
         return Span(self.session.log, size, size + len(texts))
 
 
 async def own(store: SessionStore, session_id: str = "s", turn: TurnRecord | None = None, **values: Any) -> Owner:
     """Create and activate a session; return its owner."""
-    await store.create(a_session(session_id, **values), turn)
-    return Owner(store, (await store.activate(session_id)).session)
+    session = await store.create(a_session(session_id, **values), turn)
+    return Owner(store, (await store.activate(session.key)).session)
 
 
 async def held(store: SessionStore, span: Span) -> list[str]:
@@ -97,21 +97,30 @@ async def held(store: SessionStore, span: Span) -> list[str]:
     return found
 
 
-async def state_of(store: SessionStore, session_id: str) -> list[object]:
-    """Return everything that the store has of a session, and of the positions of its next two blocks."""
-    session = await store.get(session_id)
-    log = await held(store, Span(session.log, 0, session.log_size + 2))
-    lists = [await store.turns(session_id), await store.runs(session_id), await store.events(session_id)]
-    return [session, log, *lists]
+async def state_of(store: SessionStore, session: str | SessionKey) -> list[object]:
+    """Return everything that the store has of a session, and of the positions of its next two blocks.
+
+    Args:
+        session: its key, or the id of a session of the default user.
+    """
+    key = SessionKey(session) if isinstance(session, str) else session
+    record = await store.get(key)
+    log = await held(store, Span(record.log, 0, record.log_size + 2))
+    lists = [
+        await store.turns(key),
+        await store.runs(key),
+        await store.events(key),
+    ]
+    return [record, log, *lists]
 
 
 @asynccontextmanager
-async def unchanged(store: SessionStore, *session_ids: str) -> AsyncIterator[None]:
+async def unchanged(store: SessionStore, *sessions: str | SessionKey) -> AsyncIterator[None]:
     """Check that the block of code changes nothing in these sessions."""
-    before = [await state_of(store, session_id) for session_id in session_ids]
+    before = [await state_of(store, session) for session in sessions]
     yield
-    for session_id, state in zip(session_ids, before, strict=True):
-        equal(await state_of(store, session_id), state, f"session {session_id!r} after a refused call")
+    for session, state in zip(sessions, before, strict=True):
+        equal(await state_of(store, session), state, f"session {session!r} after a refused call")
 
 
 async def eventful(store: SessionStore) -> Owner:

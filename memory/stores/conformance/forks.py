@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from turnwise.errors import CorruptRecordError, RunNotFoundError, SessionFencedError, SessionNotFoundError
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, join
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
@@ -43,14 +43,14 @@ async def check_a_fork_starts_with_its_turn(store: SessionStore) -> None:
     span = await owner.commit("a", "b", "c")
     async with unchanged(store, "s"):
         fork = await _fork(store, "fork", Span(span.log, 0, 1), Span(span.log, 2, 3), Span(span.log, 1, 2), index=4)
-        found, (turn,) = await store.activate("fork"), await store.turns("fork")
+        found, (turn,) = await store.activate(SessionKey("fork")), await store.turns(SessionKey("fork"))
         equal((found.session, found.head), (replace(fork, epoch=1, revision=found.session.revision), turn), "the fork")
         equal((turn.index, turn.parent, fork.parent), (4, "s#4", "s#4"), "where it comes from")
         equal(await store.blocks(join(turn.input, turn.output)), ["a", "c", "b"], "what it spans")
         new = await Owner(store, found.session).commit("d")
         equal(new.log == span.log, False, "whether it writes to the other's log")
         equal(await store.blocks([new]), ["d"], "what it appended")
-    await store.delete("fork")
+    await store.delete(SessionKey("fork"))
     equal(await store.blocks([span]), ["a", "b", "c"], "the other's blocks when the fork is deleted")
     equal(await held(store, new), ["missing"], "the fork's own when it is deleted")
 
@@ -62,10 +62,10 @@ async def check_the_blocks_of_a_fork_outlive_its_parent(store: SessionStore) -> 
     log = (await owner.commit(*"abcdefgh")).log
     await _fork(store, "one", Span(log, 1, 2), Span(log, 3, 5), Span(log, 4, 5))
     await _fork(store, "two", Span(log, 4, 6))
-    far = await Owner(store, (await store.activate("two")).session).commit("x", "y")
+    far = await Owner(store, (await store.activate(SessionKey("two"))).session).commit("x", "y")
     await _fork(store, "of two", Span(log, 4, 5), Span(far.log, 1, 2))
     for deleted, kept, far_kept in [("s", "bdef", "xy"), ("one", "ef", "xy"), ("two", "e", "y"), ("of two", "", "")]:
-        await store.delete(deleted)
+        await store.delete(SessionKey(deleted))
         for span, letters, left in [(Span(log, 0, 8), "abcdefgh", kept), (far, "xy", far_kept)]:
             expected = [letter if letter in left else "missing" for letter in letters]
             equal(await held(store, span), expected, f"{letters!r} when {deleted!r} is deleted")
@@ -84,10 +84,10 @@ async def check_carried_and_summarised_blocks_of_a_fork_outlive_its_parent(store
     await store.create(a_session("of nothing"), a_turn(0))
     await store.create(a_session("no fork"), also=(Span(log, 7, 9),))
     for session_id, carried in (("one", one.carried), ("two", ()), ("three", (Span(log, 2, 3),))):
-        (turn,), head = await store.turns(session_id), (await store.activate(session_id)).head
+        (turn,), head = await store.turns(SessionKey(session_id)), (await store.activate(SessionKey(session_id))).head
         equal((turn.carried, head and head.carried), (carried, carried), f"what the turn of {session_id!r} carries")
     for deleted, kept in [("s", "acefg"), ("one", "acfg"), ("three", "afg"), ("two", "")]:
-        await store.delete(deleted)
+        await store.delete(SessionKey(deleted))
         expected = [letter if letter in kept else "missing" for letter in "abcdefgh"]
         equal(await held(store, Span(log, 0, 8)), expected, f"the blocks when {deleted!r} is deleted")
 
@@ -100,20 +100,20 @@ async def check_a_fork_of_missing_blocks_is_refused(store: SessionStore) -> None
     for span in (Span(log, 1, 3), Span("no such log", 0, 1)):
         await refuses(CorruptRecordError, _fork(store, "fork", span), f"a fork of {span}")
     await _fork(store, "witness", Span(log, 0, 1))
-    await store.delete("s")
+    await store.delete(SessionKey("s"))
     for spans in ([Span(log, 1, 2)], [Span(log, 0, 1), Span(log, 0, 2)], [Span(log, 0, 1)] * 2 + [Span(log, 1, 2)]):
         await refuses(CorruptRecordError, _fork(store, "fork", *spans), f"a fork of {spans}")
-        await refuses(SessionNotFoundError, store.get("fork"), "the fork")
+        await refuses(SessionNotFoundError, store.get(SessionKey("fork")), "the fork")
     good, gone = a_turn(0, input=(Span(log, 0, 1),)), (Span(log, 0, 2),)
     for turn, also in ((replace(good, carried=gone), ()), (good, gone), (replace(good, carried=good.input), gone)):
         fork = store.create(a_session("fork"), turn, also)
         await refuses(CorruptRecordError, fork, f"a fork that carries {turn.carried} and names {also}")
-        await refuses(SessionNotFoundError, store.get("fork"), "the fork")
+        await refuses(SessionNotFoundError, store.get(SessionKey("fork")), "the fork")
     equal(await store.count(), 1, "sessions")
-    await store.delete("witness")
+    await store.delete(SessionKey("witness"))
     equal(await held(store, Span(log, 0, 2)), ["missing"] * 2, "blocks that only refused forks spanned")
     await store.create(a_session("fork"))
-    equal(await store.turns("fork"), [], "turns of a session under the id of a refused fork")
+    equal(await store.turns(SessionKey("fork")), [], "turns of a session under the id of a refused fork")
 
 
 @_law
@@ -122,7 +122,7 @@ async def check_a_fork_and_a_deletion_at_once_are_in_some_order(store: SessionSt
     for at in range(20):
         owner = await own(store, "s")
         span = await owner.commit("a", "b")
-        delete = asyncio.ensure_future(store.delete("s"))
+        delete = asyncio.ensure_future(store.delete(SessionKey("s")))
         await asyncio.sleep(at * 0.0002)  # so that the fork comes at different points of the deletion
         fork, _ = await asyncio.gather(_fork(other, f"fork{at}", span), delete, return_exceptions=True)
         refused = isinstance(fork, CorruptRecordError)
@@ -138,9 +138,9 @@ async def check_a_deletion_deletes_everything(store: SessionStore) -> None:
     another, owner = await own(store, "another"), await eventful(store)
     await another.commit("x", turns=[a_turn(0)], new_run=a_run("other", 0, session_id="another"), events=[an_event(1)])
     before = await state_of(store, "another")
-    await store.delete("s")
-    await refuses(SessionNotFoundError, store.get("s"), "a deleted session")
-    await refuses(SessionNotFoundError, store.delete("s"), "a deleted session, deleted again")
+    await store.delete(SessionKey("s"))
+    await refuses(SessionNotFoundError, store.get(SessionKey("s")), "a deleted session")
+    await refuses(SessionNotFoundError, store.delete(SessionKey("s")), "a deleted session, deleted again")
     await refuses(RunNotFoundError, store.run("r0"), "a run of a deleted session")
     equal(await held(store, Span(owner.session.log, 0, 2)), ["missing"] * 2, "blocks of a deleted session")
     equal([session.session_id for session in await store.query()], ["another"], "sessions")
@@ -149,21 +149,23 @@ async def check_a_deletion_deletes_everything(store: SessionStore) -> None:
     equal(created.log == owner.session.log, False, "whether a log is given twice")
     empty = [created, ["missing"] * 2, [], [], []]
     equal(await state_of(store, "s"), empty, "a session created under a deleted one's id")
-    found = await store.activate("s")
+    found = await store.activate(SessionKey("s"))
     equal((found.head, found.open_turns, found.open_runs, found.session.epoch), (None, (), (), 1), "its activation")
     new = Owner(store, found.session)
-    await store.commit("s", 1, of_everything(new, run_id="r0", idempotency_key="k0", event_key="e1"))
+    await store.commit(SessionKey("s"), 1, of_everything(new, run_id="r0", idempotency_key="k0", event_key="e1"))
 
 
 @_law
 async def check_a_stale_owner_deletes_nothing(store: SessionStore) -> None:
     """A deletion under another epoch than the last is refused. One without an epoch is carried out."""
     await eventful(store)
-    await store.activate("s")
+    await store.activate(SessionKey("s"))
     for epoch in (0, 1, 3):
         async with unchanged(store, "s"):
-            await refuses(SessionFencedError, store.delete("s", epoch=epoch), f"a delete under epoch {epoch} of 2")
-    await store.delete("s", epoch=2)
+            await refuses(
+                SessionFencedError, store.delete(SessionKey("s"), epoch=epoch), f"a delete under epoch {epoch} of 2"
+            )
+    await store.delete(SessionKey("s"), epoch=2)
     await eventful(store)
-    await store.delete("s")
+    await store.delete(SessionKey("s"))
     equal(await store.count(), 0, "sessions")

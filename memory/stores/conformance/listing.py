@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from turnwise.errors import InvalidInputError, SessionFencedError
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunState
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.conformance.fixtures import IDS, USAGE, Owner, a_run, a_session, a_turn, an_event, own
@@ -24,17 +24,20 @@ LAWS: list[Law] = []
 _law = collector(LAWS)
 
 
+KEY = SessionKey("s")
+
+
 async def _check_pages(
     list_: Callable[..., Awaitable[list[Item]]], given: Sequence[Item], number: Callable[[Item], int], before: int
 ) -> None:
-    equal(await list_("s"), given, "all, by number")
+    equal(await list_(KEY), given, "all, by number")
     for after in sorted({before, *map(number, given), *(number(item) + 1 for item in given)}):
         behind = [item for item in given if number(item) > after]
         for limit in range(1, len(given) + 2):
-            found = await list_("s", after=after, limit=limit)
+            found = await list_(KEY, after=after, limit=limit)
             equal(found, behind[:limit], f"up to {limit} with a number above {after}")
     for limit in (0, -1):
-        await refuses(InvalidInputError, list_("s", limit=limit), f"a limit of {limit}")
+        await refuses(InvalidInputError, list_(KEY, limit=limit), f"a limit of {limit}")
 
 
 @_law
@@ -46,7 +49,7 @@ async def check_turns_come_in_pages(store: SessionStore) -> None:
     await owner.commit(turns=[turns[3], turns[1]])
     await _check_pages(store.turns, turns, lambda turn: turn.index, -1)
     await owner.commit(turns=[a_turn(index) for index in range(100, 200)])
-    equal(len(await store.turns("s")), 100, "turns of a page by default")
+    equal(len(await store.turns(SessionKey("s"))), 100, "turns of a page by default")
 
 
 @_law
@@ -68,7 +71,7 @@ async def check_events_come_in_pages(store: SessionStore) -> None:
     await owner.commit(events=events[2:])
     await _check_pages(store.events, events, lambda event: event.seq, 0)
     await owner.commit(events=[an_event(20_000_000 + seq) for seq in range(1000)])
-    equal(len(await store.events("s")), 1000, "events of a page by default")
+    equal(len(await store.events(SessionKey("s"))), 1000, "events of a page by default")
 
 
 # Queries
@@ -105,7 +108,7 @@ async def check_sessions_are_listed_newest_first(store: SessionStore) -> None:
             equal(found, list(order), f"all by {order_by} in pages of {limit}")
     page = await store.query(limit=3)
     await store.create(a_session("newer", created_at=2e9))
-    await store.delete("h")
+    await store.delete(SessionKey("h"))
     found = [session.session_id for session in await store.query(cursor=page.cursor)]
     equal(found, list("dcabg"), "the pages behind a cursor, when sessions came and went")
     for limit in (0, -1):
@@ -155,7 +158,7 @@ async def check_filters_are_literal(store: SessionStore) -> None:
     for name in IDS:
         await store.create(a_session(name, user_id=name, agent=name))
     for name in IDS:
-        equal((await store.get(name)).session_id, name, "the session of this id")
+        equal((await store.get(SessionKey(name, name))).session_id, name, "the session of this id")
         await _check_query(store, [name], user_id=name)
         await _check_query(store, [name], agent=name)
         await _check_query(store, [name], user_id=name, agent=name, status="active")
@@ -163,7 +166,7 @@ async def check_filters_are_literal(store: SessionStore) -> None:
     await _check_query(store, [], user_id="")
     await _check_query(store, [], user_id="user-1", agent="user-10")
     await _check_query(store, [], status="ended")
-    owner = Owner(store, (await store.activate("user-1")).session)
+    owner = Owner(store, (await store.activate(SessionKey("user-1", "user-1"))).session)
     await owner.commit(session=replace(owner.session, status="ended"))
     await _check_query(store, ["user-1"], status="ended")
     await _check_query(store, ["user-1"], status="ended", user_id="user-1")
@@ -181,8 +184,8 @@ async def check_usage_is_summed_up(store: SessionStore) -> None:
     await check(Usage())
     for at, name in enumerate(IDS):
         for agent, calls in ((name, 1000**2), ("agent", 1000)):
-            values = {"user_id": name, "agent": agent, "usage": Usage(calls=calls * at)}
-            await store.create(a_session(f"{name} {agent}", **values))
+            values: dict[str, Any] = {"user_id": name, "agent": agent, "usage": Usage(calls=calls * at)}
+            await store.create(a_session(f"{at} {calls}", **values))
     for at, name in enumerate(IDS):
         await check(Usage(calls=1001000 * at), user_id=name)
         await check(Usage(calls=1000000 * at), agent=name)
@@ -201,14 +204,14 @@ async def check_usage_is_that_of_the_last_commit(store: SessionStore) -> None:
     for at in (1, 2):
         await first.commit(session=replace(first.session, usage=first.session.usage + spent))
         await second.commit()
-        equal(await store.get("first"), first.session, f"the session after commit {at}")
+        equal(await store.get(SessionKey("first")), first.session, f"the session after commit {at}")
         equal((await store.query()).items[1].usage, first.session.usage, "its usage in a list")
     equal(repr(await store.usage()), repr(spent + spent + Usage(calls=1)), "usage of all")
-    equal((await store.activate("first")).session.usage, spent + spent, "usage after an activation")
+    equal((await store.activate(SessionKey("first"))).session.usage, spent + spent, "usage after an activation")
     old = first.session.committed(usage=Usage())
-    await refuses(SessionFencedError, store.commit("first", 1, Commit(session=old)), "a stale owner")
+    await refuses(SessionFencedError, store.commit(SessionKey("first"), 1, Commit(session=old)), "a stale owner")
     equal(await store.usage(user_id="default"), spent + spent, "usage when a stale owner was refused")
-    await store.delete("first")
+    await store.delete(SessionKey("first"))
     equal(repr(await store.usage()), repr(Usage(calls=1)), "usage when a session is deleted")
 
 
@@ -263,16 +266,20 @@ async def check_sessions_with_unsettled_runs_are_listed(store: SessionStore) -> 
         owner = owners[name] = await own(store, name, created_at=float((at * 3) % 7), updated_at=float((at * 5) % 7))
         for index, state in enumerate(states):
             await owner.commit(new_run=a_run(f"{name}{index}", index, state, session_id=name))
-    await _all_pages(store.unsettled, ["z", "b", "a", "c"], "unsettled ones")
+    await _all_pages(store.unsettled, list(map(SessionKey, "zbac")), "unsettled ones")
     page = await store.unsettled(limit=2)
     await owners["z"].commit(runs=[a_run("z1", 1, "completed", session_id="z")])
     await owners["a"].commit(runs=[a_run("a1", 1, "awaiting_approval", session_id="a")])
     await owners["waits"].commit(runs=[a_run("waits0", 0, "running", session_id="waits")])
-    await store.delete("c")
-    equal((await store.unsettled(cursor=page.cursor)).items, ("waits",), "what is behind a cursor, when runs went on")
-    await _all_pages(store.unsettled, ["b", "waits"], "unsettled ones, later")
+    await store.delete(SessionKey("c"))
+    equal(
+        (await store.unsettled(cursor=page.cursor)).items,
+        (SessionKey("waits"),),
+        "what is behind a cursor, when runs went on",
+    )
+    await _all_pages(store.unsettled, [SessionKey("b"), SessionKey("waits")], "unsettled ones, later")
     for name in ("b", "waits"):
-        await store.delete(name)
+        await store.delete(SessionKey(name))
     await _all_pages(store.unsettled, [], "unsettled ones, when those are deleted")
 
 
@@ -281,7 +288,7 @@ async def check_expired_sessions_are_listed(store: SessionStore) -> None:
     """In order of creation, from exactly `ttl_s` seconds after the last commit. Without `ttl_s` they never expire."""
 
     async def check(now: float, *expected: str) -> None:
-        records = [await store.get(name) for name in expected]
+        records = [await store.get(SessionKey(name)) for name in expected]
         await _all_pages(functools.partial(store.expired, now), records, f"expired ones at {now}")
 
     await check(1e12)
@@ -295,13 +302,13 @@ async def check_expired_sessions_are_listed(store: SessionStore) -> None:
     await check(1763700000.187, "z", "a", "at once", "long", "b")
     await check(1763700000.1875, "z", "a", "at once", "long", "fine", "b")
     page = await store.expired(110.0, limit=1)
-    owners = {name: Owner(store, (await store.activate(name)).session) for name in ("z", "a", "never", "b")}
+    owners = {name: Owner(store, (await store.activate(SessionKey(name))).session) for name in ("z", "a", "never", "b")}
     await check(110.0, "z", "a", "at once", "b")
     await owners["z"].commit(session=replace(owners["z"].session, updated_at=105.0))
     await owners["a"].commit(session=replace(owners["a"].session, ttl_s=None))
     await owners["never"].commit(session=replace(owners["never"].session, ttl_s=110.0))
     behind = [session.session_id for session in await store.expired(110.0, cursor=page.cursor)]
     equal(behind, ["never", "at once", "b"], "what is behind a cursor, when sessions went on")
-    await store.delete("b")
+    await store.delete(SessionKey("b"))
     await check(110.0, "never", "at once")
     await check(115.0, "z", "never", "at once")

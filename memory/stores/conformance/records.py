@@ -12,6 +12,7 @@ from turnwise.memory.conversation.blocks import Text, User, encode
 from turnwise.memory.conversation.events import KINDS, Adding, Event, UnknownEvent
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnStatus
 from turnwise.memory.conversation.usage import Usage
@@ -56,7 +57,7 @@ async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
     turns += [a_turn(7, status=status, usage=Usage(), stop_reason="") for status in get_args(TurnStatus)]
     for turn in (*turns, turns[0], turns[1]):
         await owner.commit(turns=[turn])
-        equal(await store.turns("s"), [turn], "the turn as it was put last")
+        equal(await store.turns(SessionKey("s")), [turn], "the turn as it was put last")
 
 
 @_law
@@ -71,16 +72,16 @@ async def check_carried_spans_of_a_turn_come_back(store: SessionStore) -> None:
     for at in range(len(lists) + 1):
         expected = [lists[(at + index) % len(lists)] for index in range(len(plain))]
         await owner.commit(turns=[replace(turn, carried=new) for turn, new in zip(plain, expected, strict=True)])
-        found = await store.activate("s")
+        found = await store.activate(SessionKey("s"))
         owner = Owner(store, found.session)
         for what, turns in (
-            ("turns", await store.turns("s")),
+            ("turns", await store.turns(SessionKey("s"))),
             ("an activation", [*([found.head] if found.head else []), *found.open_turns]),
         ):
             equal(turns, plain, f"the turns of {what}")
             equal([turn.carried for turn in turns], expected, f"what they carry, of {what}")
     await owner.commit(turns=plain[:2])
-    equal([turn.carried for turn in await store.turns("s")], [(), (), *lists[2:]], "what is left of it")
+    equal([turn.carried for turn in await store.turns(SessionKey("s"))], [(), (), *lists[2:]], "what is left of it")
 
 
 @_law
@@ -90,7 +91,7 @@ async def check_turns_are_dropped(store: SessionStore) -> None:
     await owner.commit(turns=[a_turn(index) for index in range(5)])
     await owner.commit(dropped_turns=[1, 3, 99], turns=[a_turn(3, status="queued"), a_turn(7)])
     left = [a_turn(0), a_turn(2), a_turn(3, status="queued"), a_turn(4), a_turn(7)]
-    equal(await store.turns("s"), left, "turns that are left")
+    equal(await store.turns(SessionKey("s")), left, "turns that are left")
 
 
 @_law
@@ -131,10 +132,12 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
             await owner.commit(runs=[runs["plain"]])
         for run in runs.values():
             equal(await store.run(run.run_id), run, "the run by its id")
-        equal(await store.runs("s"), list(runs.values()), "the runs of the session")
-        equal(await store.run_of_key("s", "k'\"\\%"), runs["r'%\"\\ü"], "the run of the key")
+        equal(await store.runs(SessionKey("s")), list(runs.values()), "the runs of the session")
+        equal(await store.run_of_key(SessionKey("s"), "k'\"\\%"), runs["r'%\"\\ü"], "the run of the key")
     await owner.commit(runs=[replace(run, state="cancelled", why=run.run_id) for run in runs.values()])
-    equal([run.why for run in await store.runs("s")], list(runs), "reasons of runs that were changed at once")
+    equal(
+        [run.why for run in await store.runs(SessionKey("s"))], list(runs), "reasons of runs that were changed at once"
+    )
 
 
 @_law
@@ -181,10 +184,10 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
     blocks = {"blocks": (Text(text=TEXT),)}
     full = [event.model_copy(update=blocks) if "blocks" in type(event).model_fields else event for event in events]
     await owner.commit(events=full)
-    equal(await store.events("s"), events, "the events")
+    equal(await store.events(SessionKey("s")), events, "the events")
     for event in events:
         if event.key:
-            equal(await store.event_of_key("s", event.key), event, "the event by its key")
+            equal(await store.event_of_key(SessionKey("s"), event.key), event, "the event by its key")
 
 
 @_law
@@ -203,19 +206,21 @@ async def check_events_are_forgotten(store: SessionStore) -> None:
         (6, [1, 5, 2**40]),
     ]:
         await owner.commit(forget_events=upto)
-        equal(await store.events("s"), [events[seq] for seq in left], f"what is left up to {upto}")
-        equal(await store.events("s", after=1, limit=2), [events[seq] for seq in left[1:3]], "a page of it")
+        equal(await store.events(SessionKey("s")), [events[seq] for seq in left], f"what is left up to {upto}")
+        equal(await store.events(SessionKey("s"), after=1, limit=2), [events[seq] for seq in left[1:3]], "a page of it")
     for seq, key in ((1, "e1"), (5, "")):
-        equal(await store.event_of_key("s", key), events[seq], "a forgotten event by its key")
+        equal(await store.event_of_key(SessionKey("s"), key), events[seq], "a forgotten event by its key")
     again = [an_event(2), an_event(3, "e3"), an_event(2**40)]
     await owner.commit(forget_events=2**41, events=again)
     equal(
-        await store.events("s"), [events[1], *again[:2], events[5], again[2]], "the events of the commit that forgets"
+        await store.events(SessionKey("s")),
+        [events[1], *again[:2], events[5], again[2]],
+        "the events of the commit that forgets",
     )
     async with unchanged(store, "s"):
         taken = owner.prepare(forget_events=2**41, events=[an_event(7, "e1")])
-        await refuses(DuplicateKeyError, store.commit("s", 1, taken), "the key of a forgotten event")
-    equal(await store.events("another"), others, "the other session's events")
+        await refuses(DuplicateKeyError, store.commit(SessionKey("s"), 1, taken), "the key of a forgotten event")
+    equal(await store.events(SessionKey("another")), others, "the other session's events")
 
 
 @_law
@@ -229,11 +234,11 @@ async def check_events_of_turns_are_forgotten(store: SessionStore) -> None:
     await owner.commit(events=list(events.values()))
     for upto, left in [(-1, [*events]), (0, [1, 3, 4, 5]), (2, [1, 3, 5]), (2**40, [1, 3])]:
         await owner.commit(forget_turns=upto)
-        equal(await store.events("s"), [events[seq] for seq in left], f"what is left up to {upto}")
+        equal(await store.events(SessionKey("s")), [events[seq] for seq in left], f"what is left up to {upto}")
     new = an_event(6, turn_index=0)
     await owner.commit(forget_turns=5, events=[new])
-    equal(await store.events("s"), [events[1], events[3], new], "the events of the commit that forgets")
-    equal(await store.events("another"), others, "the other session's events")
+    equal(await store.events(SessionKey("s")), [events[1], events[3], new], "the events of the commit that forgets")
+    equal(await store.events(SessionKey("another")), others, "the other session's events")
 
 
 @_law
@@ -249,8 +254,8 @@ async def check_blocks_are_cleared_unless_a_fork_uses_them(store: SessionStore) 
     equal(await store.blocks([other]), ["A", "B"], "the other session's log")
     async with unchanged(store, "s"):
         stale = owner.prepare(cleared_blocks=[(4, "cleared 4")])
-        await refuses(SessionFencedError, store.commit("s", 7, stale), "a commit of another epoch")
-    await store.delete("fork")
+        await refuses(SessionFencedError, store.commit(SessionKey("s"), 7, stale), "a commit of another epoch")
+    await store.delete(SessionKey("fork"))
     await owner.commit(cleared_blocks=[(1, "cleared 1"), (99, "nowhere")])
     equal(await held(store, Span(span.log, 0, 3)), ["cleared 0", "cleared 1", "c"], "after the fork is deleted")
     equal(await held(store, Span(span.log, 99, 100)), ["missing"], "a position that was never written")
@@ -283,10 +288,14 @@ async def check_lists_of_callers_are_not_shared(store: SessionStore) -> None:
     run = a_run("r", 0, labels=freeze({"a": "b"}))
     events = [UnknownEvent(stored_kind="x", session_id="s", seq=1, at=1.5, payload=deep)]
     commit = owner.prepare(turns=turns, new_run=run, events=events, dropped_turns=dropped)
-    await store.commit("s", 1, replace(commit, session=replace(commit.session, log_size=1), blocks=blocks))
+    await store.commit(SessionKey("s"), 1, replace(commit, session=replace(commit.session, log_size=1), blocks=blocks))
     before = await state_of(store, "s")
-    found: list[list[Any]] = [await store.turns("s"), await store.runs("s"), await store.events("s")]
-    session, turn, stored_run, event = await store.get("s"), *(part[0] for part in found)
+    found: list[list[Any]] = [
+        await store.turns(SessionKey("s")),
+        await store.runs(SessionKey("s")),
+        await store.events(SessionKey("s")),
+    ]
+    session, turn, stored_run, event = await store.get(SessionKey("s")), *(part[0] for part in found)
     given: list[list[Any]] = [blocks, turns, dropped, events]
     for mutable in (*given, *found, await store.blocks([Span(session.log, 0, 1)])):
         mutable.clear()

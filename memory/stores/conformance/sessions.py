@@ -13,7 +13,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     StoreClosedError,
 )
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
@@ -48,7 +48,7 @@ async def check_a_session_comes_back_as_it_was_created(store: SessionStore) -> N
     for given in (full, a_session("default")):
         created = await store.create(given)
         equal(created, replace(given, log=created.log), "what create returned")
-        equal(await store.get(given.session_id), created, "what get returned")
+        equal(await store.get(given.key), created, "what get returned")
         logs.add(created.log)
     equal(len(logs), 2, "logs of two sessions")
 
@@ -57,18 +57,49 @@ async def check_a_session_comes_back_as_it_was_created(store: SessionStore) -> N
 async def check_an_id_is_taken_once(store: SessionStore) -> None:
     """Creating a session again is refused and changes nothing; acceptance 44."""
     owner = await own(store, user_id="first")
-    await owner.commit("block", turns=[a_turn(0)], new_run=a_run("r", 0), events=[an_event(1)])
+    await owner.commit("block", turns=[a_turn(0)], new_run=a_run("r", 0, user_id="first"), events=[an_event(1)])
     for turn in (None, a_turn(5)):
-        async with unchanged(store, "s"):
-            error = await refuses(SessionExistsError, store.create(a_session(user_id="second"), turn), "a taken id")
+        async with unchanged(store, SessionKey("s", "first")):
+            error = await refuses(SessionExistsError, store.create(a_session(user_id="first"), turn), "a taken id")
             equal(error.session_id, "s", "the id in the error")
+
+
+@_law
+async def check_each_user_has_a_session_of_one_id(store: SessionStore) -> None:
+    """A session is its user's session with this id; what is done to one is not seen in another's."""
+    users = ("first", "second", "s", "default")
+    owners = {user: await own(store, user_id=user) for user in users}
+    for user, owner in owners.items():
+        run_id = f"run of {user}"
+        await owner.commit(
+            f"block of {user}",
+            turns=[a_turn(0)],
+            new_run=a_run(run_id, 0, user_id=user, idempotency_key="key"),
+            events=[an_event(1, user_id=user)],
+        )
+    for user, owner in owners.items():
+        key = SessionKey("s", user)
+        equal((await store.get(key)).log, owner.session.log, f"the session of {user!r}")
+        equal([run.run_id for run in await store.runs(key)], [f"run of {user}"], f"runs of {user!r}")
+        run = await store.run_of_key(key, "key")
+        equal(run and run.run_id, f"run of {user}", f"the run of a key of {user!r}")
+        equal([event.user_id for event in await store.events(key)], [user], f"events of {user!r}")
+    await store.delete(SessionKey("s", "first"))
+    await refuses(SessionNotFoundError, store.get(SessionKey("s", "first")), "a deleted session")
+    for user in users[1:]:
+        equal(len(await store.turns(SessionKey("s", user))), 1, f"turns of {user!r} after another's deletion")
 
 
 @_law
 async def check_all_stores_have_one_clock(store: SessionStore, other: SessionStore) -> None:
     """`now` and `activate` return the same time through every store, to a few seconds."""
     await store.create(a_session())
-    times = [await store.now(), (await other.activate("s")).now, await other.now(), (await store.activate("s")).now]
+    times = [
+        await store.now(),
+        (await other.activate(SessionKey("s"))).now,
+        await other.now(),
+        (await store.activate(SessionKey("s"))).now,
+    ]
     equal([round(time - times[0], -1) for time in times], [0.0] * len(times), f"how far {times} are apart")
 
 
@@ -79,18 +110,20 @@ async def check_a_missing_session_or_run_is_named(store: SessionStore) -> None:
     await owner.commit("block", new_run=a_run("run-1", 0, session_id="user-1"))
     for missing in ("user-10", "user-", "user_1", "USER-1", "%"):
         for name in ("get", "activate", "turns", "runs", "events", "delete"):
-            error = await refuses(SessionNotFoundError, getattr(store, name)(missing), f"{name} of {missing!r}")
+            error = await refuses(
+                SessionNotFoundError, getattr(store, name)(SessionKey(missing)), f"{name} of {missing!r}"
+            )
             equal(error.session_id, missing, f"the id in the error of {name}")
         for verb in (store.run_of_key, store.event_of_key):
-            await refuses(SessionNotFoundError, verb(missing, "key"), f"{verb.__name__} of {missing!r}")
-        await refuses(SessionNotFoundError, store.delete(missing, epoch=0), f"delete of {missing!r}")
+            await refuses(SessionNotFoundError, verb(SessionKey(missing), "key"), f"{verb.__name__} of {missing!r}")
+        await refuses(SessionNotFoundError, store.delete(SessionKey(missing), epoch=0), f"delete of {missing!r}")
         commit = Commit(session=a_session(missing), blocks=())
-        await refuses(SessionFencedError, store.commit(missing, 0, commit), f"commit to {missing!r}")
+        await refuses(SessionFencedError, store.commit(SessionKey(missing), 0, commit), f"commit to {missing!r}")
     for missing in ("run-10", "run-", "RUN-1", "run_1", "%"):
         found = await refuses(RunNotFoundError, store.run(missing), f"run {missing!r}")
         equal(found.run_id, missing, "the id in the error of run")
-    equal(await store.run_of_key("user-1", "key"), None, "a run of no key")
-    equal(await store.event_of_key("user-1", "key"), None, "an event of no key")
+    equal(await store.run_of_key(SessionKey("user-1"), "key"), None, "a run of no key")
+    equal(await store.event_of_key(SessionKey("user-1"), "key"), None, "an event of no key")
     equal(await store.count(), 1, "sessions")
 
 
@@ -103,19 +136,19 @@ async def check_first_use_at_once_loses_nothing(store: SessionStore, other: Sess
     equal(len({session.log for session in created}), 20, "logs")
     for reader in (store, other):
         equal(await reader.count(), 20, "sessions")
-        equal([await reader.get(name) for name in names], created, "the sessions as created")
+        equal([await reader.get(SessionKey(name)) for name in names], created, "the sessions as created")
 
 
 @_law
 async def check_one_of_many_creates_a_session(store: SessionStore, other: SessionStore) -> None:
     """If many create one id at once, one succeeds and the others get SessionExistsError; acceptance 45."""
-    given = [a_session(user_id=f"u{at}") for at in range(10)]
+    given = [a_session(agent=f"a{at}") for at in range(10)]
     creates = [(store, other)[at % 2].create(session) for at, session in enumerate(given)]
     found = await asyncio.gather(*creates, return_exceptions=True)
     won = [session for session in found if isinstance(session, SessionRecord)]
     lost = [error for error in found if isinstance(error, SessionExistsError)]
     equal((len(won), len(lost)), (1, 9), f"winners and losers of {found}")
-    equal([await store.get("s"), await other.get("s")], won * 2, "the session")
+    equal([await store.get(SessionKey("s")), await other.get(SessionKey("s"))], won * 2, "the session")
 
 
 @_law
@@ -150,18 +183,19 @@ async def check_a_closed_store_raises_store_closed_error(store: SessionStore) ->
     await store.close()
     await store.close()
     span, commit = Span(owner.session.log, 0, 1), owner.prepare("a")
-    for verb in (store.get, store.activate, store.turns, store.run, store.runs, store.events, store.delete):
-        await refuses(StoreClosedError, verb("s"), f"{verb.__name__} of a closed store")
+    for verb in (store.get, store.activate, store.turns, store.runs, store.events, store.delete):
+        await refuses(StoreClosedError, verb(SessionKey("s")), f"{verb.__name__} of a closed store")
+    await refuses(StoreClosedError, store.run("r"), "run of a closed store")
     for what, call in {
         "create": store.create(a_session("new")),
-        "commit": store.commit("s", 1, commit),
+        "commit": store.commit(SessionKey("s"), 1, commit),
         "blocks": store.blocks([span]),
-        "run_of_key": store.run_of_key("s", "key"),
-        "event_of_key": store.event_of_key("s", "key"),
+        "run_of_key": store.run_of_key(SessionKey("s"), "key"),
+        "event_of_key": store.event_of_key(SessionKey("s"), "key"),
         "query": store.query(),
         "count": store.count(),
         "now": store.now(),
-        "state": store.state("s"),
+        "state": store.state(SessionKey("s")),
         "try_writing": store.try_writing(),
         "usage": store.usage(),
         "unsettled": store.unsettled(),

@@ -12,7 +12,7 @@ from turnwise.memory.conversation.codec import decoded_event, encode_json
 from turnwise.memory.conversation.events import AnyEvent, Event, UnknownEvent, encode_body
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.encrypted.keys import PREFIX, Place, Unsealing, UserKey
@@ -54,28 +54,28 @@ def block_place(log: str, at: int) -> Place:
 
 
 def _session_place(session: SessionRecord) -> Place:
-    return Place("session", session.session_id, (session.session_id,))
+    return Place("session", session.session_id, tuple(session.key))
 
 
 def _params_place(session: SessionRecord) -> Place:
-    return Place("params of session", session.session_id, (session.session_id,))
+    return Place("params of session", session.session_id, tuple(session.key))
 
 
-def _turn_place(session_id: str, turn: TurnRecord) -> Place:
-    return Place("turn", f"{session_id}#{turn.index}", (session_id, turn.index, turn.status))
+def _turn_place(session: SessionKey, turn: TurnRecord) -> Place:
+    return Place("turn", f"{session.session_id}#{turn.index}", (*session, turn.index, turn.status))
 
 
-def _labels_place(session_id: str, run: RunRecord) -> Place:
-    return Place("labels of run", run.run_id, (session_id, run.run_id, run.turn_index))
+def _labels_place(run: RunRecord) -> Place:
+    return Place("labels of run", run.run_id, (*run.session_key, run.run_id, run.turn_index))
 
 
-def _run_place(session_id: str, run: RunRecord) -> Place:
-    return Place("run", run.run_id, (session_id, run.run_id, run.turn_index, run.state))
+def _run_place(run: RunRecord) -> Place:
+    return Place("run", run.run_id, (*run.session_key, run.run_id, run.turn_index, run.state))
 
 
-def _event_place(session_id: str, event: Event) -> Place:
-    bound = (session_id, event.seq, event.turn_index, event.run_id, event.key)
-    return Place("event", f"{session_id}:{event.seq}", bound)
+def _event_place(session: SessionKey, event: Event) -> Place:
+    bound = (*session, event.seq, event.turn_index, event.run_id, event.key)
+    return Place("event", f"{session.session_id}:{event.seq}", bound)
 
 
 def seal_session(key: UserKey, session: SessionRecord) -> SessionRecord:
@@ -94,37 +94,37 @@ async def open_session(texts: Unsealing, session: SessionRecord) -> SessionRecor
     return replace(opened, params=freeze(await _open(texts, _params_place(session), session.params)))
 
 
-def seal_turn(key: UserKey, session_id: str, turn: TurnRecord) -> TurnRecord:
-    sealed = _seal(key, _turn_place(session_id, turn), [turn.stop_reason, turn.metadata])
+def seal_turn(key: UserKey, session: SessionKey, turn: TurnRecord) -> TurnRecord:
+    sealed = _seal(key, _turn_place(session, turn), [turn.stop_reason, turn.metadata])
     return replace(turn, stop_reason=None, metadata=sealed)
 
 
-async def open_turn(texts: Unsealing, session_id: str, turn: TurnRecord) -> TurnRecord:
-    stop_reason, metadata = await _open(texts, _turn_place(session_id, turn), turn.metadata)
+async def open_turn(texts: Unsealing, session: SessionKey, turn: TurnRecord) -> TurnRecord:
+    stop_reason, metadata = await _open(texts, _turn_place(session, turn), turn.metadata)
     return replace(turn, stop_reason=stop_reason, metadata=freeze(metadata))
 
 
-def seal_run(key: UserKey, session_id: str, run: RunRecord) -> RunRecord:
+def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
     """Return the encrypted run. It has two encrypted parts, because commits change only one of them."""
     asked = [run.labels, run.fingerprint, run.params, run.output, run.instructions, run.tools]
     return replace(
         run,
-        labels=_seal(key, _labels_place(session_id, run), asked),
+        labels=_seal(key, _labels_place(run), asked),
         fingerprint=None,
         params=FrozenDict(),
         output=None,
         instructions=None,
         tools=FrozenDict(),
-        calls=_seal(key, _run_place(session_id, run), [run.calls, run.why, run.stop_reason]),
+        calls=_seal(key, _run_place(run), [run.calls, run.why, run.stop_reason]),
         why=None,
         stop_reason=None,
     )
 
 
 async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
-    asked = await _open(texts, _labels_place(run.session_id, run), run.labels)
+    asked = await _open(texts, _labels_place(run), run.labels)
     labels, fingerprint, params, output, instructions, tools = asked
-    calls, why, stop_reason = await _open(texts, _run_place(run.session_id, run), run.calls)
+    calls, why, stop_reason = await _open(texts, _run_place(run), run.calls)
     return replace(
         run,
         labels=freeze(labels),
@@ -139,7 +139,7 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
     )
 
 
-def seal_event(key: UserKey, session_id: str, event: Event, *, blocks: bool = False) -> AnyEvent:
+def seal_event(key: UserKey, session: SessionKey, event: Event, *, blocks: bool = False) -> AnyEvent:
     """Return the encrypted event. Its kind is encrypted too. Equal events give equal results, so stores see repeats.
 
     Args:
@@ -148,29 +148,32 @@ def seal_event(key: UserKey, session_id: str, event: Event, *, blocks: bool = Fa
     return UnknownEvent(
         stored_kind=SEALED,
         session_id=event.session_id,
+        user_id=event.user_id,
         seq=event.seq,
         at=event.at,
         turn_index=event.turn_index,
         run_id=event.run_id,
         key=event.key,
-        payload=_seal(key, _event_place(session_id, event), encode_body(event, blocks=blocks), repeatable=True),
+        payload=_seal(key, _event_place(session, event), encode_body(event, blocks=blocks), repeatable=True),
     )
 
 
-async def open_event(texts: Unsealing, session_id: str, event: Event) -> AnyEvent:
-    place = _event_place(session_id, event)
+async def open_event(texts: Unsealing, session: SessionKey, event: Event) -> AnyEvent:
+    place = _event_place(session, event)
     if not isinstance(event, UnknownEvent) or event.stored_kind != SEALED:
         raise NotEncryptedError(place.record)
     kind, body = await _open(texts, place, event.payload)
-    columns = {name: getattr(event, name) for name in ("session_id", "seq", "at", "turn_index", "run_id", "key")}
+    columns = {
+        name: getattr(event, name) for name in ("session_id", "user_id", "seq", "at", "turn_index", "run_id", "key")
+    }
     return decoded_event(kind, body, columns)
 
 
-async def open_events(texts: Unsealing, session_id: str, events: Iterable[Event]) -> list[AnyEvent]:
-    return [await open_event(texts, session_id, event) for event in events]
+async def open_events(texts: Unsealing, session: SessionKey, events: Iterable[Event]) -> list[AnyEvent]:
+    return [await open_event(texts, session, event) for event in events]
 
 
-def seal_commit(key: UserKey, session_id: str, commit: Commit) -> Commit:
+def seal_commit(key: UserKey, of: SessionKey, commit: Commit) -> Commit:
     session = commit.session
     first = session.log_size - len(commit.blocks)
     places = (block_place(session.log, at) for at in range(first, session.log_size))
@@ -179,10 +182,10 @@ def seal_commit(key: UserKey, session_id: str, commit: Commit) -> Commit:
         session=seal_session(key, session),
         blocks=[key.seal(place, block) for place, block in zip(places, commit.blocks, strict=True)],
         cleared_blocks=[(at, key.seal(block_place(session.log, at), block)) for at, block in commit.cleared_blocks],
-        turns=[seal_turn(key, session_id, turn) for turn in commit.turns],
-        new_run=commit.new_run and seal_run(key, session_id, commit.new_run),
-        runs=[seal_run(key, session_id, run) for run in commit.runs],
-        events=[seal_event(key, session_id, event) for event in commit.events],
+        turns=[seal_turn(key, of, turn) for turn in commit.turns],
+        new_run=commit.new_run and seal_run(key, commit.new_run),
+        runs=[seal_run(key, run) for run in commit.runs],
+        events=[seal_event(key, of, event) for event in commit.events],
     )
 
 

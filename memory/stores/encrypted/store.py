@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turnwise.errors import CorruptRecordError, KeyMissingError, SessionFencedError, SessionNotFoundError
+from turnwise.errors import CorruptRecordError, KeyMissingError, SessionFencedError
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -72,88 +72,77 @@ class EncryptedStore(Shared):
         return await self._inner.now()
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
-        key = await self._keys.of(session.user_id)
-        sealed = turn and seal_turn(key, session.session_id, turn)
-        created = await self._inner.create(seal_session(key, session), sealed, also)
+        secret = await self._keys.of(session.user_id)
+        sealed = turn and seal_turn(secret, session.key, turn)
+        created = await self._inner.create(seal_session(secret, session), sealed, also)
         return replace(created, metadata=session.metadata, title=session.title, params=session.params)
 
-    async def get(self, session_id: str) -> SessionRecord:
-        return await open_session(self._texts(), await self._inner.get(session_id))
+    async def get(self, key: SessionKey) -> SessionRecord:
+        return await open_session(self._texts(), await self._inner.get(key))
 
-    async def get_of_user(self, session_id: str, user_id: str) -> SessionRecord:
-        """Return a session of a user. For another user's session no key is fetched, so the time reveals nothing.
-
-        Raises:
-            SessionNotFoundError: no session has this id, or it belongs to another user.
-        """
-        found = await self._inner.get(session_id)
-        if found.user_id != user_id:
-            raise SessionNotFoundError(session_id)
-        return await open_session(self._texts(), found)
-
-    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
+    async def activate(self, key: SessionKey, *, revision: int | None = None, jump: int | None = None) -> Activation:
         # What cannot be decrypted must not take the session from its owner. So the state is decrypted first, and the
         # session activated only if that is its state still: nothing is left that could fail.
         while True:
-            sealed = await self._inner.state(session_id)
+            sealed = await self._inner.state(key)
             if revision not in (None, sealed.session.revision):
-                raise SessionFencedError(session_id, sealed.session.epoch)
-            opened = await self._opened(session_id, sealed)
+                raise SessionFencedError(key.session_id, sealed.session.epoch)
+            opened = await self._opened(key, sealed)
             try:
-                found = await self._inner.activate(session_id, revision=sealed.session.revision, jump=jump)
+                found = await self._inner.activate(key, revision=sealed.session.revision, jump=jump)
             except SessionFencedError:
                 if revision is not None:
                     raise
                 continue  # it has changed meanwhile
             if found.session.log != sealed.session.log:
-                return await self._opened(session_id, found)  # it is another session of this id
+                return await self._opened(key, found)  # it is another session of this id
             epoch, revision = found.session.epoch, found.session.revision
             return replace(opened, session=replace(opened.session, epoch=epoch, revision=revision), now=found.now)
 
-    async def state(self, session_id: str) -> Activation:
-        return await self._opened(session_id, await self._inner.state(session_id))
+    async def state(self, key: SessionKey) -> Activation:
+        return await self._opened(key, await self._inner.state(key))
 
-    async def _opened(self, session_id: str, sealed: Activation) -> Activation:
+    async def _opened(self, key: SessionKey, sealed: Activation) -> Activation:
         texts = self._texts()
         return Activation(
             session=await open_session(texts, sealed.session),
-            head=sealed.head and await open_turn(texts, session_id, sealed.head),
-            open_turns=tuple([await open_turn(texts, session_id, turn) for turn in sealed.open_turns]),
+            head=sealed.head and await open_turn(texts, key, sealed.head),
+            open_turns=tuple([await open_turn(texts, key, turn) for turn in sealed.open_turns]),
             open_runs=tuple([await open_run(texts, run) for run in sealed.open_runs]),
             now=sealed.now,
         )
 
-    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
-        key = await self._keys.of(commit.session.user_id)
-        await self._inner.commit(session_id, epoch, seal_commit(key, session_id, commit))
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
+        secret = await self._keys.of(key.user_id)
+        await self._inner.commit(key, epoch, seal_commit(secret, key, commit))
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         places = (block_place(log, at) for log, start, stop in spans for at in range(start, stop))
         found, texts = await self._inner.blocks(spans), self._texts()
         return [await texts.open(place, block) for block, place in zip(found, places, strict=False)]
 
-    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
-        found, texts = await self._inner.turns(session_id, after=after, limit=limit), self._texts()
-        return [await open_turn(texts, session_id, turn) for turn in found]
+    async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        found, texts = await self._inner.turns(key, after=after, limit=limit), self._texts()
+        return [await open_turn(texts, key, turn) for turn in found]
 
     async def run(self, run_id: str) -> RunRecord:
         return await open_run(self._texts(), await self._inner.run(run_id))
 
-    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
-        found = await self._inner.run_of_key(session_id, idempotency_key)
+    async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
+        found = await self._inner.run_of_key(key, idempotency_key)
         return found and await open_run(self._texts(), found)
 
-    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
-        found, texts = await self._inner.runs(session_id, after=after, limit=limit), self._texts()
+    async def runs(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        found, texts = await self._inner.runs(key, after=after, limit=limit), self._texts()
         return [await open_run(texts, run) for run in found]
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        found = await self._inner.events(session_id, after=after, limit=limit)
-        return await open_events(self._texts(), session_id, found)
+    async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
+        found = await self._inner.events(key, after=after, limit=limit)
+        return await open_events(self._texts(), key, found)
 
-    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
-        found = await self._inner.event_of_key(session_id, key)
-        return found and await open_event(self._texts(), session_id, found)
+    async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
+        found = await self._inner.event_of_key(key, event_key)
+        return found and await open_event(self._texts(), key, found)
 
     async def query(
         self,
@@ -179,14 +168,14 @@ class EncryptedStore(Shared):
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         return await self._inner.usage(user_id=user_id, agent=agent)
 
-    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         return await self._inner.unsettled(cursor=cursor, limit=limit)
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         return await self._listed(await self._inner.expired(now, cursor=cursor, limit=limit))
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
-        return await self._inner.delete(session_id, epoch=epoch, log=log)
+    async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
+        return await self._inner.delete(key, epoch=epoch, log=log)
 
     async def try_writing(self) -> None:
         await self._inner.try_writing()
@@ -205,5 +194,5 @@ class EncryptedStore(Shared):
             except KeyMissingError:
                 sessions.append(session)
             except CorruptRecordError:
-                unreadable.append(session.session_id)
+                unreadable.append(session.key)
         return Page(tuple(sessions), page.cursor, tuple(unreadable))

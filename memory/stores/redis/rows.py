@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.codec import decoded, encode_json
 from turnwise.memory.conversation.events import AnyEvent, Event, decode_event, encode_body
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.usage import Usage
 
 
@@ -19,7 +20,7 @@ def encode_event(event: Event) -> str:
     return f"{encode_json([kind, event.at, event.turn_index, event.run_id, event.key])}\n{body}"
 
 
-def decode_event_text(key: str, session_id: str, text: bytes) -> AnyEvent:
+def decode_event_text(key: str, session: SessionKey, text: bytes) -> AnyEvent:
     """Return the event from its stored text: the sequence number followed by the text of `encode_event`.
 
     Raises:
@@ -29,7 +30,7 @@ def decode_event_text(key: str, session_id: str, text: bytes) -> AnyEvent:
     def decode() -> AnyEvent:
         head, body = text[PLACE_DIGITS:].decode().split("\n", 1)
         kind, at, turn_index, run_id, event_key = json.loads(head)
-        place: dict[str, Any] = {"session_id": session_id, "seq": int(text[:PLACE_DIGITS]), "at": at}
+        place: dict[str, Any] = {**session._asdict(), "seq": int(text[:PLACE_DIGITS]), "at": at}
         return decode_event(kind, body, {**place, "turn_index": turn_index, "run_id": run_id, "key": event_key})
 
     return decoded(key, decode)

@@ -4,7 +4,7 @@ All keys begin with one hash tag, so that they are on one node of a cluster. The
 numbers of sessions; only the hash tag is declared in KEYS.
 
     meta       hash    version
-    ids        hash    session id -> number
+    ids        hash    JSON of a session's id and user -> number
     runs       hash    run id -> number of its session
     spent      hash    place -> total usage of its sessions
     unsettled  sorted  members of sessions with a run that is queued or running, by name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -18,11 +19,11 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.conversation.codec import decode_record, decoded, encode_record
+from turnwise.memory.conversation.codec import decode_record, decoded, encode_json, encode_record
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import digest_of, new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
-from turnwise.memory.conversation.sessions import FIXED, SESSION_CHANGES, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import FIXED, SESSION_CHANGES, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -55,6 +56,9 @@ from turnwise.memory.stores.redis.settings import SettingsCheck
 from turnwise.memory.stores.redis.write_scripts import WRITES
 
 Item = TypeVar("Item")
+
+
+_NONE = SessionKey("", "")
 
 
 class RedisStore(RedisDatabase):
@@ -99,7 +103,7 @@ class RedisStore(RedisDatabase):
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
         with self._translated():
             args = [
-                *(session.session_id, encode_record(session, _BORN), encode_record(session, _CHANGES), session.epoch),
+                *(_name(session.key), encode_record(session, _BORN), encode_record(session, _CHANGES), session.epoch),
                 *(session.status, session.revision, session.log_size),
                 *(" ".join(_places(session)), pack_usage(session.usage)),
                 *(finite(session.created_at, "created_at"), *_times(session)),
@@ -107,7 +111,7 @@ class RedisStore(RedisDatabase):
                 *_rows([_turn_row(turn)] if turn else []),
             ]
         number = str(new_key())
-        while await self._do("create", [number, *args], session.session_id):  # the script found the number in use
+        while await self._do("create", [number, *args], session.key):  # the script found the number in use
             number = str(new_key())
         return replace(session, log=number)
 
@@ -115,42 +119,42 @@ class RedisStore(RedisDatabase):
         (now,) = await self._do("now", [], again=True)
         return float(now)
 
-    async def get(self, session_id: str) -> SessionRecord:
-        (shown,) = await self._do("get", [encode(session_id)], session_id, again=True)
+    async def get(self, key: SessionKey) -> SessionRecord:
+        (shown,) = await self._do("get", [_name(key)], key, again=True)
         return self._session(shown)
 
-    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
+    async def activate(self, key: SessionKey, *, revision: int | None = None, jump: int | None = None) -> Activation:
         # Two scripts, since only Python reads the records, and what it cannot read must not raise the epoch. The second
         # one writes only if the session is as the first one saw it.
         while True:
-            state = await self.state(session_id)
+            state = await self.state(key)
             old = state.session
             if revision not in (None, old.revision):
-                raise SessionFencedError(session_id, old.epoch)
+                raise SessionFencedError(key.session_id, old.epoch)
             new = replace(old, epoch=old.epoch + 1, revision=old.revision + (jump or new_jump()))
-            args: list[Argument] = [encode(session_id), old.log, old.epoch, old.revision, new.epoch, new.revision]
-            if not await self._do("activate", args, session_id):
+            args: list[Argument] = [_name(key), old.log, old.epoch, old.revision, new.epoch, new.revision]
+            if not await self._do("activate", args, key):
                 return replace(state, session=new)
 
-    async def state(self, session_id: str) -> Activation:
-        shown, head, open_turns, open_runs, now = await self._do("state", [encode(session_id)], session_id, again=True)
+    async def state(self, key: SessionKey) -> Activation:
+        shown, head, open_turns, open_runs, now = await self._do("state", [_name(key)], key, again=True)
         number = _shown(shown[0])
         turns = [self._turn(number, text) for text in (*head, *open_turns)]
         return Activation(
             session=self._session(shown),
             head=turns[0] if head else None,
             open_turns=tuple(turns[len(head) :]),
-            open_runs=tuple(self._run_record(number, session_id, text) for text in open_runs),
+            open_runs=tuple(self._run_record(number, key, text) for text in open_runs),
             now=float(now),
         )
 
-    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
         session, new = commit.session, commit.new_run
         with self._translated():
             commit = checked_commit(commit)
             first = commit.log_size_before
             args = [
-                *(_number(session.log), epoch, encode(session_id), encode_record(session, _CHANGES), session.status),
+                *(_number(session.log), epoch, _name(key), encode_record(session, _CHANGES), session.status),
                 *(session.revision, session.revision - 1, session.log_size, first),
                 *(pack_usage(session.usage), *_times(session)),
                 place_of(commit.forget_events) if commit.forget_events else "",
@@ -163,7 +167,7 @@ class RedisStore(RedisDatabase):
                 *_rows([(run.run_id, *_run_text(run)) for run in commit.runs]),
                 *_rows([(place_of(event.seq), _key("e", event.key), encode_event(event)) for event in commit.events]),
             ]
-        await self._do("commit", args, session_id, epoch)
+        await self._do("commit", args, key, epoch)
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         args = _rows([(encode(log), start, stop) for log, start, stop in spans])
@@ -173,34 +177,34 @@ class RedisStore(RedisDatabase):
         )  # of the first ones: see `blocks`
         return [decoded(f"block {log}:{at}", block.decode) for block, (log, at) in zip(found, places, strict=False)]
 
-    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
-        number, found = await self._page(session_id, after, limit, ":turns")
+    async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        number, found = await self._page(key, after, limit, ":turns")
         return [self._turn(number, text) for text in found]
 
     async def run(self, run_id: str) -> RunRecord:
         try:
-            number, session_id, text = await self._do("run", [encode(run_id)], again=True)
+            number, name, text = await self._do("run", [encode(run_id)], again=True)
         except SessionNotFoundError:
             raise RunNotFoundError(run_id, "the store") from None
-        if session_id is None:
+        if name is None:
             raise CorruptRecordError(self._key(_shown(number)), "the session of a run is missing")
-        return self._run_record(_shown(number), self._id(number, session_id), text)
+        return self._run_record(_shown(number), self._session_key(number, name), text)
 
-    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
-        number, *found = await self._of_key(session_id, _key("k", idempotency_key), ":runs")
-        return self._run_record(_shown(number), session_id, found[0]) if found else None
+    async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
+        number, *found = await self._of_key(key, _key("k", idempotency_key), ":runs")
+        return self._run_record(_shown(number), key, found[0]) if found else None
 
-    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
-        number, found = await self._page(session_id, after, limit, ":runs")
-        return [self._run_record(number, session_id, text) for text in found]
+    async def runs(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        number, found = await self._page(key, after, limit, ":runs")
+        return [self._run_record(number, key, text) for text in found]
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        number, found = await self._page(session_id, after, limit, ":events", ":keyed")
-        return [self._event(number, session_id, text) for text in found]
+    async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
+        number, found = await self._page(key, after, limit, ":events", ":keyed")
+        return [self._event(number, key, text) for text in found]
 
-    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
-        number, *found = await self._of_key(session_id, _key("e", key), ":keyed")
-        return self._event(_shown(number), session_id, found[0]) if found else None
+    async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
+        number, *found = await self._of_key(key, _key("e", event_key), ":keyed")
+        return self._event(_shown(number), key, found[0]) if found else None
 
     async def query(
         self,
@@ -228,14 +232,14 @@ class RedisStore(RedisDatabase):
         (packed,) = await self._do("usage", [_place(user_id, agent)], again=True)
         return unpack_usage(packed)
 
-    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         after = "" if cursor is None else _behind(cursor)[1]
         (shown,) = await self._do("unsettled", [after, min(check_limit(limit), _MANY) + 1], again=True)
-        for number, session_id in shown:
-            if session_id is None:
+        for number, name in shown:
+            if name is None:
                 raise CorruptRecordError(self._key(_shown(number)), "missing")
         more = cursor_of(0.0, int(shown[limit - 1][0])) if len(shown) > limit else None
-        return Page(tuple(self._id(*each) for each in shown[:limit]), more)
+        return Page(tuple(self._session_key(*each) for each in shown[:limit]), more)
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         after = "" if cursor is None else _behind(cursor)[1]
@@ -243,9 +247,9 @@ class RedisStore(RedisDatabase):
         shown, is_cut = await self._do("expired", args, again=True)
         return self._sessions(shown, len(shown) - 1 if is_cut else limit)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
-        args = [encode(session_id), "" if epoch is None else epoch, "" if log is None else encode(log)]
-        (turns,) = await self._do("delete", args, session_id, epoch)
+    async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
+        args = [_name(key), "" if epoch is None else epoch, "" if log is None else encode(log)]
+        (turns,) = await self._do("delete", args, key, epoch)
         return int(turns)
 
     async def try_writing(self) -> None:
@@ -255,7 +259,7 @@ class RedisStore(RedisDatabase):
         self,
         verb: str,
         args: Sequence[Argument],
-        session_id: str = "",
+        key: SessionKey = _NONE,
         epoch: int | None = None,
         *,
         again: bool = False,
@@ -268,7 +272,7 @@ class RedisStore(RedisDatabase):
         found: list[Any]
         word, *found = await self._run(verb, [self._base], args, again=again)
         if word:
-            raise self._error(word.decode(), list(map(_shown, found)), session_id, epoch)
+            raise self._error(word.decode(), list(map(_shown, found)), key.session_id, epoch)
         return found
 
     def _error(self, word: str, found: list[str], session_id: str, epoch: int | None) -> TurnwiseError:
@@ -286,37 +290,37 @@ class RedisStore(RedisDatabase):
         }
         return errors[word]()
 
-    async def _page(self, session_id: str, after: int, limit: int, *sets: str) -> tuple[str, list[bytes]]:
+    async def _page(self, key: SessionKey, after: int, limit: int, *sets: str) -> tuple[str, list[bytes]]:
         """Return a session's number, and up to `limit` entries of these sets above the number `after`, in order."""
         place = "" if after < 0 else place_of(min(after, 10**PLACE_DIGITS - 1))
-        args: list[Argument] = [encode(session_id), place, min(check_limit(limit), _MANY), *sets]
-        number, upto, *found = await self._do("page", args, session_id, again=True)
+        args: list[Argument] = [_name(key), place, min(check_limit(limit), _MANY), *sets]
+        number, upto, *found = await self._do("page", args, key, again=True)
         texts = sorted(text for part in found for text in part if not upto or text <= upto)
         return _shown(number), texts[:limit]
 
-    async def _of_key(self, session_id: str, key: str, set_: str) -> list[bytes]:
-        return await self._do("of_key", [encode(session_id), encode(key), set_], session_id, again=True)
+    async def _of_key(self, key: SessionKey, name: str, set_: str) -> list[bytes]:
+        return await self._do("of_key", [_name(key), encode(name), set_], key, again=True)
 
     def _sessions(self, shown: list[Any], limit: int) -> Page[SessionRecord]:
         sessions: list[SessionRecord] = []
-        unreadable: list[str] = []
+        unreadable: list[SessionKey] = []
         for each in shown[:limit]:
             try:
                 sessions.append(self._session(each))
             except CorruptRecordError:
                 if each[4] is None:
                     raise  # without an id the session cannot be reported
-                unreadable.append(each[4].decode(errors="replace"))
+                unreadable.append(self._session_key(each[0], each[4]))
         last = shown[limit - 1] if len(shown) > limit else None
         more = cursor_of(float(last[6]) if len(last) > 6 else 0.0, int(last[0])) if last else None  # noqa: PLR2004
         return Page(tuple(sessions), more, tuple(unreadable))
 
     def _session(self, shown: list[bytes | None]) -> SessionRecord:
         number = _shown(shown[0] or b"")
-        _, born, row, epoch, session_id, revision = shown[:6]
+        _, born, row, epoch, name, revision = shown[:6]
         revision = b"0" if revision is None else revision
         key = self._key(number)
-        if session_id is None or not (_is_number(epoch) and _is_number(revision)):
+        if name is None or not (_is_number(epoch) and _is_number(revision)):
             raise CorruptRecordError(key, "its epoch, its revision or its id is missing")
         others: dict[str, Any] = {"epoch": int(epoch), "revision": int(revision), "log": number}
         return decode_record(SessionRecord, key, born, row, **others)
@@ -324,20 +328,25 @@ class RedisStore(RedisDatabase):
     def _turn(self, number: str, text: bytes) -> TurnRecord:
         return decode_record(TurnRecord, self._key(number, ":turns", text), text[PLACE_DIGITS + 1 :])
 
-    def _run_record(self, number: str, session_id: str, text: bytes) -> RunRecord:
-        key = self._key(number, ":runs", text)
-        return decode_record(RunRecord, key, text[PLACE_DIGITS + 1 :], session_id=session_id)
+    def _run_record(self, number: str, key: SessionKey, text: bytes) -> RunRecord:
+        where = self._key(number, ":runs", text)
+        return decode_record(RunRecord, where, text[PLACE_DIGITS + 1 :], **key._asdict())
 
-    def _event(self, number: str, session_id: str, text: bytes) -> AnyEvent:
-        return decode_event_text(self._key(number, ":events", text), session_id, text)
+    def _event(self, number: str, key: SessionKey, text: bytes) -> AnyEvent:
+        return decode_event_text(self._key(number, ":events", text), key, text)
 
-    def _id(self, number: bytes, session_id: bytes) -> str:
-        return decoded(f"id of {self._key(_shown(number))}", session_id.decode)
+    def _session_key(self, number: bytes, name: bytes) -> SessionKey:
+        return decoded(f"id of {self._key(_shown(number))}", lambda: SessionKey(*json.loads(name)))
 
     def _key(self, number: str, part: str = "", text: bytes = b"") -> str:
         """Return the key of a session or of a part of it, and the beginning of an entry, for messages."""
         where = f"{self._base}:{number}{part}"
         return f"{where} {text[:PLACE_DIGITS].decode(errors='replace')}" if part else where
+
+
+def _name(key: SessionKey) -> bytes:
+    """Return the name under which a session is found."""
+    return encode(encode_json(list(key)))
 
 
 _MANY = 2**31
@@ -348,7 +357,7 @@ _BORN = tuple(name for name in FIXED if name not in ("log", "epoch"))
 _CHANGES = tuple(name for name in SESSION_CHANGES if name != "revision")
 
 _TURN = tuple(field.name for field in fields(TurnRecord))
-_RUN = tuple(field.name for field in fields(RunRecord) if field.name != "session_id")
+_RUN = tuple(field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id"))
 
 
 def _shown(part: bytes) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from turnwise.errors import SessionFencedError
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.sql.rows import changed_run_row, changed_session_row, event_row, log_key, run_row, turn_row
 from turnwise.memory.stores.sql.sqlite_file import begin_writing
@@ -23,7 +24,7 @@ from turnwise.memory.stores.sql.statements import Row, Statements
 class Asked:
     """A requested commit, converted to rows."""
 
-    session_id: str
+    of: SessionKey
     epoch: int
     since: float
     """The time of the request, by the monotonic clock."""
@@ -61,7 +62,7 @@ class CommitWriter:
         self._is_sqlite = dialect.name == "sqlite"
         self._has_pipeline = not self._is_sqlite and driver.Pipeline.is_supported()
 
-    def asked(self, session_id: str, epoch: int, commit: Commit) -> Asked:
+    def asked(self, of: SessionKey, epoch: int, commit: Commit) -> Asked:
         """Return the commit as rows for `write`. Call it before the transaction, so that no other transaction waits."""
         key = log_key(commit.session.log)
         kinds: tuple[Iterable[dict[str, Any]], ...] = (
@@ -75,9 +76,9 @@ class CommitWriter:
             ({"b_log": key, "b_at": at, "b_body": body} for at, body in commit.cleared_blocks),
             (event_row(key, event) for event in commit.events),
         )
-        session = self._put_session.bind(changed_session_row(session_id, epoch, commit))
+        session = self._put_session.bind(changed_session_row(of, epoch, commit))
         others = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))
-        return Asked(session_id, epoch, time.monotonic(), key, session, others)
+        return Asked(of, epoch, time.monotonic(), key, session, others)
 
     def write(self, cursor: Any, group: Sequence[Asked]) -> list[Exception | None]:
         """Write the commits of the group that can be written. Return for each its error, or None if it was written.
@@ -114,7 +115,7 @@ class CommitWriter:
             self._put_session.write(sessions, [asked.session for asked in group])
             self._write_rest(cursor, group)
         if sessions.rowcount != len(group):
-            raise SessionFencedError(group[0].session_id, group[0].epoch)  # or another commit of the group
+            raise SessionFencedError(group[0].of.session_id, group[0].epoch)  # or another commit of the group
 
     @staticmethod
     def is_locked(outcome: BaseException | None) -> bool:
@@ -127,7 +128,7 @@ class CommitWriter:
 
     def _write_session(self, cursor: Any, asked: Asked) -> None:
         if not self._put_session.write(cursor, [asked.session]):
-            raise SessionFencedError(asked.session_id, asked.epoch)
+            raise SessionFencedError(asked.of.session_id, asked.epoch)
 
     def _write_rest(self, cursor: Any, group: Sequence[Asked]) -> None:
         """Write all rows but the session rows, kind by kind. The order of sessions within a kind does not matter."""

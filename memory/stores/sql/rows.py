@@ -13,7 +13,7 @@ from turnwise.memory.conversation.corrupt_records import UNDECODABLE, UnfitError
 from turnwise.memory.conversation.events import AnyEvent, Event, encode_body
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
-from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionRecord
+from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -121,13 +121,14 @@ def _unless_on(use: MemoryUse) -> str | None:
     return None if use == "on" else use
 
 
-def changed_session_row(session_id: str, epoch: int, commit: Commit) -> dict[str, Any]:
+def changed_session_row(key: SessionKey, epoch: int, commit: Commit) -> dict[str, Any]:
     """Return the session fields that a commit changes and those that it must match, for the `put_session` statement."""
     session = commit.session
     columns = _session_columns(session)
     return {
         "b_key": log_key(session.log),
-        "b_session_id": session_id,
+        "b_session_id": key.session_id,
+        "b_user_id": key.user_id,
         "b_epoch": epoch,
         "b_revision_before": session.revision - 1,
         "b_log_size_before": commit.log_size_before,
@@ -175,7 +176,7 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
 _TURN_FIELDS = [field.name for field in fields(TurnRecord) if field.name not in ("index", "forgotten")]
 
 
-def read_turn(row: Any, session_id: str) -> TurnRecord:
+def read_turn(row: Any, key: SessionKey) -> TurnRecord:
     def decode() -> TurnRecord:
         values = _values(row, _TURN_FIELDS, _TURN_TEXTS)
         for name in _SPANS:
@@ -186,10 +187,10 @@ def read_turn(row: Any, session_id: str) -> TurnRecord:
                 ]
         return record_of(TurnRecord, values, index=row.idx, forgotten=bool(row.forgotten))
 
-    return decoded(f"turn {session_id}#{row.idx}", decode)
+    return decoded(f"turn {key.session_id}#{row.idx}", decode)
 
 
-_RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name not in ("session_id", "joins")]
+_RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id", "joins")]
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
@@ -231,10 +232,10 @@ def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
     return {"b_session": key, "b_turn_index": run.turn_index, **changed}
 
 
-def read_run(row: Any, session_id: str) -> RunRecord:
+def read_run(row: Any, key: SessionKey) -> RunRecord:
     def decode() -> RunRecord:
         values = _values(row, _RUN_FIELDS, _RUN_TEXTS)
-        return record_of(RunRecord, values, session_id=session_id, joins=bool(row.joins))
+        return record_of(RunRecord, values, **key._asdict(), joins=bool(row.joins))
 
     return decoded(f"run {row.run_id}", decode)
 
@@ -253,20 +254,20 @@ def event_row(key: int, event: Event, *, blocks: bool = False) -> dict[str, Any]
     }
 
 
-def read_event(row: Iterable[Any], session_id: str) -> AnyEvent:
+def read_event(row: Iterable[Any], session: SessionKey) -> AnyEvent:
     """Return the event of a row, which has the columns of an events table in their order."""
     _, seq, at, turn_index, run_id, key, kind, body = row  # access by name would take longer than decoding the body
-    place = {"session_id": session_id, "seq": seq, "at": at, "turn_index": turn_index, "run_id": run_id, "key": key}
+    place = {**session._asdict(), "seq": seq, "at": at, "turn_index": turn_index, "run_id": run_id, "key": key}
     return decoded_event(kind, body, place)
 
 
-def read_sessions(rows: Iterable[Any]) -> tuple[tuple[SessionRecord, ...], tuple[str, ...]]:
-    """Return the sessions of rows, in order, and the ids of those that cannot be read."""
+def read_sessions(rows: Iterable[Any]) -> tuple[tuple[SessionRecord, ...], tuple[SessionKey, ...]]:
+    """Return the sessions of rows, in order, and the keys of those that cannot be read."""
     sessions: list[SessionRecord] = []
-    unreadable: list[str] = []
+    unreadable: list[SessionKey] = []
     for row in rows:
         try:
             sessions.append(read_session(row))
         except CorruptRecordError:
-            unreadable.append(str(row.session_id))
+            unreadable.append(SessionKey(str(row.session_id), str(row.user_id)))
     return tuple(sessions), tuple(unreadable)

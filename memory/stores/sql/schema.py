@@ -20,6 +20,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
+    UniqueConstraint,
     text,
 )
 
@@ -42,7 +43,7 @@ sessions = Table(
     "turnwise_sessions",
     tables,
     Column("key", _Key, primary_key=True, autoincrement=False),
-    Column("session_id", Text, nullable=False, unique=True),
+    Column("session_id", Text, nullable=False),
     Column("user_id", Text, nullable=False),
     Column("agent", Text),
     Column("metadata", Text),
@@ -63,6 +64,7 @@ sessions = Table(
     Column("model", Text),
     Column("params", Text),
     *(Column(name, BigInteger if number is int else Double, nullable=False) for name, number in USAGE.items()),
+    UniqueConstraint("user_id", "session_id"),
     Index("turnwise_sessions_created", "created_at", "key"),
     Index("turnwise_sessions_user", "user_id", "created_at", "key"),
 )

@@ -148,15 +148,16 @@ class Statements:
 
         sessions, turns, runs, events = schema.sessions, schema.turns, schema.runs, schema.events
         bind = sa.bindparam
-        owner = sa.select(sessions.c.key).where(sessions.c.session_id == bind("session_id")).scalar_subquery()
+        is_session = (sessions.c.user_id == bind("user_id"), sessions.c.session_id == bind("session_id"))
+        owner = sa.select(sessions.c.key).where(*is_session).scalar_subquery()
         columns = [column.name for column in sessions.columns]
         fresh = insert_into(sessions, dialect).on_conflict_do_nothing()
         self.insert_session = statement(fresh.returning(sessions.c.key), columns)
-        self.session = statement(sa.select(sessions).where(sessions.c.session_id == bind("session_id")))
+        self.session = statement(sa.select(sessions).where(*is_session))
         self.raise_epoch = statement(
             sa.update(sessions)
             .where(
-                sessions.c.session_id == bind("session_id", unique=False),
+                *is_session,
                 sessions.c.revision
                 == sa.func.coalesce(sa.cast(bind("revision_before"), sa.BigInteger), sessions.c.revision),
             )
@@ -171,6 +172,7 @@ class Statements:
             sa.update(sessions)
             .where(
                 sessions.c.key == bind("b_key"),
+                sessions.c.user_id == bind("b_user_id"),
                 sessions.c.session_id == bind("b_session_id"),
                 sessions.c.epoch == bind("b_epoch"),
                 sessions.c.revision == bind("b_revision_before"),
@@ -223,7 +225,7 @@ class Statements:
             .subquery()
         )
         self.unsettled = statement(
-            sa.select(sessions.c.key, sessions.c.session_id)
+            sa.select(sessions.c.key, sessions.c.session_id, sessions.c.user_id)
             .join(unsettled, unsettled.c.session == sessions.c.key)
             .order_by(sessions.c.key)
         )
@@ -244,7 +246,7 @@ class Statements:
             .values({name: bind(f"b_{name}") for name in CHANGED_RUN_COLUMNS})
         )
         self.run = statement(
-            sa.select(runs, sessions.c.session_id.label("owner"))
+            sa.select(runs, sessions.c.session_id, sessions.c.user_id)
             .join(sessions, sessions.c.key == runs.c.session)
             .where(runs.c.run_id == bind("run_id"))
         )

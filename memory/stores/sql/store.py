@@ -27,7 +27,7 @@ from turnwise.memory.conversation.corrupt_records import UNDECODABLE
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -135,7 +135,7 @@ class SQLStore(SecureDeleteDatabase):
                     if self._sql.count_blocks(connection, _bounds(span)).scalar_one() < span.stop - span.start:
                         raise CorruptRecordError(f"turn {session.parent}", f"blocks of {span} are missing")
             while (key := self._insert(connection, session)) is None:
-                if self._sql.session(connection, {"session_id": session.session_id}).one_or_none():
+                if self._sql.session(connection, session.key._asdict()).one_or_none():
                     raise SessionExistsError(session.session_id)
             if borrowed:
                 self._sql.insert_borrowed(connection, [{"session": key, **_bounds(span)} for span in borrowed])
@@ -153,38 +153,38 @@ class SQLStore(SecureDeleteDatabase):
     async def now(self) -> float:
         return await self._read(lambda connection: _time(self._sql.now(connection, {}).scalar_one()))
 
-    async def get(self, session_id: str) -> SessionRecord:
-        return await self._read(lambda connection: self._session(connection, session_id))
+    async def get(self, key: SessionKey) -> SessionRecord:
+        return await self._read(lambda connection: self._session(connection, key))
 
-    async def activate(self, session_id: str, *, revision: int | None = None, jump: int | None = None) -> Activation:
+    async def activate(self, key: SessionKey, *, revision: int | None = None, jump: int | None = None) -> Activation:
         def activate(connection: sa.Connection) -> Activation:
-            raised = {"session_id": session_id, "revision_before": revision, "jump": jump or new_jump()}
+            raised = {**key._asdict(), "revision_before": revision, "jump": jump or new_jump()}
             row = self._sql.raise_epoch(connection, raised).one_or_none()
             if row is None:
                 if revision is not None and (other := self._sql.session(connection, raised).one_or_none()):
-                    raise SessionFencedError(session_id, other.epoch)
-                raise SessionNotFoundError(session_id)
+                    raise SessionFencedError(key.session_id, other.epoch)
+                raise SessionNotFoundError(key.session_id)
             return self._state(connection, row, row.now)
 
         return await self._write_along(activate)
 
-    async def state(self, session_id: str) -> Activation:
+    async def state(self, key: SessionKey) -> Activation:
         def state(connection: sa.Connection) -> Activation:
-            row = self._sql.session(connection, {"session_id": session_id}).one_or_none()
+            row = self._sql.session(connection, key._asdict()).one_or_none()
             if row is None:
-                raise SessionNotFoundError(session_id)
+                raise SessionNotFoundError(key.session_id)
             return self._state(connection, row, self._sql.now(connection, {}).scalar_one())
 
         return await self._read_snapshot(state)
 
     def _state(self, connection: sa.Connection, row: sa.Row[Any], now: float | None) -> Activation:
-        key, session_id = {"key": row.key}, row.session_id
-        head = self._sql.head(connection, key).one_or_none()
+        of_row, key = {"key": row.key}, SessionKey(row.session_id, row.user_id)
+        head = self._sql.head(connection, of_row).one_or_none()
         return Activation(
             session=read_session(row),
-            head=read_turn(head, session_id) if head else None,
-            open_turns=tuple(read_turn(found, session_id) for found in self._sql.open_turns(connection, key)),
-            open_runs=tuple(read_run(found, session_id) for found in self._sql.open_runs(connection, key)),
+            head=read_turn(head, key) if head else None,
+            open_turns=tuple(read_turn(found, key) for found in self._sql.open_turns(connection, of_row)),
+            open_runs=tuple(read_run(found, key) for found in self._sql.open_runs(connection, of_row)),
             now=_time(now),
         )
 
@@ -232,11 +232,11 @@ class SQLStore(SecureDeleteDatabase):
         except Exception as error:  # noqa: BLE001 - its caller raises it
             return error
 
-    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+    async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
         try:
             with self._translated():
                 commit = checked_commit(commit)
-                asked = self._commits.asked(session_id, epoch, commit)
+                asked = self._commits.asked(key, epoch, commit)
                 if self._closed:
                     raise StoreClosedError(self._name)
                 outcome = await self._group.do(asked, asked.key)  # grouped with other waiting commits
@@ -249,11 +249,11 @@ class SQLStore(SecureDeleteDatabase):
                     raise outcome
         except StoreError as error:
             if self._is_duplicate(error):
-                key: str | None = None
+                stored: str | None = None
                 with suppress(TurnwiseError):  # what the database refused says more than that a read failed after it
-                    key = await self._stored_key(session_id, commit)
-                if key is not None:
-                    raise DuplicateKeyError(session_id, key) from error
+                    stored = await self._stored_key(key, commit)
+                if stored is not None:
+                    raise DuplicateKeyError(key.session_id, stored) from error
             raise
         if commit.cleared_blocks:
             await self._leave_nothing_deleted()
@@ -290,33 +290,31 @@ class SQLStore(SecureDeleteDatabase):
 
         return await self._read(read)
 
-    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
-        return await self._list(self._sql.turns, session_id, after, limit, lambda row: read_turn(row, session_id))
+    async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        return await self._list(self._sql.turns, key, after, limit, lambda row: read_turn(row, key))
 
     async def run(self, run_id: str) -> RunRecord:
         def read(connection: sa.Connection) -> RunRecord:
             row = self._sql.run(connection, {"run_id": run_id}).one_or_none()
             if row is None:
                 raise RunNotFoundError(run_id, "the store")
-            return read_run(row, row.owner)
+            return read_run(row, SessionKey(row.session_id, row.user_id))
 
         return await self._read(read)
 
-    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
-        row = await self._find(self._sql.run_of_key, {"session_id": session_id, "idempotency_key": idempotency_key})
-        return read_run(row, session_id) if row else None
+    async def run_of_key(self, key: SessionKey, idempotency_key: str) -> RunRecord | None:
+        row = await self._find(self._sql.run_of_key, {**key._asdict(), "idempotency_key": idempotency_key}, key)
+        return read_run(row, key) if row else None
 
-    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
-        return await self._list(self._sql.runs, session_id, after, limit, lambda row: read_run(row, session_id))
+    async def runs(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        return await self._list(self._sql.runs, key, after, limit, lambda row: read_run(row, key))
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        return await self._list(
-            self._sql.events.rows, session_id, after, limit, lambda row: read_event(row, session_id)
-        )
+    async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
+        return await self._list(self._sql.events.rows, key, after, limit, lambda row: read_event(row, key))
 
-    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
-        row = await self._find(self._sql.event_of_key, {"session_id": session_id, "event_key": key})
-        return read_event(row, session_id) if row else None
+    async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
+        row = await self._find(self._sql.event_of_key, {**key._asdict(), "event_key": event_key}, key)
+        return read_event(row, key) if row else None
 
     async def query(
         self,
@@ -332,8 +330,8 @@ class SQLStore(SecureDeleteDatabase):
         moved = table.updated_at if order_by == "updated_at" else table.created_at
         statement = sa.select(schema.sessions).where(*_filters(user_id, agent, status))
         if cursor is not None:
-            before, key = parse_cursor(cursor)
-            statement = statement.where((moved < before) | ((moved == before) & (table.key < key)))
+            before, order = parse_cursor(cursor)
+            statement = statement.where((moved < before) | ((moved == before) & (table.key < order)))
         statement = statement.order_by(moved.desc(), table.key.desc()).limit(check_limit(limit) + 1)
         page, has_more = await self._read(lambda connection: read_page(connection.execute(statement), limit))
         sessions, unreadable = read_sessions(page)
@@ -350,34 +348,34 @@ class SQLStore(SecureDeleteDatabase):
         statement = sa.select(*sums).where(*_filters(user_id, agent))
         return await self._read(lambda connection: read_usage(connection.execute(statement).one()))
 
-    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         rows, more = await self._in_order(self._sql.unsettled, cursor, limit)
-        return Page(tuple(row.session_id for row in rows), more)
+        return Page(tuple(SessionKey(row.session_id, row.user_id) for row in rows), more)
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         rows, more = await self._in_order(self._sql.expired, cursor, limit, now=now)
         sessions, unreadable = read_sessions(rows)
         return Page(sessions, more, unreadable)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> int:
+    async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         def delete(connection: sa.Connection) -> tuple[int]:
             self._lock(connection)
-            row = self._sql.session(connection, {"session_id": session_id}).one_or_none()
+            row = self._sql.session(connection, key._asdict()).one_or_none()
             if row is None:
-                raise SessionNotFoundError(session_id)
-            key = row.key
-            if log not in (None, str(key)):
-                raise SessionFencedError(session_id, epoch)
-            sessions = sa.delete(schema.sessions).where(schema.sessions.c.key == key)
+                raise SessionNotFoundError(key.session_id)
+            row_key = row.key
+            if log not in (None, str(row_key)):
+                raise SessionFencedError(key.session_id, epoch)
+            sessions = sa.delete(schema.sessions).where(schema.sessions.c.key == row_key)
             if epoch is not None:
                 sessions = sessions.where(schema.sessions.c.epoch == epoch)
             if not connection.execute(sessions).rowcount:
-                raise SessionFencedError(session_id, epoch)
+                raise SessionFencedError(key.session_id, epoch)
             borrowed = schema.borrowed.c
-            logs = {key, *connection.scalars(sa.select(borrowed.log).where(borrowed.session == key))}
-            turns = connection.execute(sa.delete(schema.turns).where(schema.turns.c.session == key)).rowcount
+            logs = {row_key, *connection.scalars(sa.select(borrowed.log).where(borrowed.session == row_key))}
+            turns = connection.execute(sa.delete(schema.turns).where(schema.turns.c.session == row_key)).rowcount
             for table in (schema.borrowed, schema.runs, schema.events):
-                connection.execute(sa.delete(table).where(table.c.session == key))
+                connection.execute(sa.delete(table).where(table.c.session == row_key))
             for one in logs:
                 self._release(connection, one)
             return (turns,)  # which is true, also for none
@@ -404,29 +402,29 @@ class SQLStore(SecureDeleteDatabase):
         for _, start, stop in subtract((whole,), (Span(str(log), *row) for row in used)):
             connection.execute(sa.delete(schema.blocks).where(blocks.log == log, blocks.at >= start, blocks.at < stop))
 
-    def _session(self, connection: sa.Connection, session_id: str) -> SessionRecord:
-        row = self._sql.session(connection, {"session_id": session_id}).one_or_none()
+    def _session(self, connection: sa.Connection, key: SessionKey) -> SessionRecord:
+        row = self._sql.session(connection, key._asdict()).one_or_none()
         if row is None:
-            raise SessionNotFoundError(session_id)
+            raise SessionNotFoundError(key.session_id)
         return read_session(row)
 
-    async def _find(self, select: Statement, wanted: dict[str, Any]) -> sa.Row[Any] | None:
+    async def _find(self, select: Statement, wanted: dict[str, Any], key: SessionKey) -> sa.Row[Any] | None:
         def read(connection: sa.Connection) -> sa.Row[Any] | None:
             row = select(connection, wanted).one_or_none()
             if row is None:
-                self._session(connection, wanted["session_id"])
+                self._session(connection, key)
             return row
 
         return await self._read(read)
 
     async def _list(
-        self, select: Select, session_id: str, after: int, limit: int, parse: Callable[[Any], Result]
+        self, select: Select, key: SessionKey, after: int, limit: int, parse: Callable[[Any], Result]
     ) -> list[Result]:
         def read(connection: sa.Connection) -> list[Result]:
-            bounds = {"session_id": session_id, "after": after, "limit": check_limit(limit)}
+            bounds = {**key._asdict(), "after": after, "limit": check_limit(limit)}
             found = read_first(select(connection, bounds), parse)
             if not found:
-                self._session(connection, session_id)
+                self._session(connection, key)
             return found
 
         return await self._read(read)
@@ -440,14 +438,14 @@ class SQLStore(SecureDeleteDatabase):
         page, has_more = await self._read(lambda connection: read_page(select(connection, values), limit))
         return page, cursor_of(0.0, page[-1].key) if has_more else None
 
-    async def _stored_key(self, session_id: str, commit: Commit) -> str | None:
+    async def _stored_key(self, key: SessionKey, commit: Commit) -> str | None:
         """Return the key or id of a commit that is stored already, or that it has twice; None if there is none."""
         keys = [event.key for event in commit.events if event.key is not None]
-        for key in keys:
-            if keys.count(key) > 1 or await self.event_of_key(session_id, key):
-                return key
+        for event_key in keys:
+            if keys.count(event_key) > 1 or await self.event_of_key(key, event_key):
+                return event_key
         if run := commit.new_run:
-            if run.idempotency_key is not None and await self.run_of_key(session_id, run.idempotency_key):
+            if run.idempotency_key is not None and await self.run_of_key(key, run.idempotency_key):
                 return run.idempotency_key
             with suppress(RunNotFoundError):
                 await self.run(run.run_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,12 +90,14 @@ def sweep(
     with progress("sweep") as count:
         done = run(_sweep(store, archive, history, count))
     if as_json:
-        print_json(asdict(done))
+        outcomes = ("deleted", "archived", "busy", "used")
+        sessions = {outcome: [key._asdict() for key in getattr(done, outcome)] for outcome in outcomes}
+        print_json({**sessions, "failed": [{**key._asdict(), "why": why} for key, why in done.failed.items()]})
     else:
         for name in ("deleted", "archived", "busy", "used", "failed"):
             write(f"{name}: {len(getattr(done, name))}")
-        for session, why in done.failed.items():
-            note(f"{session!r}: {why}")
+        for key, why in done.failed.items():
+            note(f"{key.session_id!r} of {key.user_id}: {why}")
     if done.failed:
         raise typer.Exit(FAILED)
 
@@ -127,15 +128,17 @@ async def _export(
     url: str, session: str, write_line: Callable[[str], object], user: str | None, history_url: str | None
 ) -> None:
     from turnwise.memory.archive.export import export_session
+    from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
     from turnwise.memory.stores.urls import read_only
 
     async with AsyncExitStack() as stack:
         urls = [each and read_only(stack.enter_context(still(each))) for each in (url, history_url)]
         store, history = _open(stack, str(urls[0]), urls[1])
+        key = SessionKey(session, DEFAULT_USER if user is None else user)
         try:
-            await export_session(store, session, write_line, user_id=user, history=history)
+            await export_session(store, key, write_line, history=history)
         except SessionNotFoundError:
-            raise no_session(session, await store.query(user_id=user, order_by="updated_at", limit=1_000)) from None
+            raise no_session(session, await store.query(order_by="updated_at", limit=1_000)) from None
 
 
 async def _import(url: str, lines: Iterable[str], session: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from turnwise.actors.client.session import Session
     from turnwise.actors.inference.openai.engine import OpenAIEngine
     from turnwise.cli.answers import Answers
+    from turnwise.memory.conversation.sessions import SessionKey
 
 DEFAULT_STORE = "sqlite:///turnwise.db"
 DEFAULT_MODEL = "gpt-5-mini"
@@ -164,7 +166,10 @@ def _talk(
     answers = Answers(console(), console(stderr=not (lines.is_terminal and sys.stdout.isatty())))
     answers.wait("connecting to Ray")
     try:
-        manager = _manager(store, engine, session_id, memory, namespace)
+        from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
+
+        key = None if session_id is None else SessionKey(session_id, DEFAULT_USER if user is None else user)
+        manager = _manager(store, engine, key, memory, namespace)
     finally:
         answers.end_line()
     with manager:
@@ -179,7 +184,8 @@ def _talk(
         if is_new and session.latest() is None:
             session.delete()  # nobody would look for it
         elif lines.is_terminal and is_kept:
-            answers.note(f"go on with: turnwise chat {redact(store)} {talk.session.id}")
+            whose = "" if user is None else f" --user {shlex.quote(user)}"
+            answers.note(f"go on with: turnwise chat {redact(store)} {talk.session.id}{whose}")
     return code
 
 
@@ -209,7 +215,7 @@ async def _check_plain(url: str) -> None:
         await store.close()
 
 
-def _manager(store: str, engine: OpenAIEngine, session_id: str | None, memory: str | None, ns: str) -> SessionManager:
+def _manager(store: str, engine: OpenAIEngine, key: SessionKey | None, memory: str | None, ns: str) -> SessionManager:
     """Join or start Ray, and open the store."""
     from turnwise.actors.client.hosts import placement_in_use
     from turnwise.actors.client.manager import SessionManager
@@ -218,7 +224,7 @@ def _manager(store: str, engine: OpenAIEngine, session_id: str | None, memory: s
 
     memories = [LexicalMemory(memory)] if memory else []
     connect(logs=False)
-    placement = placement_in_use(ns, store, session_id)
+    placement = placement_in_use(ns, store, key)
     return SessionManager(store, engine=engine, memory=memories, placement=placement, namespace=ns)
 
 

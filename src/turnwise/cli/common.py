@@ -75,7 +75,6 @@ def complete_session(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 async def _ids(store: str, incomplete: str) -> list[str]:
-    from turnwise.memory.conversation.ids import public_id
     from turnwise.memory.stores.urls import open_store, read_only
 
     with still(store) as url:
@@ -84,7 +83,7 @@ async def _ids(store: str, incomplete: str) -> list[str]:
             page = await asyncio.wait_for(opened.query(order_by="updated_at", limit=_COMPLETED), _COMPLETE_S)
         finally:
             await opened.close()
-    ids = dict.fromkeys(public_id(each.session_id) for each in page)
+    ids = dict.fromkeys(session.session_id for session in page)
     return [plain(each) for each in ids if each.startswith(incomplete)]
 
 
@@ -102,7 +101,7 @@ History = Annotated[
 ]
 User = Annotated[
     str | None,
-    typer.Option("--user", help="The session's user; required if it was created with enforce_user."),
+    typer.Option("--user", help="The session's user; 'default' if omitted."),
 ]
 OfUser = Annotated[str | None, typer.Option("--user", help="Only of this user.")]
 OfAgent = Annotated[str | None, typer.Option("--agent", help="Only of this agent.")]
@@ -318,7 +317,7 @@ async def find_session(manager: AsyncSessionManager, session_id: str, user_id: s
     try:
         return await manager.get(session_id, user_id=user_id)
     except SessionNotFoundError:
-        page = await manager.list(user_id=user_id, order_by="updated_at", limit=_LOOKED_AT)
+        page = await manager.list(order_by="updated_at", limit=_LOOKED_AT)
         raise no_session(session_id, page) from None
 
 
@@ -331,20 +330,21 @@ async def find_run(manager: AsyncSessionManager, run_id: str, user_id: str | Non
     try:
         return await manager.execution(run_id, user_id=user_id)
     except RunNotFoundError:
-        page = await manager.runs(user_id=user_id, limit=_LOOKED_AT)
-        raise missing("run", run_id, [each.run_id for each in page]) from None
+        page = await manager.runs(limit=_LOOKED_AT)
+        for run in page:
+            if run.run_id == run_id:
+                raise NotFoundError(f"run {run_id!r} is of another user: give --user {run.user_id}") from None
+        raise missing("run", run_id, [run.run_id for run in page]) from None
 
 
 def no_session(session_id: str, there: Iterable[SessionRecord]) -> NotFoundError:
     """Return the error of a session that was not found, made of sessions that are there."""
-    from turnwise.memory.conversation.ids import public_id
-
     owners: dict[str, list[str]] = {}
-    for each in there:
-        owners.setdefault(public_id(each.session_id), []).append(each.user_id)
+    for session in there:
+        owners.setdefault(session.session_id, []).append(session.user_id)
     if session_id in owners:
         users = " or ".join(f"--user {user}" for user in sorted(owners[session_id]))
-        return NotFoundError(f"session {session_id!r} has an id of its user's own: give {users}")
+        return NotFoundError(f"session {session_id!r} is of another user: give {users}")
     return missing("session", session_id, list(owners))
 
 

@@ -89,9 +89,7 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
         raise ConfigError("--host", host, why)
     raise_file_limit()
     auth = BearerTokens.from_file(tokens) if tokens else None
-    manager = AsyncSessionManager(
-        store, engine=EchoEngine(), namespace=namespace, read_only=True, enforce_user=auth is not None
-    )
+    manager = AsyncSessionManager(store, engine=EchoEngine(), namespace=namespace, read_only=True)
     if "RAY_ADDRESS" in os.environ:
         await asyncio.to_thread(connect)
     async with manager:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.cluster.wire import SessionInfo
     from turnwise.memory.conversation.runs import RunRecord, RunState
-    from turnwise.memory.conversation.sessions import SessionRecord
+    from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
     from turnwise.memory.conversation.usage import Usage
     from turnwise.memory.stores.base import Page
 
@@ -81,7 +81,7 @@ async def _ls(store: str, history: str | None, query: dict[str, Any], as_json: b
             {**SessionShown.of(each, each.session_id).model_dump(mode="json"), "state": state}
             for each, state in zip(page, states, strict=True)
         ]
-        print_json({"items": shown, "cursor": page.cursor, "unreadable": list(page.unreadable)})
+        print_json({"items": shown, "cursor": page.cursor, "unreadable": [key._asdict() for key in page.unreadable]})
         return
     names = ("session", "title", "user", "agent", "state", "turns", "tokens", "changed")
     columns = [Column(name, right=name in ("turns", "tokens"), cut=name == "title") for name in names]
@@ -149,7 +149,7 @@ async def _runs(store: str, history: str | None, session: str | None, query: dic
         from turnwise.http.models import RunPage, RunShown
 
         items = [RunShown.of(each, each.session_id) for each in page]
-        print_json(RunPage(items=items, cursor=page.cursor, unreadable=list(page.unreadable)))
+        print_json(RunPage(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable]))
         return
     names = ("run", "session", "turn", "state", "model", "tokens", "seconds", "created", "why")
     columns = [Column(name, right=name in ("turn", "tokens", "seconds"), cut=name == "why") for name in names]
@@ -196,7 +196,8 @@ def _run_row(record: RunRecord, now: float) -> list[Cell]:
 def _note_more(page: Page[Any], what: str) -> None:
     """Say on standard error what the table lacks."""
     if page.unreadable:
-        note(f"{len(page.unreadable)} sessions cannot be read: {', '.join(page.unreadable)}")
+        names = ", ".join(f"{key.session_id} of {key.user_id}" for key in page.unreadable)
+        note(f"{len(page.unreadable)} sessions cannot be read: {names}")
     if page.cursor:
         note(f"there are more {what}: --limit shows more at once, --cursor '{page.cursor}' the next ones")
 
@@ -236,14 +237,21 @@ async def _usage(store: str, query: dict[str, Any], by: By | None) -> tuple[Usag
     parts: dict[str, Usage] = defaultdict(Usage)
     async with reading(store) as manager:
         if by in ("session", "user", "agent"):
-            field = {"session": "session_id", "user": "user_id", "agent": "agent"}[by]
             async for session in _all(manager.list, query):
-                parts[getattr(session, field) or ""] += session.usage
+                names = {"session": _full_name(session.key), "user": session.user_id, "agent": session.agent or ""}
+                parts[names[by]] += session.usage
         elif by:
             async for each in _all(manager.runs, query):
                 name = _day(each.created_at) if by == "day" else each.model or ""
                 parts[name] += each.usage or Usage()
         return await manager.usage(**query), dict(sorted(parts.items()))
+
+
+def _full_name(key: SessionKey) -> str:
+    """Return a session's id and, unless it is the default one, its user."""
+    from turnwise.memory.conversation.sessions import DEFAULT_USER
+
+    return key.session_id if key.user_id == DEFAULT_USER else f"{key.session_id} of {key.user_id}"
 
 
 async def _all(read: Callable[..., Coroutine[Any, Any, Page[Any]]], query: dict[str, Any]) -> AsyncIterator[Any]:

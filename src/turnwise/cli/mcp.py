@@ -133,7 +133,7 @@ async def _opened(
     from turnwise.memory.longterm.lexical import LexicalMemory
     from turnwise.memory.stores.urls import read_only
 
-    settings: dict[str, Any] = {"namespace": namespace, "enforce_user": True}
+    settings: dict[str, Any] = {"namespace": namespace}
     if engine is None:
         settings |= {"engine": EchoEngine(), "read_only": True, "overflow": None}
     else:

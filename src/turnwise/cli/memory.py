@@ -16,7 +16,6 @@ from turnwise.cli.common import STORE, AsJson, Command, Cursor, Limit, file_of, 
 from turnwise.cli.output import Column, console, note, one_line, print_json, print_table, progress, write
 from turnwise.console.text import ago
 from turnwise.errors import ConfigError, LongTermMemoryError, NotFoundError
-from turnwise.memory.conversation.ids import public_id
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -242,7 +241,7 @@ def _print_items(found: Sequence[tuple[str, MemoryItem]], cursor: str | None, *,
             str(item.type),
             item.topic or item.name or "",
             ago(item.created_at, now) if item.created_at else "",
-            public_id(item.source.session_id or ""),
+            item.source.session_id or "",
             "" if item.score is None else f"{item.score:.2f}",
             item.text,
         )

@@ -146,7 +146,6 @@ async def _now(session: AsyncSession) -> int:
 def line_of(event: AnyEvent, *, has_session: bool) -> str:
     """Return an event as a line: its time, its session, its number, its kind, and what it says."""
     from turnwise.memory.conversation.events import Event, RunEnded
-    from turnwise.memory.conversation.ids import public_id
 
     known = {*Event.model_fields, "blocks", "input_blocks", "span", "input", "prompt", "index"}
     fields = event.model_dump(mode="json", exclude=known, exclude_defaults=True)
@@ -154,7 +153,7 @@ def line_of(event: AnyEvent, *, has_session: bool) -> str:
     if isinstance(event, RunEnded) and event.text:
         said.append(f"text={_shown(event.text)}")
     at = datetime.fromtimestamp(event.at).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    words = [at, *([public_id(event.session_id)] if has_session else []), f"{event.seq:>6}", f"{event.kind:<20}", *said]
+    words = [at, *([event.session_id] if has_session else []), f"{event.seq:>6}", f"{event.kind:<20}", *said]
     return one_line(" ".join(words)).rstrip()
 
 

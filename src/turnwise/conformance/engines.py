@@ -32,7 +32,7 @@ from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.requests import validate
@@ -100,7 +100,7 @@ class _Stage:
         self.builder = engine
         self.store = store or InMemoryStore()
         self.config = SessionConfig(cancel_grace_s=GRACE_S, **config)
-        self.core = SessionCore("session", self.store, self.builder, self.config)
+        self.core = SessionCore(SessionKey("session"), self.store, self.builder, self.config)
         _OPENED.get().append(self)
 
     @classmethod
@@ -234,7 +234,7 @@ async def check_a_run_is_resumed_after_its_process_is_lost(engine: EngineBuilder
     await other.core.activate()
     turn = await other.completed(run_id)
     _check_next(turn.blocks)
-    stored = await stage.store.events("session")
+    stored = await stage.store.events(SessionKey("session"))
     equal([event.kind for event in stored if event.terminal], ["run_completed"], "its terminal events")
     results = [block.call_id for block in turn.output if isinstance(block, ToolResult)]
     equal(len(set(results)), len(results), "how many results its calls have")

@@ -13,7 +13,7 @@ from nicegui.element import Element
 from turnwise.console.frame import Frame
 from turnwise.console.tags import badge, button, link, replace_text, tag
 from turnwise.console.text import ago, number
-from turnwise.errors import SessionNotFoundError, TurnwiseError
+from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 
 PAGE = 25
@@ -124,8 +124,6 @@ class _Sessions:
             order_by="updated_at", cursor=cursor, limit=PAGE, title=title or None, **filters
         )
         found = list(page)
-        if title and cursor is None and (named := await self._named(title, filters)):
-            found = [named, *(each for each in found if each != named)]
         at_once = asyncio.Semaphore(_LOOKS)
         rows = await asyncio.gather(*(self._row(session, at_once) for session in found))
         total = await viewer.manager.count(**filters)
@@ -133,16 +131,6 @@ class _Sessions:
             self._next = page.cursor
             self._show(rows, total, len(page.unreadable))
         return max(REFRESH_S, _PAUSES * (time.monotonic() - began))
-
-    async def _named(self, session_id: str, filters: dict[str, Any]) -> SessionRecord | None:
-        """Return the session with this id, if it matches the filters."""
-        try:
-            session = await self._frame.viewer.session(session_id, filters["user_id"])
-            found = (await session.info()).session
-        except TurnwiseError:
-            return None
-        matches = filters["agent"] in (None, found.agent) and filters["status"] in (None, found.status)
-        return found if matches else None
 
     async def _row(self, session: SessionRecord, at_once: asyncio.Semaphore) -> Row:
         key = session.session_id, session.user_id, session.revision

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode
 
@@ -51,11 +50,10 @@ class Viewer:
         """Whether nothing may be changed."""
         return self.service.manager.is_read_only
 
-    @cached_property
+    @property
     def manager(self) -> AsyncSessionManager:
-        """Reaches what the viewer may see."""
-        manager = self.service.manager
-        return manager.across_users() if self.sees_all and manager.enforces_user else manager
+        """The service's manager, which reaches the sessions of all users."""
+        return self.service.manager
 
     async def session(self, session_id: str, user_id: str | None) -> AsyncSession:
         """Return a session: of this user if the viewer sees all, otherwise of the viewer.

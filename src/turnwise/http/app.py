@@ -58,23 +58,20 @@ def create_app(
     runs the server calls `service.stop()` when the server is to stop, so that streams end and clients resume them.
 
     Args:
-        manager: what the service serves. With `auth` it must have been made with `enforce_user=True`. Or the
+        manager: what the service serves. Or the
             configuration of a service, such as `load("serve.toml")` of `turnwise.http.config` returns first: then the
             app's lifespan opens the manager and closes it, and `auth` and `settings` are the configuration's.
         auth: who makes a request: `BearerTokens`, or a function of your own. Without it, everybody who reaches the
-            service may do everything, so listen on loopback only.
+            service is the user "default", so listen on loopback only.
         settings: limits and defaults; if omitted, `HttpSettings()`, which reads the environment.
 
     Raises:
-        ConfigError: `auth` is given and the manager does not enforce users, or something of the configuration is wrong.
+        ConfigError: something of the configuration is wrong.
     """
     if isinstance(manager, ServiceConfig):
         if auth is not None or settings is not None:
             raise ConfigError("manager", "ServiceConfig", "it says who makes a request, and has the limits: omit these")
         return _configured(manager)
-    if auth is not None and not manager.enforces_user:
-        why = "with auth, each user must reach only what is theirs: make the manager with enforce_user=True"
-        raise ConfigError("manager", "enforce_user=False", why)
     if auth is not None:
         auth = asked_once(auth)
     service = Service(manager, settings or HttpSettings(), auth)

@@ -94,7 +94,6 @@ def assemble(config: ServiceConfig, source: Source) -> Assembly:
             config=config.session,
             history_store=config.history_store,
             namespace=config.namespace,
-            enforce_user=auth is not None,
             encryption=encryption,
             telemetry=config.telemetry,
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 from starlette.requests import HTTPConnection
 
 from turnwise.errors import ConfigError, shown
+from turnwise.memory.conversation.ids import check_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class Identity:
     user_id: str
     is_operator: bool = False
     """An operator's console shows all users' sessions. It changes nothing in the API."""
+
+    def __post_init__(self) -> None:
+        """Raise InvalidIdError unless the user is one: a request without one is answered with None, not with this."""
+        check_id("user id", self.user_id)
 
 
 Auth = Callable[[HTTPConnection], "Identity | str | Awaitable[Identity | str | None] | None"]

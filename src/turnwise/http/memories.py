@@ -14,7 +14,6 @@ from turnwise.http.problems import documented
 from turnwise.http.service import Asks
 from turnwise.http.sessions import CONFLICT, NOT_FOUND, Cursor, Limit
 from turnwise.http.sse import wait_for
-from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.limits import MAX_NAMES
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import MemoryItem, Status
@@ -176,8 +175,7 @@ class ItemShown(Shown):
     def of(cls, item: MemoryItem) -> ItemShown:
         own = {name: getattr(item, name) for name in _ITEM_FIELDS}
         own |= {"category": item.type.category, "aliases": list(item.aliases), "words": list(item.words)}
-        source = item.source.session_id
-        return cls(**own, session_id=source and public_id(source), turn_index=item.source.turn_index)
+        return cls(**own, session_id=item.source.session_id, turn_index=item.source.turn_index)
 
 
 _MADE = ("category", "aliases", "words", "session_id", "turn_index")

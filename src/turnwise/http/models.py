@@ -518,7 +518,7 @@ class SessionPage(Shown):
     @classmethod
     def of(cls, page: Page[SessionRecord]) -> Self:
         items = [SessionShown.of(record, record.session_id) for record in page]
-        return cls(items=items, cursor=page.cursor, unreadable=list(page.unreadable))
+        return cls(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable])
 
 
 class SessionCount(Shown):

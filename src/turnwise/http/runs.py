@@ -47,7 +47,6 @@ from turnwise.http.sse import (
     last_event_id,
     wait_for,
 )
-from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.runs import IfBusy, RunState, Until
 
 router = APIRouter(
@@ -180,7 +179,7 @@ async def _result(execution: AsyncExecutionHandle, timeout_s: float, until: Unti
     except RunEndedError as error:
         return RunResult.ended(execution, error.turn, error)
     except WaitTimeoutError as error:
-        if error.state is None:
+        if error.state == "unknown":
             raise
         return RunResult.open(execution, error.state)
     if turn.record.is_open:
@@ -215,13 +214,13 @@ async def list_runs(
     query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "since": since}
     page = await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query)
     items = [RunShown.of(each, each.session_id) for each in page]
-    return RunPage(items=items, cursor=page.cursor, unreadable=list(page.unreadable))
+    return RunPage(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable])
 
 
 @router.get("/runs/{run_id}", summary="Get a run's record", responses=NOT_FOUND)
 async def get_run(run_id: InPath, caller: Asks) -> RunShown:
     record = await caller.on_run(run_id, AsyncExecutionHandle.info)
-    return RunShown.of(record, public_id(record.session_id))
+    return RunShown.of(record, record.session_id)
 
 
 @router.get("/runs/{run_id}/wait", summary="Wait for a run's end", responses=NOT_FOUND)

@@ -21,6 +21,7 @@ from turnwise.http.auth import Auth, Identity, identify
 from turnwise.http.handles import Handles, Result
 from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.settings import HttpSettings, OnDisconnect
+from turnwise.memory.conversation.sessions import DEFAULT_USER
 
 ON_DISCONNECT = "X-On-Disconnect"
 """The header in which a request says `keep` or `cancel`: see `HttpSettings.on_disconnect`."""
@@ -107,7 +108,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a request, and on which service. `user_id` is None without authentication: then nobody is asked."""
+    """Who makes a request, and on which service."""
 
     service: Service
     identity: Identity | None
@@ -119,9 +120,9 @@ class Caller:
         return self.service.manager
 
     @property
-    def user_id(self) -> str | None:
-        """The user, for the methods of the manager."""
-        return self.identity.user_id if self.identity else None
+    def user_id(self) -> str:
+        """The user; "default" without authentication."""
+        return self.identity.user_id if self.identity else DEFAULT_USER
 
     def room(self, *, wanted: bool = True) -> ExitStack:
         """Return room for a stream or a wait, counted until the end of a `with` block, or of the response that took it.
@@ -136,11 +137,11 @@ class Caller:
         """
         room = ExitStack()
         if wanted:
-            room.enter_context(self.service.room(self.user_id))
+            room.enter_context(self.service.room(self.identity.user_id if self.identity else None))
         return room
 
     async def on_session(self, session_id: str, verb: Callable[[AsyncSession], Awaitable[Result]]) -> Result:
-        """Return what a method of a session of the user returns; without authentication, of anybody's.
+        """Return what a method of a session of the user returns.
 
         Raises:
             SessionNotFoundError: there is no such session.
@@ -148,7 +149,7 @@ class Caller:
         return await self.service.handles.on_session(self.user_id, session_id, verb)
 
     async def on_run(self, run_id: str, verb: Callable[[AsyncExecutionHandle], Awaitable[Result]]) -> Result:
-        """Return what a method of a run of the user returns; without authentication, of anybody's.
+        """Return what a method of a run of the user returns.
 
         Raises:
             RunNotFoundError: there is no such run.

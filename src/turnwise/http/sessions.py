@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic_core import from_json
 
-from turnwise.actors.client.manager_requests import DEFAULT_USER
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, shown
 from turnwise.http.long_answers import blocks_answer, messages_answer, turn_answer
@@ -142,7 +141,7 @@ async def get_usage(caller: Asks, agent: Agent = None) -> UsageShown:
 @router.delete("/user", summary="Delete all sessions and memories of the user")
 async def forget_user(caller: Asks, verify: Verified = True) -> ForgottenShown:
     """Cancels active runs. May be repeated, and must be if it fails halfway."""
-    return ForgottenShown.of(await caller.manager.forget(caller.user_id or DEFAULT_USER, verify=verify))
+    return ForgottenShown.of(await caller.manager.forget(caller.user_id, verify=verify))
 
 
 @router.get("/sessions/{session_id}", summary="Get a session, with its open runs", responses=NOT_FOUND)

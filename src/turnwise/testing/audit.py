@@ -26,6 +26,7 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.events import AnyEvent, BlocksRemoved, Event, RunEnded, RunStarted, without_blocks
 from turnwise.memory.conversation.rebuild import Rebuilt
 from turnwise.memory.conversation.runs import REPLACED, RunRecord
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.spans import Seen, Spans, cut, from_places, overlap, places, size, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
@@ -69,6 +70,7 @@ async def audit(
     acknowledged: Acknowledged | None = None,
     history: HistoryStore | None = None,
     *,
+    user_id: str = DEFAULT_USER,
     all_ended: bool = True,
     discards: bool = False,
     compacts: bool = False,
@@ -86,6 +88,7 @@ async def audit(
     has ended as lost, or was resumed, unless its process died while it was active.
 
     Args:
+        user_id: whose sessions these are.
         history: the event store, if events are stored apart from the conversations.
         all_ended: whether all runs must have ended.
         discards: whether prompts of cancelled runs may be missing: with `on_cancel="discard"` or `rollback`.
@@ -100,7 +103,7 @@ async def audit(
     violations: list[Violation] = []
     for session_id in dict.fromkeys(session_ids):
         try:
-            session = await read_session(store, session_id, history)
+            session = await read_session(store, SessionKey(session_id, user_id), history)
         except SessionNotFoundError:
             violations.append(Violation(session_id, "acknowledged session", "it is not in the store"))
             continue
@@ -138,44 +141,44 @@ class StoredSession:
     """Events with the number of another event."""
 
 
-async def read_session(store: SessionStore, session_id: str, history: HistoryStore | None = None) -> StoredSession:
+async def read_session(store: SessionStore, key: SessionKey, history: HistoryStore | None = None) -> StoredSession:
     """Return all records of a session, read from the store without caches.
 
     Raises:
         SessionNotFoundError: no session has this id.
         CorruptRecordError: a record cannot be read.
     """
-    log = (await store.get(session_id)).log
+    log = (await store.get(key)).log
     runs: list[RunRecord] = []
-    while page := await store.runs(session_id, after=runs[-1].turn_index if runs else -1):
+    while page := await store.runs(key, after=runs[-1].turn_index if runs else -1):
         runs += page
-    events, doubles = await _read_events(store, session_id, history)
-    whole = await CachedBlocks(session_id, store).read_events(events, log)
-    return StoredSession(log, await read_turns(store, session_id), runs, whole, doubles)
+    events, doubles = await _read_events(store, key, history)
+    whole = await CachedBlocks(key.session_id, store).read_events(events, log)
+    return StoredSession(log, await read_turns(store, key), runs, whole, doubles)
 
 
-async def read_turns(store: SessionStore, session_id: str) -> list[Turn]:
+async def read_turns(store: SessionStore, key: SessionKey) -> list[Turn]:
     """Return all turns of a session, read from the store without caches."""
     records: list[TurnRecord] = []
-    while page := await store.turns(session_id, after=records[-1].index if records else -1):
+    while page := await store.turns(key, after=records[-1].index if records else -1):
         records += page
     spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
     cache = BlockCache()
     cache.add_spans(spans, await read_blocks(store, spans))
-    return [Turn(session_id, record, cache) for record in records]
+    return [Turn(key.session_id, record, cache) for record in records]
 
 
-async def read_events(store: SessionStore, session_id: str, history: Any = None) -> list[AnyEvent]:
+async def read_events(store: SessionStore, key: SessionKey, history: Any = None) -> list[AnyEvent]:
     """Return all events of a session from the store and the event store, in the order of their numbers."""
-    return (await _read_events(store, session_id, history))[0]
+    return (await _read_events(store, key, history))[0]
 
 
-async def _read_events(store: SessionStore, session_id: str, history: Any) -> tuple[list[AnyEvent], list[AnyEvent]]:
+async def _read_events(store: SessionStore, key: SessionKey, history: Any) -> tuple[list[AnyEvent], list[AnyEvent]]:
     found: dict[int, AnyEvent] = {}
     doubles: list[AnyEvent] = []
     for source in (store, history) if history else (store,):
         after = 0
-        while events := await source.events(session_id, after=after):
+        while events := await source.events(key, after=after):
             page = [without_blocks(event) for event in events]  # only event stores have blocks
             doubles += [event for event in page if found.setdefault(event.seq, event) != event]
             after = page[-1].seq

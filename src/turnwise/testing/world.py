@@ -19,7 +19,7 @@ from turnwise.errors import (
     StoreClosedError,
     StoreError,
 )
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
@@ -148,7 +148,7 @@ class World:
 
     def _begin(self) -> tuple[Process, SessionCore]:
         core = SessionCore(
-            self.session_id,
+            SessionKey(self.session_id),
             self.store,
             self.engine,
             self.config,

@@ -250,7 +250,7 @@ class AgentRunner:
         self._graph = Graph(agent, stream=settings.stream)
         config = settings.run_config or RunConfig()
         provider = JournalledProvider(config.model_provider, stream=settings.stream)
-        self._config = replace(config, model_provider=provider, group_id=config.group_id or session.session_id)
+        self._config = replace(config, model_provider=provider, group_id=config.group_id or session.key)
         servers = [server for each in agents_of(agent) for server in each.mcp_servers]
         self._servers = MCPServerManager(servers, strict=True, connect_in_parallel=True) if servers else None
         given = settings.context

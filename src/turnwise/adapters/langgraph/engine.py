@@ -61,8 +61,8 @@ class LangGraphEngine:
 
     **Threads.** Each turn has a thread of its own, whose checkpoints are deleted when the next turn begins. Those of a
     session's last turn stay, also after the session was cleared or deleted, and so do those of turns that no turn
-    continues, such as discarded ones: their metadata have the `session_id`, by which they are found and deleted. The
-    thread's name is a digest of the session's user, id and key, and the turn's id, so that sessions of one id, of
+    continues, such as discarded ones: they are found and deleted by the `user_id` and `session_id` in their metadata.
+    The thread's name is a digest of the session's user, id and key, and the turn's id, so that sessions of one id, of
     several users or stores, may share a checkpointer. The graph finds `session_id`, `user_id` and `run_id` in
     `config["configurable"]`.
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 
 from turnwise.actors.client.opening import open_for_run
 from turnwise.adapters.version_checks import expect, framework
-from turnwise.errors import ConfigError, RunEndedError, SessionNotFoundError, TurnwiseError, WaitTimeoutError
-from turnwise.memory.conversation.ids import new_id
+from turnwise.errors import RunEndedError, SessionNotFoundError, TurnwiseError, WaitTimeoutError
+from turnwise.memory.conversation.ids import check_id, new_id
 from turnwise.memory.longterm.base import MemoryItem, Scope
 
 with framework("mcp", extra="mcp", tested="2.3"):
@@ -105,17 +105,14 @@ def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMe
     `streamable_http_app`. Whoever reaches the server acts as the user, so let nobody else reach it.
 
     Args:
-        manager: has `enforce_user=True`; enter it before the server runs, or let the first call connect it.
+        manager: enter it before the server runs, or let the first call connect it.
         user_id: the user whose sessions and memories they are.
         memory: where `recall` and `save` look and keep; give the manager the same, so that answers use it.
 
     Raises:
-        ConfigError: the manager does not have `enforce_user=True`.
+        InvalidIdError: the user id is none.
     """
-    if not manager.enforces_user:
-        raise ConfigError(
-            "manager", "enforce_user=False", "it reaches all users' sessions: make it with enforce_user=True"
-        )
+    check_id("user id", user_id)
     may_write = not manager.is_read_only
     instructions = "Conversations with a language model, kept by turnwise" + (
         ", and what is remembered." if memory else "."
@@ -211,7 +208,7 @@ async def _waited(run: AsyncExecutionHandle, wait_s: float) -> tuple[str, str]:
     try:
         turn = await run.wait(wait_s, until="settled")
     except WaitTimeoutError as error:
-        if error.state is None:
+        if error.state == "unknown":
             raise
         return error.state, ""
     except RunEndedError as error:

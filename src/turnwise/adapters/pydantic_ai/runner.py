@@ -266,7 +266,7 @@ class _Execution:
             "instructions": context.instructions,
             "toolsets": [ExternalToolset(tools)] if tools else None,
             "capabilities": [JournalCapability(self), ReinjectSystemPrompt()],
-            "conversation_id": context.session.session_id,
+            "conversation_id": context.session.key,
         }
         if self._output:
             arguments["output_type"] = StructuredDict(_plain(self._output.schema), name=ANSWER_TOOL)

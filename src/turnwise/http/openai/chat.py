@@ -21,7 +21,6 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.manager_requests import DEFAULT_USER
 from turnwise.actors.client.opening import open_for_run
 from turnwise.actors.client.session import AsyncSession, RunOptions
 from turnwise.actors.inference.tools.tool import record_of_tools
@@ -52,6 +51,7 @@ from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import DEFAULT_USER
 
 router = APIRouter(prefix="/openai/v1/chat", tags=["OpenAI chat"], route_class=OpenAIRoute)
 

@@ -86,7 +86,7 @@ class Completion:
                 self._waiting.add(event.call_id)
                 if event.wants != "result" and self._begun:
                     self.needs_approval = True
-                    raise needs_approval(event, event.session_id, event.run_id)
+                    raise needs_approval(event, event.session_id, event.run_id or "")
             case CallDecided():
                 self._waiting.discard(event.call_id)
                 self._open.pop(event.call_id, None)

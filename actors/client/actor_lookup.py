@@ -105,7 +105,7 @@ class _LookupOfOne(ABC):
 
 
 class DedicatedLookup(_LookupOfOne):
-    """One actor for each session, named by the session's id.
+    """One actor for each session, named by the session's user and id.
 
     Args:
         where: the nodes on which actors start, as Ray options.
@@ -138,7 +138,7 @@ class DedicatedLookup(_LookupOfOne):
 
 
 class PackedLookup:
-    """A fixed number of actors; each hosts the sessions whose ids hash to it.
+    """A fixed number of actors; each hosts the sessions whose users and ids hash to it.
 
     If the number of hosts changed, the hosts of the earlier layout are notified, so that they hand over their sessions.
 

@@ -226,7 +226,7 @@ class SessionManager(ManagerRequests):
         since: float | None = None,
         until: float | None = None,
     ) -> Page[SessionRecord]:
-        """Return a page of the sessions that match all given filters, newest first.
+        """Return a page of the sessions that match all given filters, newest first: of all users if no user is given.
 
         Pass the page's `cursor` to get the next page. A session whose record cannot be read is left out; its id is in
         the page's `unreadable`. With `title` or `metadata`, all sessions that match the other filters are read until
@@ -247,7 +247,7 @@ class SessionManager(ManagerRequests):
     def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
-        """Return how many sessions match all given filters."""
+        """Return how many sessions match all given filters: of all users if no user is given."""
         return carry_out(self._count(user_id, agent, status), self._client.portal)
 
     def check_store(self) -> None:
@@ -272,7 +272,7 @@ class SessionManager(ManagerRequests):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[RunRecord]:
-        """Return a page of the runs of all sessions that match, newest first by the time of their creation.
+        """Return a page of the runs of all sessions that match, of all users if none is given, newest first.
 
         Pass the page's `cursor` to get the next page. A page reads the sessions that have changed since its last run
         was created, so give a `user_id` or `since` where there are many sessions. Sessions that cannot be read are in
@@ -306,7 +306,8 @@ class SessionManager(ManagerRequests):
 
         Args:
             on_event: called in a thread, or in a task of the asynchronous family, which takes coroutine functions too.
-            session_id: only the events of this session; otherwise those of `user_id`'s and `agent`'s sessions.
+            session_id: only the events of this session of the user, who is "default" if omitted; otherwise those of all
+                sessions of `user_id` and `agent`, or of all users and agents.
             kinds: only events of these kinds, such as `["run_completed", "run_failed"]`.
             cursor: go on after the events that an earlier subscription with the same filters has handed out: its
                 `cursor`.
@@ -321,7 +322,10 @@ class SessionManager(ManagerRequests):
         return made
 
     def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""
+        """Return the tokens and costs of the runs of all matching sessions, up to their last commits.
+
+        Without a user, these are all users' sessions.
+        """
         return carry_out(self._usage(user_id, agent), self._client.portal)
 
     def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
@@ -348,7 +352,7 @@ class SessionManager(ManagerRequests):
 
         Args:
             archive: a folder to which each session is exported before it is deleted: one unencrypted file per session,
-                named by the session's id and creation time. `turnwise import` reads it.
+                named by the session's id, user and creation time. `turnwise import` reads it.
             memory: if true, this manager's memories also forget what they keep of each deleted session.
 
         Raises:
@@ -577,7 +581,7 @@ class AsyncSessionManager(ManagerRequests):
         since: float | None = None,
         until: float | None = None,
     ) -> Page[SessionRecord]:
-        """Return a page of the sessions that match all given filters, newest first.
+        """Return a page of the sessions that match all given filters, newest first: of all users if no user is given.
 
         Pass the page's `cursor` to get the next page. A session whose record cannot be read is left out; its id is in
         the page's `unreadable`. With `title` or `metadata`, all sessions that match the other filters are read until
@@ -598,7 +602,7 @@ class AsyncSessionManager(ManagerRequests):
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
-        """Return how many sessions match all given filters."""
+        """Return how many sessions match all given filters: of all users if no user is given."""
         return await self._carry_out(self._count(user_id, agent, status))
 
     async def check_store(self) -> None:
@@ -623,7 +627,7 @@ class AsyncSessionManager(ManagerRequests):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[RunRecord]:
-        """Return a page of the runs of all sessions that match, newest first by the time of their creation.
+        """Return a page of the runs of all sessions that match, of all users if none is given, newest first.
 
         Pass the page's `cursor` to get the next page. A page reads the sessions that have changed since its last run
         was created, so give a `user_id` or `since` where there are many sessions. Sessions that cannot be read are in
@@ -657,7 +661,8 @@ class AsyncSessionManager(ManagerRequests):
 
         Args:
             on_event: called in a thread, or in a task of the asynchronous family, which takes coroutine functions too.
-            session_id: only the events of this session; otherwise those of `user_id`'s and `agent`'s sessions.
+            session_id: only the events of this session of the user, who is "default" if omitted; otherwise those of all
+                sessions of `user_id` and `agent`, or of all users and agents.
             kinds: only events of these kinds, such as `["run_completed", "run_failed"]`.
             cursor: go on after the events that an earlier subscription with the same filters has handed out: its
                 `cursor`.
@@ -672,7 +677,10 @@ class AsyncSessionManager(ManagerRequests):
         return made
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""
+        """Return the tokens and costs of the runs of all matching sessions, up to their last commits.
+
+        Without a user, these are all users' sessions.
+        """
         return await self._carry_out(self._usage(user_id, agent))
 
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
@@ -699,7 +707,7 @@ class AsyncSessionManager(ManagerRequests):
 
         Args:
             archive: a folder to which each session is exported before it is deleted: one unencrypted file per session,
-                named by the session's id and creation time. `turnwise import` reads it.
+                named by the session's id, user and creation time. `turnwise import` reads it.
             memory: if true, this manager's memories also forget what they keep of each deleted session.
 
         Raises:

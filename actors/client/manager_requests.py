@@ -64,7 +64,6 @@ from turnwise.errors import (
     SessionNotFoundError,
     SessionOwnerError,
     StoreClosedError,
-    TurnwiseError,
     WrongKeyError,
     shown,
 )
@@ -227,15 +226,6 @@ class ManagerRequests:
             if self._client.was_closed:
                 raise ManagerClosedError(error.store) from None
             raise
-
-    def _read(self, verb: str, id: str, user_id: str | None, missing: TurnwiseError) -> Request[Any]:
-        """Look up a record for a user; raise `missing` for an unreadable one of another user."""
-        try:
-            return (yield from self._consult(verb, id))
-        except (KeyMissingError, WrongKeyError) as error:
-            if user_id == error.user_id:
-                raise
-            raise missing from None
 
     @checked
     def _open(
@@ -414,7 +404,11 @@ class ManagerRequests:
         user_id = DEFAULT_USER if user_id is None else user_id
         missing = RunNotFoundError(run_id, "the store")
         try:
-            found: RunRecord = yield from self._read("run", run_id, user_id, missing)
+            found: RunRecord = yield from self._consult("run", run_id)
+        except (KeyMissingError, WrongKeyError) as error:
+            if user_id == error.user_id:
+                raise
+            raise missing from None
         except RunNotFoundError:
             if once := (yield from self._execution_once(run_id, user_id)):
                 return once

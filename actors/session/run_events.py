@@ -62,7 +62,11 @@ def start_event(
 
 def is_snapshot(head: TurnRecord, session_id: str) -> bool:
     """Return whether the next turn continues the snapshot of `head`, which the events of this session tell."""
-    is_own = head.parent is None or head.parent.rpartition("#")[0] == session_id
+    if head.parent is None:
+        is_own = True
+    else:  # a fork's first turn has the index of the turn that it copies, which may be of a session with this id
+        name, _, index = head.parent.rpartition("#")
+        is_own = name == session_id and index != str(head.index)
     return is_own and not head.carried and not head.carries_all
 
 

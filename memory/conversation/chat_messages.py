@@ -35,7 +35,7 @@ class ChatMessage:
 
     @property
     def id(self) -> str:
-        """Names the message among all sessions: `session_id#turn_index:number`."""
+        """Names the message among all messages of the user: `session_id#turn_index:number`."""
         return f"{self.session_id}#{self.cursor}"
 
     @property

@@ -12,6 +12,9 @@ from turnwise.errors import InvalidIdError, NameRefusedError, shown
 
 MAX_LENGTH = 256
 
+MAX_BYTES = 768
+"""The most bytes of an id in UTF-8, so that a database can index a user, a session and the key of an event together."""
+
 MAX_INDEXED_BYTES = 2560
 """The most bytes, in UTF-8, of the names by which a database finds one row. PostgreSQL indexes up to 2,704 bytes."""
 
@@ -52,6 +55,8 @@ _keys = _Keys()
 def check_id(kind: str, value: str) -> str:
     """Return `value` if it can be an id: 1 to 256 characters, none of them a control character or a lone surrogate.
 
+    In UTF-8 it takes at most `MAX_BYTES`.
+
     `.` and `..` cannot: clients leave them out of an address, also as `%2e%2e`, so nothing could be reached by them.
 
     Raises:
@@ -68,6 +73,8 @@ def check_id(kind: str, value: str) -> str:
         raise InvalidIdError(kind, f"{value[:32]}...", f"it has {len(value)} characters")
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
         raise InvalidIdError(kind, value, "it holds a control character")
+    if (size := len(value.encode())) > MAX_BYTES:
+        raise InvalidIdError(kind, f"{value[:32]}...", f"it has {size} bytes")
     return value
 
 

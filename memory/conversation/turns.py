@@ -94,7 +94,7 @@ class TurnRecord:
 
 
 def turn_id(session_id: str, index: int) -> str:
-    """Return the name of a turn among all sessions."""
+    """Return the name of a turn among all turns of its user."""
     return f"{session_id}#{index}"
 
 
@@ -132,7 +132,7 @@ class Turn:
 
     @property
     def id(self) -> str:
-        """Names this turn among all sessions: `session_id#index`."""
+        """Names this turn among all turns of the user: `session_id#index`."""
         return turn_id(self._session_id, self._record.index)
 
     @property

@@ -166,7 +166,10 @@ class MissingArgumentError(InvalidInputError, TypeError):
 class InvalidIdError(InvalidInputError):
     """An id is empty, too long, or holds control characters."""
 
-    message = "{kind} {id!r} cannot be used: {why}; use 1 to 256 characters without control characters"
+    message = (
+        "{kind} {id!r} cannot be used: {why}; use 1 to 256 characters without control characters, "
+        "of at most 768 bytes in UTF-8"
+    )
     kind: str
     id: str
     why: str

@@ -24,6 +24,7 @@ from turnwise.memory.conversation.ids import MAX_LENGTH, check_id, new_id
         (".", "an address cannot hold it"),
         ("..", "an address cannot hold it"),
         ("x" * 257, "it has 257 characters"),
+        ("🦀" * 193, "it has 772 bytes"),
         (None, "it is not a string"),
         (7, "it is not a string"),
         (b"abc", "it is not a string"),
@@ -55,7 +56,7 @@ def test_an_id_that_cannot_be_used_is_refused_with_the_reason(value: object, why
         "文字",
         "👩\u200d🚀",
         "x" * 256,
-        "🦀" * 256,
+        "🦀" * 192,
     ],
 )
 def test_any_other_string_is_an_id_and_is_not_changed(value: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from open_stores import run_with
+from turnwise.actors.session.run_events import turn_key
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,
@@ -29,11 +30,13 @@ from turnwise.memory.conversation.events import (
     CallDecided,
     Event,
     ModelCallEnded,
+    PromptAppended,
     RunCompleted,
     RunStarted,
     ToolEnded,
     ToolStarted,
 )
+from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.event_store import conformance as contract
@@ -249,3 +252,19 @@ async def measure(count: int = 50_000, limit: int = 1000, rounds: int = 5) -> No
 
 if __name__ == "__main__":
     asyncio.run(measure())
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql"])
+async def test_the_events_of_the_longest_ids_are_kept(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path}/history.db" if kind == "sqlite" else None
+    url = request.getfixturevalue("database") if kind == "postgresql" else url
+    history: HistoryStore = SQLHistory(url) if url else InMemoryHistory()
+    longest = "🦀" * 192
+    assert check_id("session id", longest)
+    key = SessionKey(longest, longest)
+    event = PromptAppended(**key._asdict(), seq=1, at=1.0, key=turn_key(longest), run_id=longest)
+    await history.append(key, [event])
+    assert await history.events(key) == [event] == await history.events(key, run_id=longest)
+    await history.close()

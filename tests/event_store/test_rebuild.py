@@ -118,6 +118,21 @@ async def test_a_forks_history_needs_not_its_parents(history: HistoryStore) -> N
     await history.close()
 
 
+@pytest.mark.parametrize("fork_id", ["a", "a#b", "another"])
+async def test_a_forks_history_is_whole_whatever_its_id_has_of_its_parents(fork_id: str) -> None:
+    store, history = InMemoryStore(), InMemoryHistory()
+    await store.create(SessionRecord(session_id="a#b"))
+    core = SessionCore(SessionKey("a#b"), store, ScriptedEngine(), history=history)
+    await say(core, "one")
+    await core.fork(None, "fork")
+    lines: list[str] = []
+    await export_session(store, SessionKey("fork"), lines.append, history=history)
+    await import_session(store, lines, session_id=fork_id, user_id="bob")
+    fork = SessionCore(SessionKey(fork_id, "bob"), store, ScriptedEngine(), history=history)
+    blocks = await say(fork, "two", "three")
+    assert rebuild((await fork.reads.events())[0]) == blocks and len(blocks) == 6
+
+
 async def test_events_that_do_not_tell_the_conversation_are_refused() -> None:
     about: dict[str, Any] = {"session_id": "s", "at": 1.5, "run_id": "r", "turn_index": 3}
     with pytest.raises(TranscriptError, match=r"event 7 \(run_started\) of session 's' has no prompts"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from starlette.requests import HTTPConnection
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.errors import ConfigError, OverloadedError
-from turnwise.http import BearerTokens, Identity, create_app
+from turnwise.adapters import mcp_server
+from turnwise.errors import ConfigError, InvalidIdError, OverloadedError
+from turnwise.http import BearerTokens, HttpSettings, Identity, create_app
+from turnwise.http.problems import TooManyStreams
+from turnwise.http.service import Caller, Service
 
 TOKEN = "a-secret-that-nobody-may-see"
 
@@ -113,3 +117,23 @@ def test_tokens_that_are_no_json_or_not_there_are_refused(tmp_path: Path, monkey
     monkeypatch.delenv("TURNWISE_HTTP_TOKENS", raising=False)
     with pytest.raises(ConfigError, match="not set"):
         BearerTokens.from_environment()
+
+
+@pytest.mark.parametrize("user", [None, "", "a\nb"])
+def test_an_identity_without_a_user_is_refused(user: Any) -> None:
+    """It would be given what all users have."""
+    with pytest.raises(InvalidIdError, match="user id"):
+        Identity(user)
+    with pytest.raises(InvalidIdError, match="user id"):
+        mcp_server(AsyncSessionManager("memory://", engine=EchoEngine()), user_id=user)
+
+
+def test_callers_without_authentication_share_the_streams_of_the_service() -> None:
+    manager = AsyncSessionManager("memory://", engine=EchoEngine())
+    service = Service(manager, HttpSettings(max_streams_per_user=1, max_streams=3), None)
+    caller: Any = Caller(service, None, None)  # type: ignore[arg-type]
+    with ExitStack() as rooms:
+        for _ in range(3):
+            rooms.enter_context(caller.room(wanted=True))
+        with pytest.raises(TooManyStreams, match="3 streams"):
+            caller.room(wanted=True)

@@ -78,7 +78,7 @@ async def _ls(store: str, history: str | None, query: dict[str, Any], as_json: b
         from turnwise.http.models import SessionShown
 
         shown = [
-            {**SessionShown.of(each, each.session_id).model_dump(mode="json"), "state": state}
+            {**SessionShown.of(each).model_dump(mode="json"), "state": state}
             for each, state in zip(page, states, strict=True)
         ]
         print_json({"items": shown, "cursor": page.cursor, "unreadable": [key._asdict() for key in page.unreadable]})
@@ -148,7 +148,7 @@ async def _runs(store: str, history: str | None, session: str | None, query: dic
     if as_json:
         from turnwise.http.models import RunPage, RunShown
 
-        items = [RunShown.of(each, each.session_id) for each in page]
+        items = [RunShown.of(each) for each in page]
         print_json(RunPage(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable]))
         return
     names = ("run", "session", "turn", "state", "model", "tokens", "seconds", "created", "why")

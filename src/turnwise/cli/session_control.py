@@ -317,15 +317,7 @@ async def _find(
             page = await manager.runs(user_id=user, limit=1_000)
             near = missing("session or run", id, [each.run_id for each in page])
             raise (error if "did you mean" in str(error) or "--user" in str(error) else near) from None
-    return await _session_of(manager, handle, user), handle.run_id
-
-
-async def _session_of(manager: AsyncSessionManager, handle: AsyncExecutionHandle, user: str | None) -> AsyncSession:
-    """Return the session of a run, whose id may be its user's own."""
-    try:
-        return await manager.get(handle.session_id, user_id=user)
-    except NotFoundError:
-        return await find_session(manager, handle.session_id, user)
+    return await manager.get(handle.session_id, user_id=user), handle.run_id
 
 
 def _aim(store: str) -> None:

@@ -319,13 +319,13 @@ def _as_json(found: Shown | Turn | Sent, session_id: str) -> dict[str, Any]:
     from turnwise.http import models
 
     if isinstance(found, Sent):
-        shown = models.RunShown.of(found.run, session_id)
+        shown = models.RunShown.of(found.run)
         return {"run": shown, "blocks": [block.model_dump(mode="json") for block in found.blocks]}
     if isinstance(found, Shown):
         return {
-            "session": models.SessionState.of_info(found.info, session_id),
+            "session": models.SessionState.of_info(found.info),
             "messages": [models.MessageShown.model_validate(each) for each in found.messages],
-            "runs": [models.RunShown.of(each, session_id) for each in found.runs.values()],
+            "runs": [models.RunShown.of(each) for each in found.runs.values()],
             "pending": [models.PendingCallShown.model_validate(each) for each in found.pending],
         }
     return models.TurnShown.of(found).model_dump(mode="json")

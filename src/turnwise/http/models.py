@@ -124,7 +124,7 @@ class OpenSession(Body):
     model_config = example(id="chat-1", agent="travel", title="A week in Oslo", metadata={"channel": "web"})
 
     id: str | None = None
-    """1 to 256 characters; a new one if omitted."""
+    """1 to 256 characters, of at most 768 bytes in UTF-8; a new one if omitted."""
     agent: str | None = None
     """The agent to which the session belongs."""
     title: Annotated[str, Field(max_length=MAX_TITLE_CHARS)] | None = None
@@ -479,14 +479,14 @@ class SessionShown(Shown):
     params: JsonObject
 
     @classmethod
-    def fields_of(cls, record: SessionRecord, session_id: str) -> JsonObject:
-        """Return the fields; `session_id` is the id that callers see."""
+    def fields_of(cls, record: SessionRecord) -> JsonObject:
         named = {name: getattr(record, name) for name in _SESSION_FIELDS}
-        return {"id": session_id, "turns": record.next_index, **named, "usage": UsageShown.model_validate(record.usage)}
+        usage = UsageShown.model_validate(record.usage)
+        return {"id": record.session_id, "turns": record.next_index, **named, "usage": usage}
 
     @classmethod
-    def of(cls, record: SessionRecord, session_id: str) -> Self:
-        return cls(**cls.fields_of(record, session_id))
+    def of(cls, record: SessionRecord) -> Self:
+        return cls(**cls.fields_of(record))
 
 
 _SESSION_FIELDS = [name for name in SessionShown.model_fields if name not in ("id", "turns", "usage")]
@@ -501,8 +501,8 @@ class SessionState(SessionShown):
     """The runs behind it, in order."""
 
     @classmethod
-    def of_info(cls, info: SessionInfo, session_id: str) -> Self:
-        fields = cls.fields_of(info.session, session_id)
+    def of_info(cls, info: SessionInfo) -> Self:
+        fields = cls.fields_of(info.session)
         return cls(**fields, active_run_id=info.active_run_id, queued_run_ids=list(info.queued_run_ids))
 
 
@@ -517,7 +517,7 @@ class SessionPage(Shown):
 
     @classmethod
     def of(cls, page: Page[SessionRecord]) -> Self:
-        items = [SessionShown.of(record, record.session_id) for record in page]
+        items = [SessionShown.of(record) for record in page]
         return cls(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable])
 
 
@@ -806,14 +806,12 @@ class RunShown(Shown):
     """The type of its answer: a JSON `schema`, and how many `retries` the model has."""
 
     @classmethod
-    def of(cls, record: RunRecord, session_id: str) -> Self:
-        """Return the record; `session_id` is the id that callers see."""
+    def of(cls, record: RunRecord) -> Self:
         named = {name: getattr(record, name) for name in _RUN_FIELDS}
-        usage = UsageShown.of(record.usage)
-        return cls(id=record.run_id, session_id=session_id, usage=usage, **named)
+        return cls(id=record.run_id, usage=UsageShown.of(record.usage), **named)
 
 
-_RUN_FIELDS = [name for name in RunShown.model_fields if name not in ("id", "session_id", "usage")]
+_RUN_FIELDS = [name for name in RunShown.model_fields if name not in ("id", "usage")]
 
 
 class RunPage(Shown):

@@ -213,14 +213,14 @@ async def list_runs(
 ) -> RunPage:
     query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "since": since}
     page = await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query)
-    items = [RunShown.of(each, each.session_id) for each in page]
+    items = [RunShown.of(each) for each in page]
     return RunPage(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable])
 
 
 @router.get("/runs/{run_id}", summary="Get a run's record", responses=NOT_FOUND)
 async def get_run(run_id: InPath, caller: Asks) -> RunShown:
     record = await caller.on_run(run_id, AsyncExecutionHandle.info)
-    return RunShown.of(record, record.session_id)
+    return RunShown.of(record)
 
 
 @router.get("/runs/{run_id}/wait", summary="Wait for a run's end", responses=NOT_FOUND)

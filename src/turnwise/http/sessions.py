@@ -146,13 +146,13 @@ async def forget_user(caller: Asks, verify: Verified = True) -> ForgottenShown:
 
 @router.get("/sessions/{session_id}", summary="Get a session, with its open runs", responses=NOT_FOUND)
 async def get_session(session_id: InPath, caller: Asks) -> SessionState:
-    return SessionState.of_info(await caller.on_session(session_id, AsyncSession.info), session_id)
+    return SessionState.of_info(await caller.on_session(session_id, AsyncSession.info))
 
 
 @router.patch("/sessions/{session_id}", summary="Change title and metadata", responses=NOT_FOUND)
 async def update_session(session_id: InPath, body: UpdateSession, caller: Asks) -> SessionShown:
     changes = body.model_dump()
-    return SessionShown.of(await caller.on_session(session_id, lambda each: each.update(**changes)), session_id)
+    return SessionShown.of(await caller.on_session(session_id, lambda each: each.update(**changes)))
 
 
 @router.delete("/sessions/{session_id}", summary="Delete a session, and what memories keep of it", responses=CONFLICT)
@@ -315,7 +315,7 @@ async def list_runs_of_session(
     session_id: InPath, caller: Asks, after: After = -1, limit: Limit = 100
 ) -> RunsOfSession:
     runs = await caller.on_session(session_id, lambda each: each.runs(after, limit))
-    return RunsOfSession(items=[RunShown.of(each, session_id) for each in runs], next=runs.next)
+    return RunsOfSession(items=[RunShown.of(each) for each in runs], next=runs.next)
 
 
 @router.post("/sessions/{session_id}/events", summary="Add an event of your own", status_code=201, responses=CONFLICT)

@@ -51,7 +51,6 @@ from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import DEFAULT_USER
 
 router = APIRouter(prefix="/openai/v1/chat", tags=["OpenAI chat"], route_class=OpenAIRoute)
 
@@ -275,9 +274,8 @@ async def _last(session: AsyncSession) -> _Repeated:
 async def _session(asked: _Asked, session_id: str) -> AsyncSession:
     """Return the session of a request; a new one only if its first run can start."""
     caller = asked.caller
-    whose = {"user_id": DEFAULT_USER if caller.user_id is None else caller.user_id}
     try:
-        return await caller.manager.get(session_id, **whose)
+        return await caller.manager.get(session_id, user_id=caller.user_id)
     except SessionNotFoundError:
         new = news(asked.chat, [])
     if new.results:

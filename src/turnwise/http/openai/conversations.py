@@ -175,7 +175,7 @@ async def delete_item(id: str, item_id: str, caller: Asks) -> Response:
 def _shown(session: SessionRecord) -> dict[str, Any]:
     metadata: dict[str, Any] = plain_json("metadata", dict(session.metadata), 1 << 20)
     metadata = {name: value for name, value in metadata.items() if not name.startswith(DELETED)}
-    name = conversation_id(session.session_id.partition("\x1f")[0])
+    name = conversation_id(session.session_id)
     return {"id": name, "object": "conversation", "created_at": int(session.created_at), "metadata": metadata}
 
 

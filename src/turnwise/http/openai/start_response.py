@@ -131,7 +131,7 @@ async def start(caller: Caller, body: CreateResponse, given: Given, key: str | N
         raise _unknown_output(given)
     if body.store is False:
         return await _once(caller, given.blocks, options, engine)
-    session_id = hidden_session(key and f"{caller.user_id}\n{key}")
+    session_id = hidden_session(key)
     session = await open_for_run(
         caller.manager, session_id, given.blocks, options, user_id=caller.user_id, engine=engine
     )
@@ -299,7 +299,7 @@ async def _after(
 async def _fork(caller: Caller, session: AsyncSession, found: Found, options: RunOptions) -> AsyncSession:
     """Return a new session that continues after a response."""
     key = options.get("idempotency_key")
-    session_id = hidden_session(key and f"{caller.user_id}\n{found.id}\n{key}")
+    session_id = hidden_session(key and f"{found.id}\n{key}")
     try:
         return await session.fork(found.execution.turn_index, session_id)
     except SessionExistsError:  # the request was repeated

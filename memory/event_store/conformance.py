@@ -218,6 +218,28 @@ async def check_sessions_do_not_share_events(history: HistoryStore) -> None:
 
 
 @_law
+async def check_users_do_not_share_events(history: HistoryStore) -> None:
+    """Sessions of one id and of several users have nothing in common."""
+    keys = [SessionKey("s", user) for user in IDS]
+    events = {
+        key: [_event(1, "k", "r", user_id=key.user_id), _event(2, turn_index=0, user_id=key.user_id)] for key in keys
+    }
+    for at, key in enumerate(keys):
+        equal(await history.last_seq(key), 0, "the last event of a session that has none")
+        await history.append(key, events[key][: 1 + at % 2])
+        await history.append(key, events[key])
+    for key in keys:
+        equal(await history.events(key), events[key], f"events of {key}")
+        equal(await history.events(key, run_id="r"), events[key][:1], f"events of a run of {key}")
+        equal(await history.last_seq(key), 2, f"the last event of {key}")
+    await history.delete(keys[0])
+    await history.delete(keys[1], turns_up_to=0)
+    equal(
+        [await history.last_seq(key) for key in keys], [0, 1, *[2] * (len(keys) - 2)], "what deletions leave to others"
+    )
+
+
+@_law
 async def check_events_of_turns_are_deleted(history: HistoryStore) -> None:
     """Those of turns up to an index, in this session only; events may take the place of others with their numbers."""
     about = {1: (None, None), 2: (None, 0), 3: ("k", 0), 4: (None, 1), 5: (None, 12), 6: ("l", 13)}

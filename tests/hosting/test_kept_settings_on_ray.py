@@ -131,22 +131,24 @@ def test_small_settings_are_in_the_record_of_their_actor(kept: KeptSettings) -> 
 
 
 def test_engines_that_sessions_switched_to_are_noted_once_and_as_long_as_needed(kept: KeptSettings) -> None:
-    async def save(session_id: str, override: EngineOverride, engines: dict[str, bytes]) -> None:
-        await save_override("holders", "actor", SessionKey(session_id), override, engines)
+    async def save(session: SessionKey, override: EngineOverride, engines: dict[str, bytes]) -> None:
+        await save_override("holders", "actor", session, override, engines)
+
+    first, second = SessionKey("a"), SessionKey("a", "ann")
 
     large = {name: name.encode() * PART_BYTES for name in ("0", "1")}
-    asyncio.run(save("a", EngineOverride("0"), {"0": large["0"]}))
-    asyncio.run(save("a", EngineOverride("1", {"run": "0"}), large))
+    asyncio.run(save(first, EngineOverride("0"), {"0": large["0"]}))
+    asyncio.run(save(first, EngineOverride("1", {"run": "0"}), large))
     for number in range(3):
-        asyncio.run(save("b", EngineOverride(f"other {number}"), {f"other {number}": b"other"}))
+        asyncio.run(save(second, EngineOverride(f"other {number}"), {f"other {number}": b"other"}))
     assert len(kept.sweep()) == 3
     overrides, engines = find_overrides("holders", "actor")
     assert overrides == {
-        SessionKey("a"): EngineOverride("1", {"run": "0"}),
-        SessionKey("b"): EngineOverride("other 2"),
+        first: EngineOverride("1", {"run": "0"}),
+        second: EngineOverride("other 2"),
     }
     assert engines == {**large, "other 2": b"other"}
-    drop_overrides("holders", "actor", SessionKey("a")).result()
-    assert find_overrides("holders", "actor") == ({SessionKey("b"): EngineOverride("other 2")}, {"other 2": b"other"})
+    drop_overrides("holders", "actor", first).result()
+    assert find_overrides("holders", "actor") == ({second: EngineOverride("other 2")}, {"other 2": b"other"})
     drop_overrides("holders", "actor").result()
     assert (find_overrides("holders", "actor"), kept.sweep()) == (({}, {}), set())

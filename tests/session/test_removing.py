@@ -77,7 +77,7 @@ async def test_a_removed_prompt_and_answer_are_in_no_later_request_and_the_histo
         ]
         outcome = await core.reads.wait(f"run-{('two',)}-{{}}")
         assert outcome.turn and outcome.turn.removed == (0,)
-    await check_session(stage.store, SESSION)
+    await check_session(stage.store, SESSION, user_id="ada")
 
 
 @pytest.mark.virtual_time
@@ -105,7 +105,7 @@ async def test_whoever_removes_all_of_a_conversation_begins_anew() -> None:
     assert (await stage.core.reads.messages(None, 100))[0] == []
     await stage.say("three")
     assert stage.engine.given[-1] == (User(text="three"),)
-    await check_session(stage.store, SESSION)
+    await check_session(stage.store, SESSION, user_id="ada")
 
 
 CALL, RESULT = ToolUse(call_id="c", name="look"), ToolResult(call_id="c", text="seen")
@@ -154,7 +154,7 @@ async def test_a_prompt_that_waits_leaves_its_turn_and_the_turn_goes_with_its_la
     assert await stage.core.append(["d"], "d") == 2
     turn = await stage.say("e")
     assert said(stage.engine.given[-1]) == ["one", "d", "e"] and turn.index == 2
-    await check_session(stage.store, SESSION)
+    await check_session(stage.store, SESSION, user_id="ada")
 
 
 @pytest.mark.virtual_time
@@ -210,7 +210,7 @@ async def test_a_summary_of_a_removed_block_gives_way_to_the_others_that_it_repl
     await chat(stage, *prompts(12, 20))
     for text in stage.engine.given[-1]:
         assert prompts(1, 2)[0] not in str(text)
-    await check_session(stage.store, SESSION, compacts=True)
+    await check_session(stage.store, SESSION, user_id="ada", compacts=True)
 
 
 @pytest.mark.virtual_time
@@ -236,7 +236,7 @@ async def test_a_fork_of_an_earlier_turn_has_what_was_removed_later() -> None:
     for fork_at, given in ((None, ["one"]), (2, ["one", "two", "three"]), (1, ["one", "two"])):
         await stage.core.fork(fork_at, f"fork {fork_at}")
         engine = ScriptedEngine()
-        fork = SessionCore(SessionKey(f"fork {fork_at}"), stage.store, engine, off_loop=inline)
+        fork = SessionCore(SessionKey(f"fork {fork_at}", "ada"), stage.store, engine, off_loop=inline)
         (first,) = await fork.reads.turns()
         assert first.removed == ((0,) if fork_at is None else ())
         run = await fork.start(["next"], run_id=f"run {fork_at}")
@@ -244,9 +244,11 @@ async def test_a_fork_of_an_earlier_turn_has_what_was_removed_later() -> None:
         assert outcome.turn and said(outcome.turn.blocks) == [*given, "next"]
     await stage.core.delete()
     assert said(
-        (await SessionCore(SessionKey("fork None"), stage.store, ScriptedEngine(), off_loop=inline).reads.turns())[
-            1
-        ].blocks
+        (
+            await SessionCore(
+                SessionKey("fork None", "ada"), stage.store, ScriptedEngine(), off_loop=inline
+            ).reads.turns()
+        )[1].blocks
     ) == [
         "one",
         "next",

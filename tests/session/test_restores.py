@@ -181,12 +181,12 @@ def test_a_session_from_before_a_restore_writes_nothing_into_a_later_one(restora
         async with unchanged(store, bob.session.key):
             with pytest.raises(SessionFencedError):
                 await alice.commit("another secret", turns=[a_turn(1)], events=[an_event(2)])
-        again = await own(store, "alice's", user_id="bob")  # the id is free by now
+        again = await own(store, "alice's", user_id="alice")  # the id is free by now
         async with unchanged(store, alice.session.key):
             with pytest.raises(SessionFencedError):
                 await alice.commit("another secret", turns=[a_turn(1)], events=[an_event(2)])
             with pytest.raises(SessionFencedError):
-                await store.delete(SessionKey("alice's"), epoch=alice.session.epoch, log=alice.session.log)
+                await store.delete(alice.session.key, epoch=alice.session.epoch, log=alice.session.log)
         assert again.session.log not in (alice.session.log, bob.session.log)
 
     play(story, restorable.store)

@@ -210,7 +210,7 @@ async def test_a_summary_of_a_removed_block_gives_way_to_the_others_that_it_repl
     await chat(stage, *prompts(12, 20))
     for text in stage.engine.given[-1]:
         assert prompts(1, 2)[0] not in str(text)
-    await check_session(stage.store, SESSION, user_id="ada", compacts=True)
+    await check_session(stage.store, SESSION, compacts=True)
 
 
 @pytest.mark.virtual_time

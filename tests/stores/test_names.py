@@ -109,7 +109,7 @@ async def test_each_event_item_and_note_store_refuses_such_a_name(name: str, ope
 
 
 async def test_the_longest_names_are_taken_by_each_store(opened: Callable[[str], Any]) -> None:
-    user, session = varied(4 * 256), varied(4 * 256)[::-1]
+    user, session = varied(4 * 192), varied(4 * 192)[::-1]
     async with closing(opened("items")) as items:
         scope, item = Scope(user_id=user), an_item(varied(MAX_ID_BYTES))
         await items.put(scope, [an_item("1"), replace(item, id="2")])

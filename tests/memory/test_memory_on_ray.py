@@ -260,7 +260,7 @@ async def test_slow_and_failing_memories_time_out_and_then_rest(
 
 
 class Tenant:
-    """A memory with prefixed user ids, for data shared with other tenants."""
+    """A memory with user ids of its own, for data shared with other tenants."""
 
     def __init__(self, memory: RemoteMemory, name: str) -> None:
         self._memory = memory
@@ -273,8 +273,7 @@ class Tenant:
         await self._memory.close()
 
     def _own(self, scope: Scope) -> Scope:
-        name = f"{self._name}/{scope.user_id}"
-        return replace(scope, user_id=name if len(name) <= 256 else hashlib.sha256(name.encode()).hexdigest())
+        return replace(scope, user_id=hashlib.sha256(f"{self._name}/{scope.user_id}".encode()).hexdigest())
 
 
 @pytest.mark.timeout(300)

@@ -61,4 +61,4 @@ async def check_first_run(
     await store.create(fresh)
     core = SessionCore(fresh.key, store, builder, manager.config)
     settings = await asyncio.to_thread(settings_of, options)  # which may have large schemas
-    await core.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings)
+    await core.admission.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings)

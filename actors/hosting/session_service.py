@@ -142,7 +142,7 @@ class SessionService:
         try:
             return await self._answer(verb, args)
         except UnattendedError:
-            await self.core.activate()  # which ends or resumes the run that the caller waits for
+            await self.core.transactor.activate()  # which ends or resumes the run that the caller waits for
         except CorruptRecordError:
             await self.core.ownership.check_own()  # the store may have been reverted between two reads
         return await self._answer(verb, args)
@@ -159,10 +159,10 @@ class SessionService:
         return await self.carry_out(verb, (engine_id, *args)) if verb else await self._has(engine_id)
 
     async def do_warm(self) -> None:
-        await self.core.activate()
+        await self.core.transactor.activate()
 
     async def do_append(self, prompts: tuple[Any, ...], key: str, held: Spans) -> PackedTurn | None:
-        index = await self.core.append(prompts, key)
+        index = await self.core.admission.append(prompts, key)
         try:
             return await self._reader.turn(index, held)
         except TurnNotFoundError:  # a repeated call, whose prompts moved on when their run was rolled back
@@ -174,7 +174,7 @@ class SessionService:
         async with self._switching:
             if not await self._switch(engine_id):
                 return EngineWanted()
-            started = await self.core.start(prompts, **settings)
+            started = await self.core.admission.start(prompts, **settings)
         # If the engine has answered already, return the run's end with its start, which saves the caller a call.
         for _ in range(ENGINE_TICKS):
             await asyncio.sleep(0)
@@ -191,7 +191,7 @@ class SessionService:
         async with self._switching:
             if not await self._switch(engine_id):
                 return EngineWanted()
-            return (await self.core.check_start(prompts, **settings),)
+            return (await self.core.admission.check_start(prompts, **settings),)
 
     async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans, until: Until = "ended") -> PackedOutcome:
         return await self.waits.wait(
@@ -202,40 +202,40 @@ class SessionService:
         )
 
     async def do_cancel(self, reason: str, run_id: str | None) -> bool | StillEnding:
-        await self.core.activate()
+        await self.core.transactor.activate()
         run_id = run_id or self.core.reads.active_run_id
-        cancelled = await self.core.cancel(reason, run_id, ENDING_S)
+        cancelled = await self.core.admission.cancel(reason, run_id, ENDING_S)
         return StillEnding(run_id) if cancelled is None else cancelled
 
     async def do_end(self) -> bool:
-        return await self.core.end(timeout_s=ENDING_S)
+        return await self.core.admission.end_session(timeout_s=ENDING_S)
 
     async def do_delete(self, memory: bool, verify: bool, updated_at: float | None) -> Forgotten:
-        done = await self.core.delete(memory=memory, verify=verify, updated_at=updated_at)
+        done = await self.core.forgetting.delete(memory=memory, verify=verify, updated_at=updated_at)
         self.is_deleted = True
         return done
 
     async def do_memory(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any]:
-        await self.core.activate()
+        await self.core.transactor.activate()
         return (await getattr(self.core.retrieval.memory_access(), verb)(*args, **options),)
 
     async def do_forget_turn(self, index: int, verify: bool) -> Forgotten:
-        return await self.core.forget_turn(index, verify=verify)
+        return await self.core.forgetting.forget_turn(index, verify=verify)
 
     async def do_clear(
         self, keep_last: int, memory: bool, verify: bool, updated_at: float | None, key: str
     ) -> Forgotten:
-        return await self.core.clear(keep_last, memory=memory, verify=verify, updated_at=updated_at, key=key)
+        return await self.core.forgetting.clear(keep_last, memory=memory, verify=verify, updated_at=updated_at, key=key)
 
     async def do_wait_for_memory(self, timeout_s: float | None) -> tuple[bool | None]:
-        ask = self.core.wait_for_memory
+        ask = self.core.ingestion.wait_for_memory
         return (await self.waits.wait(self.core.session_id, timeout_s, ask, lambda done: done is not None),)
 
     async def do_compact(self, explain: bool) -> tuple[Compaction | None]:
-        return (await self.core.compact(explain=explain),)
+        return (await self.core.compaction.compact(explain=explain),)
 
     async def do_window(self, held: Spans, message: str | None) -> tuple[PackedTurn | None]:
-        turn = await self.core.window(message)
+        turn = await self.core.next_window.read(message)
         return (await PackedTurn.pack(turn, held) if turn else None,)
 
     async def do_events(
@@ -261,7 +261,7 @@ class SessionService:
         if not self._resources.has(engine_id):
             return False
         setup, engine = self._resources.get(engine_id)
-        await self.core.activate()  # so that open runs keep their engines
+        await self.core.transactor.activate()  # so that open runs keep their engines
         override = _override_of(engine_id, self.core.engines.ids())
         self.is_saved = True
         await self._save_override(override, self._engines(override))

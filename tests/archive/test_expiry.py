@@ -250,7 +250,7 @@ async def test_a_deletion_that_fails_halfway_keeps_the_complete_archive(
     await store.create(SessionRecord(session_id="s", ttl_s=10.0, updated_at=100.0))
     core = SessionCore(SessionKey("s"), store, EchoEngine(), history=history, clock=lambda: 100.0)
     for name in "abc":
-        await core.start([name], run_id=name)
+        await core.admission.start([name], run_id=name)
         await core.reads.wait(name)
         while await history.last_seq(SessionKey("s")) < (await store.events(SessionKey("s")))[-1].seq:
             await asyncio.sleep(0)
@@ -264,7 +264,7 @@ async def test_a_deletion_that_fails_halfway_keeps_the_complete_archive(
     assert file
     path, whole = file.path, file.path.read_text()
     with pytest.raises(StoreError, match="away"):
-        await core.delete(memory=False, updated_at=found.updated_at)
+        await core.forgetting.delete(memory=False, updated_at=found.updated_at)
     assert await history.last_seq(SessionKey("s")) == 0
     assert await archived(store, found, tmp_path, history) and files(tmp_path) == [path]
     assert path.read_text() == whole and whole.count('"event"') == 6
@@ -301,17 +301,17 @@ async def test_a_refresh_counts_as_use_and_a_delete_can_require_an_unchanged_ses
     store, times = InMemoryStore(), iter(range(1000, 2000))
     await put(store, "s")
     core = SessionCore(SessionKey("s"), store, EchoEngine(), clock=lambda: float(next(times)))
-    await core.refresh()
+    await core.row.refresh()
     first = (await store.get(SessionKey("s"))).updated_at
     assert first >= 1000 and await sweep(store, first + 9.9) == Swept()
-    await core.start(["hello"], run_id="r")
+    await core.admission.start(["hello"], run_id="r")
     await core.reads.wait("r")
     assert (await store.get(SessionKey("s"))).ttl_s == 10.0
     with pytest.raises(SessionChangedError, match="'s'"):
-        await core.delete(updated_at=first)
-    fork = await core.fork(None, "f")
+        await core.forgetting.delete(updated_at=first)
+    fork = await core.forking.fork(None, "f")
     assert fork.ttl_s == 10.0
-    await core.delete(updated_at=(await store.get(SessionKey("s"))).updated_at)
+    await core.forgetting.delete(updated_at=(await store.get(SessionKey("s"))).updated_at)
     assert [session.session_id for session in await store.query()] == ["f"]
 
 

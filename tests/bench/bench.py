@@ -364,13 +364,13 @@ class Bench:
         sa.event.listen(store._engine, "connect", lambda connection, _: connection.set_trace_callback(trace))
         await store.create(SessionRecord(session_id=name))
         core = SessionCore(SessionKey(name), store, engine)
-        await core.activate()
+        await core.transactor.activate()
         return core, store
 
     async def _turns_of(self, core: SessionCore, prompt: str, turns: int, samples: Samples) -> None:
         for _ in range(turns):
             with samples.timed():
-                started = await core.start([prompt], run_id=new_id())
+                started = await core.admission.start([prompt], run_id=new_id())
                 await core.reads.wait(started.run_id)
 
     def growths(self) -> None:
@@ -520,7 +520,7 @@ class Bench:
         store = SQLStore(self.url(name))
         await store.create(SessionRecord(session_id="sample"))
         core = SessionCore(SessionKey("sample"), store, Agent())
-        started = await core.start(["3"], run_id=new_id())
+        started = await core.admission.start(["3"], run_id=new_id())
         await core.reads.wait(started.run_id)
         await core.ownership.leave()
         sample = await store.get(SessionKey("sample"))

@@ -289,14 +289,14 @@ async def stage_of(engine: Building) -> Stage:
 async def test_the_runner_of_an_engine_that_changes_while_it_is_built_serves_its_run_and_is_closed() -> None:
     first, second = Building("first"), Building("second")
     stage = await stage_of(first)
-    await stage.core.start(["hello"], run_id="first")
+    await stage.core.admission.start(["hello"], run_id="first")
     await first.begun.wait()
     stage.core.use(second, stage.config)
     first.goes_on.set()
     second.goes_on.set()
     await stage.core.reads.wait("first")
     await first.closed.wait()
-    await stage.core.start(["hello"], run_id="second")
+    await stage.core.admission.start(["hello"], run_id="second")
     await stage.core.reads.wait("second")
     assert await said(stage.store, "session") == {"first": "first", "second": "second"}
     assert not second.closed.is_set()
@@ -305,10 +305,10 @@ async def test_the_runner_of_an_engine_that_changes_while_it_is_built_serves_its
 async def test_a_runner_that_is_built_too_late_is_closed_or_serves_the_next_run() -> None:
     engine = Building("late")
     stage = await stage_of(engine)
-    await stage.core.start(["hello"], run_id="first")
+    await stage.core.admission.start(["hello"], run_id="first")
     await engine.begun.wait()
-    assert await stage.core.cancel("too long", "first")
-    await stage.core.start(["hello"], run_id="second")
+    assert await stage.core.admission.cancel("too long", "first")
+    await stage.core.admission.start(["hello"], run_id="second")
     engine.goes_on.set()
     await stage.core.reads.wait("second")
     assert (await said(stage.store, "session"))["second"] == "late" and engine.built == 1
@@ -316,9 +316,9 @@ async def test_a_runner_that_is_built_too_late_is_closed_or_serves_the_next_run(
 
     engine = Building("later")
     stage = await stage_of(engine)
-    await stage.core.start(["hello"], run_id="first")
+    await stage.core.admission.start(["hello"], run_id="first")
     await engine.begun.wait()
-    assert await stage.core.cancel("too long", "first")
+    assert await stage.core.admission.cancel("too long", "first")
     assert await stage.core.ownership.leave()
     engine.goes_on.set()
     await engine.closed.wait()
@@ -331,12 +331,12 @@ async def test_a_run_asks_the_memories_of_its_own_manager() -> None:
     await stage.store.create(SessionRecord(session_id="session"))
     slots = [MemorySlot(memory=book, name="book", section=None) for book in (first, second)]
     stage.core.use(engine, stage.config, None, slots[:1])
-    await stage.core.start(["hello"], run_id="first")
-    await stage.core.start(["hello"], run_id="queued", if_busy="enqueue")
+    await stage.core.admission.start(["hello"], run_id="first")
+    await stage.core.admission.start(["hello"], run_id="queued", if_busy="enqueue")
     stage.core.use(Named("second"), stage.config, None, slots[1:])
     for name in ("first", "queued"):
         while not await stage.core.reads.pending(name):
             await asyncio.sleep(1)
-        await stage.core.decide(name, "call", APPROVED)
+        await stage.core.approvals.decide(name, "call", APPROVED)
         await stage.core.reads.wait(name)
     assert first.asked and not hasattr(second, "asked")

@@ -160,7 +160,7 @@ class World:
         self.client = LocalRealm(make_store(), make_facts(), make_notes())
         PORTAL.run(self.client.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
         core = self.client._resident(REF.key).core
-        PORTAL.run(core.start(["hello"], run_id=RUN))
+        PORTAL.run(core.admission.start(["hello"], run_id=RUN))
         PORTAL.run(core.reads.wait(RUN))
         self.client.asked.clear()
         self.subjects: dict[Any, Any] = {}

@@ -114,16 +114,16 @@ def test_reading_from_the_store_gives_the_owners_answers_and_does_not_take_the_s
         for number in range(dice.randint(1, 12)):
             match dice.choice(["append", "run", "run", "queue", "interrupt", "cancel"]):
                 case "append":
-                    await core.append([f"note {number}"], f"key {number}")
+                    await core.admission.append([f"note {number}"], f"key {number}")
                 case "cancel" if core.reads.active_run_id:
-                    await core.cancel("enough")
+                    await core.admission.cancel("enough")
                 case "run" if not core.reads.active_run_id:
-                    await core.start([f"prompt {number}"], run_id=f"run {number}")
+                    await core.admission.start([f"prompt {number}"], run_id=f"run {number}")
                     await core.reads.wait(f"run {number}")
                 case "interrupt":
-                    await core.start(["slow 100000"], run_id=f"run {number}", if_busy="interrupt")
+                    await core.admission.start(["slow 100000"], run_id=f"run {number}", if_busy="interrupt")
                 case _:
-                    await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
+                    await core.admission.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
             epoch = (await store.get(SessionKey("chat", "ada"))).epoch
             if core.state.journal.forwarder:
                 await core.state.journal.forwarder.flush(5.0)
@@ -132,7 +132,7 @@ def test_reading_from_the_store_gives_the_owners_answers_and_does_not_take_the_s
                 f"seed {seed}, step {number}"
             )
             assert (await store.get(SessionKey("chat", "ada"))).epoch == epoch
-        await core.end()
+        await core.admission.end_session()
 
     for seed in range(share(40, 4)):
         play(story(seed))
@@ -142,21 +142,21 @@ async def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> No
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="chat"))
     core = SessionCore(SessionKey("chat"), store, ScriptedEngine(), SessionConfig(max_queued=1000))
-    await core.start(["first"], run_id="first")
+    await core.admission.start(["first"], run_id="first")
     await core.reads.wait("first")
     for number in range(2 * TAIL + 3):
-        await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
+        await core.admission.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
     stored = StoredSession(SessionKey("chat"), store, None)
     assert shown(await stored.reads.latest()) == shown(await core.reads.latest())
     assert stored.reads.queued_run_ids == core.reads.queued_run_ids
-    await core.end()
+    await core.admission.end_session()
 
 
 async def test_a_wait_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
     store = SharedStore()
     store.others = ["10.0.0.1:6379"]
     core = await owned(store)
-    await core.start(["slow 40"], run_id="run")
+    await core.admission.start(["slow 40"], run_id="run")
     stored = StoredSession(SessionKey("chat", "ada"), store, None)
     assert (await stored.wait("run", 0.01)).run.is_open
     waiting = asyncio.create_task(stored.wait("run"))
@@ -174,7 +174,7 @@ async def test_a_wait_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
 async def test_a_run_that_no_process_can_be_running_is_ended_by_a_new_owner(verb: str) -> None:
     store = SharedStore()
     core = await owned(store)
-    await core.start(["slow 100000"], run_id="run")
+    await core.admission.start(["slow 100000"], run_id="run")
     stored = StoredSession(SessionKey("chat", "ada"), store, None)
     asks: dict[str, Callable[[StoredSession], Coroutine[Any, Any, Any]]] = {
         "wait": lambda stored: stored.wait("run"),
@@ -185,7 +185,7 @@ async def test_a_run_that_no_process_can_be_running_is_ended_by_a_new_owner(verb
     reading = asyncio.create_task(
         asks[verb](StoredSession(SessionKey("chat", "ada"), store, None, raises_unattended=False))
     )
-    await core.cancel("enough")
+    await core.admission.cancel("enough")
     await reading
 
 
@@ -198,7 +198,7 @@ class TakenOverMeanwhile(InMemoryStore):
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         self.reads_before -= 1
         if self.reads_before == -1:
-            await SessionCore(SessionKey("chat", "ada"), self, ScriptedEngine()).activate()
+            await SessionCore(SessionKey("chat", "ada"), self, ScriptedEngine()).transactor.activate()
         return await super().turns(key, after=after, limit=limit)
 
 
@@ -206,7 +206,7 @@ class TakenOverMeanwhile(InMemoryStore):
 async def test_a_follower_sees_the_end_of_a_run_that_is_repaired_while_the_store_is_read(reads_before: int) -> None:
     store = TakenOverMeanwhile()
     owner = await owned(store)
-    started = await owner.start(["slow 1000"], run_id="run-1")
+    started = await owner.admission.start(["slow 1000"], run_id="run-1")
     seen = (await owner.reads.events(run_id=started.run_id))[1]
     store.reads_before = reads_before
     events, _, done = await StoredSession(SessionKey("chat", "ada"), store, None).events(seen, run_id=started.run_id)
@@ -235,7 +235,7 @@ async def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_w
     store = SharedStore()
     store.others = ["10.0.0.1:6379"]
     core = await owned(store)
-    await core.start(["slow 100000"], run_id="run")
+    await core.admission.start(["slow 100000"], run_id="run")
     host = packed_host(store)
 
     async def ask(*request: Any) -> Any:
@@ -257,13 +257,13 @@ async def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_w
     ended = await waiting
     assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"
     with pytest.raises(SessionFencedError):
-        await core.append(["late"], "late")
+        await core.admission.append(["late"], "late")
 
 
 async def test_a_packed_host_settles_a_run_that_is_waited_for_and_was_lost() -> None:
     store = SharedStore()
     core = await owned(store)
-    await core.start(["slow 100000"], run_id="run")
+    await core.admission.start(["slow 100000"], run_id="run")
     answer = await packed_host(store).call(
         pickle.dumps((SessionRef(SessionKey("chat", "ada")), "wait", "run", None, ()))
     )

@@ -369,7 +369,7 @@ def test_of_two_owners_the_store_refuses_the_stale_one_and_callers_find_the_othe
     async def usurp() -> None:
         store = SQLStore(f"sqlite:///{tmp_path}/chats.db")
         core = SessionCore(SessionKey("chat"), store, ScriptedEngine())
-        await core.append(["from the other owner"], key="usurper")
+        await core.admission.append(["from the other owner"], key="usurper")
         await store.close()
 
     asyncio.run(usurp())

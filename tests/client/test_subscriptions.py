@@ -57,7 +57,7 @@ class Chats:
             self.cores[name] = SessionCore(
                 SessionKey(name, user_id), self.store, ScriptedEngine(), history=self.history, clock=self.clock
             )
-        run = await self.cores[name].start([prompt], run_id=f"{name} {prompt}")
+        run = await self.cores[name].admission.start([prompt], run_id=f"{name} {prompt}")
         await self.cores[name].reads.wait(run.run_id)
 
     async def stored(self, name: str) -> list[AnyEvent]:
@@ -102,7 +102,7 @@ async def test_events_from_now_on_come_once_also_of_sessions_that_were_there_bef
     assert told(events, "old") == (await chats.stored("old"))[before:] and not told(events, "idle")
     assert told(events, "new") == await chats.stored("new")
     assert await take(feed) == []
-    await chats.cores["idle"].append(["and"], "key")
+    await chats.cores["idle"].admission.append(["and"], "key")
     assert [event.kind for event in await take(feed)] == ["prompt_appended"]
 
 
@@ -148,7 +148,7 @@ async def test_filters_choose_sessions_and_kinds() -> None:
         "ends": {"one", "two", "three"},
     }
     assert {event.kind for event in found["ends"]} == {"run_completed"}
-    await chats.cores["one"].delete()
+    await chats.cores["one"].forgetting.delete()
     assert await take(feeds["one"]) == [], "a session that was deleted has no more"
 
 

@@ -445,11 +445,11 @@ async def test_a_host_that_lost_a_session_to_another_owner_says_so_once_and_then
     await hosting.create("a")
     await hosting.run("a", "hello", "run-1")
     other = SessionCore(SessionKey("a"), hosting.store, EchoEngine())
-    await other.append(["from elsewhere"], key="x")
+    await other.admission.append(["from elsewhere"], key="x")
     await refused(SessionFencedError, hosting.start("a", "again", "run-2"))
     assert hosting.residents == []
     await hosting.run("a", "again", "run-2")
-    await refused(SessionFencedError, other.append(["too late"], key="y"))
+    await refused(SessionFencedError, other.admission.append(["too late"], key="y"))
     turns, _ = await hosting.ask("a", "turns", -1, 10, ())
     assert [turn.record.run_id for turn in turns] == ["run-1", "run-2"]
 

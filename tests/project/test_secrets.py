@@ -100,7 +100,7 @@ async def run(file: Path, engine: OpenAIEngine) -> str:
     store = SQLStore(f"sqlite:///{file}")
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, engine)
-    await core.start(["hello"], run_id="r")
+    await core.admission.start(["hello"], run_id="r")
     outcome = await core.reads.wait("r")
 
     seen = [

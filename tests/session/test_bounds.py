@@ -68,12 +68,12 @@ class Untouched(Sequence[Any]):
 
 async def test_too_many_prompts_are_refused_before_any_is_looked_at() -> None:
     core, store = await opened()
-    for work in (core.append(Untouched(), new_id()), core.start(Untouched(), run_id=new_id())):
+    for work in (core.admission.append(Untouched(), new_id()), core.admission.start(Untouched(), run_id=new_id())):
         with pytest.raises(TooManyError, match="1000000 are more than MAX_BLOCKS=2048") as refused:
             await work
         assert (refused.value.limit, refused.value.count, refused.value.most) == ("MAX_BLOCKS", 1_000_000, MAX_BLOCKS)
     assert not store.rows
-    await core.append(["x"] * MAX_BLOCKS, new_id())
+    await core.admission.append(["x"] * MAX_BLOCKS, new_id())
     assert len((await core.reads.turn(0)).asked) == MAX_BLOCKS
 
 
@@ -82,15 +82,15 @@ async def test_prompts_that_wait_are_bounded_together_and_a_repeated_append_is_n
     many = ["x"] * MAX_BLOCKS
     keys = [new_id() for _ in range(MAX_WAITING_BLOCKS // MAX_BLOCKS)]
     for key in keys:
-        await core.append(many, key)
+        await core.admission.append(many, key)
     with pytest.raises(TooManyError, match="MAX_WAITING_BLOCKS"):
-        await core.append(many, new_id())
+        await core.admission.append(many, new_id())
     with pytest.raises(TooManyError, match="MAX_WAITING_BLOCKS"):
-        await core.start(many, run_id=new_id())
-    assert await core.append(many, keys[-1]) == 0
-    started = await core.start((), run_id=new_id())  # takes those that wait
+        await core.admission.start(many, run_id=new_id())
+    assert await core.admission.append(many, keys[-1]) == 0
+    started = await core.admission.start((), run_id=new_id())  # takes those that wait
     await core.reads.wait(started.run_id)
-    await core.append(many, new_id())
+    await core.admission.append(many, new_id())
 
 
 CALL = ToolUse(call_id="c", name="n", input={})
@@ -107,7 +107,7 @@ CALL = ToolUse(call_id="c", name="n", input={})
 async def test_what_prompts_hold_is_bounded_too(prompts: list[Block], limit: str) -> None:
     core, store = await opened()
     with pytest.raises(TooManyError, match=limit):
-        await core.append(prompts, new_id())
+        await core.admission.append(prompts, new_id())
     assert not store.rows
 
 
@@ -253,11 +253,11 @@ async def test_a_window_of_too_many_blocks_is_not_sent(
     await send(await conversation_of(dialogue(20)), core)
     runs = []
     for _ in range(2):
-        await core.start(["more"], run_id=(run_id := new_id()))
+        await core.admission.start(["more"], run_id=(run_id := new_id()))
         await core.reads.wait(run_id)
         runs.append(await core.reads.run(run_id))
         if runs[0].state == "failed":
-            await core.clear()
+            await core.forgetting.clear()
     assert runs[1].state == "completed"
     if overflow is None:
         assert (runs[0].state, runs[0].code) == ("failed", "window")

@@ -35,7 +35,7 @@ def play(story: Callable[[], Awaitable[None]]) -> None:
 async def run(store: SessionStore, prompt: str) -> None:
     """Run a prompt in a process of its own."""
     core = SessionCore(SessionKey("s"), store, EchoEngine())
-    await core.start([prompt], run_id=prompt)
+    await core.admission.start([prompt], run_id=prompt)
     await core.reads.wait(prompt)
     await core.ownership.leave()
 

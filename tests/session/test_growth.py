@@ -241,7 +241,7 @@ async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many
     core = SessionCore(SessionKey("s"), store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
     most = most_counted = 0
     for number in range(turns):
-        await core.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
+        await core.admission.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
         outcome = await core.reads.wait(f"run-{number}")
         assert outcome.turn and outcome.turn.text.endswith("x")
         most = max(most, core.state.journal.blocks.cache.size_bytes)

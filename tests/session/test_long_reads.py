@@ -112,7 +112,7 @@ async def read_all(store: SessionStore, turns: int) -> None:
     """Read all of a conversation by each verb, from the store and by a process that has the session."""
     stored = StoredSession(SessionKey(SESSION), store, None)
     core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    await core.activate()
+    await core.transactor.activate()
     for reader, reads in ((Reader(lambda: stored), stored.reads), (Reader(lambda: core.reads), core.reads)):
         await reader.turn(turns - 1, ())
         await reader.latest(())
@@ -231,7 +231,7 @@ async def test_no_run_of_a_long_conversation_holds_a_loop(api: Any) -> None:
 
         async def run() -> None:
             run_id = new_id()
-            await core.start(["hello"], run_id=run_id)
+            await core.admission.start(["hello"], run_id=run_id)
             outcome = await core.reads.wait(run_id)
             assert outcome.run.state == "completed"
 

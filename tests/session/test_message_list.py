@@ -41,7 +41,7 @@ class Looking:
 
 
 async def talk(core: SessionCore, *prompts: str | AnyBlock, run_id: str) -> None:
-    await core.start(prompts, run_id=run_id)
+    await core.admission.start(prompts, run_id=run_id)
     await core.reads.wait(run_id)
 
 
@@ -51,7 +51,7 @@ async def test_a_turn_is_prompts_answers_calls_and_results() -> None:
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, Looking(), clock=lambda: float(next(clock)))
     await talk(core, PICTURE, "What is it?", "Tell me.", run_id="run")
-    await core.append(["And?"], "key")
+    await core.admission.append(["And?"], "key")
     found, is_more = await core.reads.messages(None, 100)
     assert not is_more and [(each.role, each.text, each.run_id) for each in found] == [
         ("user", "What is it?", "run"),
@@ -78,10 +78,10 @@ async def test_pages_have_each_message_once(monkeypatch: pytest.MonkeyPatch) -> 
     for number in range(8):
         await talk(core, f"prompt {number}", run_id=f"run {number}")
         if number == 4:  # a gap between indexes
-            await core.start(["slow 100000"], run_id="gone")
-            await core.start(["slow 100000"], run_id="next", if_busy="rollback")
+            await core.admission.start(["slow 100000"], run_id="gone")
+            await core.admission.start(["slow 100000"], run_id="next", if_busy="rollback")
             await core.reads.wait("gone")
-            await core.cancel("enough", "next")
+            await core.admission.cancel("enough", "next")
     whole = (await core.reads.messages(None, 1000))[0]
     assert len(whole) > 16 and [(each.turn_index, each.number) for each in whole] == sorted(
         {(each.turn_index, each.number) for each in whole}

@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from ray import cloudpickle
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -27,17 +27,18 @@ from turnwise.actors.cluster.reach import REACH_S, NoProcessError
 from turnwise.actors.cluster.remote_memory import RemoteMemory, equip
 from turnwise.actors.cluster.store_object import StoreObject
 from turnwise.actors.cluster.wire import (
-    READS,
     ClientOutcome,
     EngineWanted,
     PackedOutcome,
     PackedTurn,
     Refused,
     SessionRef,
-    StartAnswer,
     StartedRun,
     StillEnding,
+    Waited,
 )
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.verb import Reader, VerbCall
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import as_engine, engines_of
@@ -46,9 +47,10 @@ from turnwise.actors.session.compaction_tasks import check_overflow, default_ove
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, OverloadedError, ReadOnlyStoreError, SessionFencedError, SessionLostError
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.runs import Until, has_reached
+from turnwise.memory.conversation.prompts import Prompt
+from turnwise.memory.conversation.runs import Until
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
@@ -59,8 +61,10 @@ from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.urls import resolve_url
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.strategy import OverflowStrategy
+
+if TYPE_CHECKING:
+    from turnwise.actors.session.admission import StartOptions
 
 REACHED_S = 10.0
 """A call that fails after at least this long is assumed to have reached a process, so the `REACH_S` limit restarts."""
@@ -300,38 +304,34 @@ class ClusterClient:
 
     def warm(self, ref: SessionRef) -> None:
         """Start the session's process and load the session, if it has a dedicated one; does not wait for it."""
-        self.lookup.warm(ref.key, _pack(ref, "warm"))
+        self.lookup.warm(ref.key, verbs.warm().to(ref).pickled())
 
-    def ask(
-        self, ref: SessionRef, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
-    ) -> Request[Any]:
-        """Call one verb of the session's host, and repeat the call after crashes, restarts and moves until it answers.
+    def ask(self, ref: SessionRef, call: VerbCall[Answer], *, timeout_s: float | None = None) -> Request[Answer]:
+        """Send a verb to the session's host, and repeat it after crashes, restarts and moves until it is answered.
 
-        So a verb may be carried out twice; every verb is idempotent. Only this method turns Ray's exceptions into
-        turnwise's.
-
-        Args:
-            with_engine: the verb uses an engine and a strategy: this client's, which are sent to the session if it has
-                others. If no manager is open in this process, the session uses its current ones.
+        So a verb may be carried out twice: see `Verb`. If it needs an engine, this client's is sent to a session that
+        has another; if no manager is open in this process, the session uses its current one. Only this method turns
+        Ray's exceptions into turnwise's.
 
         Raises:
             TimeoutError: no answer within `timeout_s`.
-            ReadOnlyStoreError: the manager is read-only, and the verb changes something.
+            ReadOnlyStoreError: the manager is read-only, and the verb does not only read.
             SessionLostError: no process of the session could be reached for `REACH_S` seconds.
             TurnwiseError: the host refused the request.
         """
-        if self.read_only and verb not in READS:
-            raise ReadOnlyStoreError(ref.session_id, verb)
-        request = _pack(ref, verb, self._engine_id, *args) if with_engine else _pack(ref, verb, *args)
+        verb = call.verb
+        if self.read_only and not verb.reads:
+            raise ReadOnlyStoreError(ref.session_id, verb.name)
+        request = call.to(ref, self._engine_id if verb.needs_engine else "").pickled()
         search = _Search(ref.session_id)
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = search.begin_call(until)
-            if verb in READS and self._place is not None and not self.lookup.is_live(ref.key):
-                found = yield from self._read(ref, verb, args)
+            if verb.reads and self._place is not None and not self.lookup.is_live(ref.key):
+                stored = yield from self._read(ref, call)
                 # A run may have started meanwhile, whose deltas the store does not have.
-                if found is not None and not (verb == "events" and self.lookup.is_live(ref.key)):
-                    return found[0]
+                if stored is not None and not (verb.waits and self.lookup.is_live(ref.key)):
+                    return stored[0]
             try:
                 shared, lost_at = self.lookup.is_shared, search.lost_at
                 packed: bytes = yield Call(self.actor(ref), request, left_s, shared, lost_at)
@@ -340,96 +340,72 @@ class ClusterClient:
             except (NoProcessError, RayError) as error:
                 if not _is_away(error):
                     self.lookup.invalidate(ref.key)  # the next request may make another actor
-                    raise _lost(ref.session_id, verb, error) from error
+                    raise _lost(ref.session_id, verb.name, error) from error
                 failure: Exception = error
             else:
                 answer = pickle.loads(packed)
                 if isinstance(answer, EngineWanted):
-                    request = _pack(ref, "load_engine", self._engine_id, self._engine, verb, args)
+                    request = call.to(ref, self._engine_id, self._engine).pickled()
                     search = _Search(ref.session_id)
                     continue
                 if not isinstance(answer, Refused):
-                    return answer
+                    return cast(Answer, answer)
                 if not isinstance(answer.error, SessionFencedError):
                     raise answer.error
                 failure = answer.error  # that process no longer owns the session; look for the one that does
             self.lookup.invalidate(ref.key)
             yield Pause(search.pause_after(failure))
 
-    def _read(self, ref: SessionRef, verb: str, args: Sequence[Any]) -> Request[tuple[Any] | None]:
+    def _read(self, ref: SessionRef, call: VerbCall[Answer]) -> Request[tuple[Answer] | None]:
         """Return the answer to a read from the store, in a tuple; None if only the session's process can answer.
 
         Reading from the store does not interrupt runs of another Ray. It cannot answer a wait for a run whose process
         died: a new process of the session must end or resume that run first.
         """
-        from turnwise.actors.hosting.reader import Reader, check_stored
-        from turnwise.actors.hosting.stored_session import StoredSession, UnattendedError
+        from turnwise.actors.hosting.stored_source import StoredSource, UnattendedError
+        from turnwise.actors.session.reads import SessionReads
 
-        stored = StoredSession(ref.key, *self.stores, raises_unattended=not self.read_only)
+        source = StoredSource(ref.key, *self.stores, log=ref.log, raises_unattended=not self.read_only)
         try:
-            if ref.log:
-                yield AwaitStep(partial(check_stored, self.stores[0], ref.key, ref.log))
-            return ((yield AwaitStep(partial(Reader(lambda: stored).answer, verb, args))),)
+            return ((yield AwaitStep(partial(call.read, Reader(SessionReads(source))))),)
         except UnattendedError:
             return None
 
-    def start(self, ref: SessionRef, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartedRun]:
+    def start(self, ref: SessionRef, prompts: tuple[Prompt, ...], settings: StartOptions) -> Request[StartedRun]:
         """Start a run with this client's engine; the engine is sent first if the session has another."""
         cache = self.cache(ref)
-        started: StartAnswer = yield from self.ask(ref, "start", prompts, settings, cache.held, with_engine=True)
+        started = yield from self.ask(ref, verbs.start(prompts, settings, cache.held))
         outcome = self._outcome(started.outcome, cache) if started.outcome else None
         return StartedRun(started.run_id, started.turn_index, outcome, started.dropped)
-
-    def check_start(self, ref: SessionRef, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[str | None]:
-        """Check a run, as `start` would with this client's engine; see `RunAdmission.check_start`."""
-        found: tuple[str | None] = yield from self.ask(ref, "check_start", prompts, settings, with_engine=True)
-        return found[0]
 
     def _outcome(self, packed: PackedOutcome, cache: BlockCache) -> ClientOutcome:
         turn = self.unpack(packed.turn, cache) if packed.turn else None
         return ClientOutcome(packed.state, packed.why, packed.code, turn, packed.successor)
 
-    def compact(self, ref: SessionRef, *, explain: bool) -> Request[Compaction | None]:
-        """Compact the session's window with this client's strategy."""
-        found: tuple[Compaction | None] = yield from self.ask(ref, "compact", explain, with_engine=True)
-        return found[0]
-
     def window(self, ref: SessionRef, message: str | None) -> Request[Turn | None]:
         """Read the blocks of the session's next request, which fit the window of this client's engine."""
         cache = self.cache(ref)
-        found: tuple[PackedTurn | None] = yield from self.ask(ref, "window", cache.held, message, with_engine=True)
-        return self.unpack(found[0], cache) if found[0] else None
+        packed = yield from self.ask(ref, verbs.window(cache.held, message))
+        return self.unpack(packed, cache) if packed else None
 
     def delete(
         self, ref: SessionRef, *, memory: bool, verify: bool, updated_at: float | None = None
     ) -> Request[Forgotten]:
         """Delete a session; if `memory` is set, this client's memories forget it too."""
-        done: Forgotten = yield from (
-            self.ask(ref, "delete", memory, verify, updated_at, with_engine=True)
-            if memory
-            else self.ask(ref, "delete", "", memory, verify, updated_at)
-        )
+        delete = verbs.delete_with_memories if memory else verbs.delete
+        report = yield from self.ask(ref, delete(verify=verify, updated_at=updated_at))
         self.drop(ref)
-        return done
-
-    def forget_turn(self, ref: SessionRef, index: int, *, verify: bool) -> Request[Forgotten]:
-        """Remove a turn from the session's window and from this client's memories."""
-        done: Forgotten = yield from self.ask(ref, "forget_turn", index, verify, with_engine=True)
-        return done
+        return report
 
     def clear(
         self, ref: SessionRef, keep_last: int, *, memory: bool, verify: bool, updated_at: float | None = None
     ) -> Request[Forgotten]:
         """Remove a session's older turns from its history; if `memory` is set, this client's memories forget them."""
-        given = (keep_last, memory, verify, updated_at, new_id())
-        done: Forgotten = yield from self.ask(ref, "clear", *given, with_engine=True)
+        report = yield from self.ask(
+            ref, verbs.clear(keep_last, memory=memory, verify=verify, updated_at=updated_at, key=new_id())
+        )
         self.drop(ref)
-        return done
-
-    def call_memory(self, ref: SessionRef, verb: str, *args: Any, **options: Any) -> Request[Any]:
-        """Call a verb of the session's memory access, with this client's memories."""
-        (answer,) = yield from self.ask(ref, "memory", verb, args, options, with_engine=True)
-        return answer
+        return report
 
     def wait(self, ref: SessionRef, run_id: str, timeout_s: float | None, until: Until) -> Request[ClientOutcome]:
         """Wait until a run has ended, or is suspended; return how it stands then, or after `timeout_s` seconds.
@@ -439,44 +415,43 @@ class ClusterClient:
         """
         cache = self.cache(ref)
 
-        def ask(left_s: float | None) -> Request[PackedOutcome]:
+        def ask(left_s: float | None) -> Request[Waited[PackedOutcome]]:
             limit_s = None if left_s is None else left_s + ANSWER_S
-            return self.ask(ref, "wait", run_id, left_s, cache.held, until, timeout_s=limit_s)
+            return self.ask(ref, verbs.wait(left_s, run_id, cache.held, until), timeout_s=limit_s)
 
-        outcome = yield from _poll(timeout_s, ask, lambda answer: has_reached(answer.state, until))
-        return self._outcome(outcome, cache)
+        return self._outcome((yield from _poll(timeout_s, ask)), cache)
 
     def follow(
         self, ref: SessionRef, after: int, limit: int, run_id: str | None, timeout_s: float | None = None
     ) -> Request[tuple[list[AnyEvent], int, bool]]:
         """Wait for events of a run, or of the whole session, up to `timeout_s` seconds; see `SessionReads.events`."""
 
-        def ask(left_s: float | None) -> Request[tuple[list[AnyEvent], int, bool]]:
+        def ask(left_s: float | None) -> Request[Waited[tuple[list[Event], int, bool]]]:
             slice_s = SLICE_S if left_s is None else min(left_s, SLICE_S)
-            return self.ask(ref, "events", after, limit, run_id, slice_s)
+            return self.ask(ref, verbs.events(slice_s, after, limit, run_id))
 
-        return (yield from _poll(timeout_s, ask, lambda page: page[2] or page[1] > after))
+        page, later, done = yield from _poll(timeout_s, ask)
+        return cast(list[AnyEvent], page), later, done
 
     def wait_for_memory(self, ref: SessionRef, timeout_s: float | None) -> Request[bool]:
         """Wait until this client's memories have received a session's turns; return False after `timeout_s`."""
 
-        def ask(left_s: float | None) -> Request[tuple[bool | None]]:
-            return self.ask(ref, "wait_for_memory", left_s, with_engine=True)
+        def ask(left_s: float | None) -> Request[Waited[bool | None]]:
+            return self.ask(ref, verbs.wait_for_memory(left_s))
 
-        (done,) = yield from _poll(timeout_s, ask, lambda answer: answer[0] is not None)
-        return bool(done)
+        return bool((yield from _poll(timeout_s, ask)))
 
     def cancel(self, ref: SessionRef, reason: str, run_id: str | None = None) -> Request[bool]:
         """Cancel a run, by default the active one, and wait for its end; return whether it ended as cancelled."""
         while True:
-            answer: bool | StillEnding = yield from self.ask(ref, "cancel", reason, run_id)
+            answer = yield from self.ask(ref, verbs.cancel(reason, run_id))
             if not isinstance(answer, StillEnding):
                 return answer
             run_id = answer.run_id  # name the run, since another may be active by now
 
     def end(self, ref: SessionRef) -> Request[None]:
         """End a session, and wait until its active run has ended."""
-        while not (yield from self.ask(ref, "end")):
+        while not (yield from self.ask(ref, verbs.end())):
             pass
 
     def is_live(self, ref: SessionRef) -> bool:
@@ -484,10 +459,8 @@ class ClusterClient:
         return self.lookup.is_live(ref.key)
 
 
-def _poll(
-    timeout_s: float | None, ask: Callable[[float | None], Request[Answer]], is_there: Callable[[Answer], object]
-) -> Request[Answer]:
-    """Repeat a request until `is_there(answer)`, and return that answer; after `timeout_s`, return the last answer.
+def _poll(timeout_s: float | None, ask: Callable[[float | None], Request[Waited[Answer]]]) -> Request[Answer]:
+    """Repeat a request until the wait is over, and return its answer; after `timeout_s`, return the last answer.
 
     Args:
         ask: makes the request, given how many seconds are left. A session answers after `SLICE_S` seconds at most.
@@ -502,7 +475,7 @@ def _poll(
     while True:
         left_s = None if timeout_s is None else max(0.0, began + timeout_s - time.monotonic())
         try:
-            answer = yield from ask(left_s)
+            waited = yield from ask(left_s)
         except OverloadedError:
             now = time.monotonic()
             refused_at = now if refused_at is None else refused_at
@@ -513,8 +486,8 @@ def _poll(
             yield Pause(min(pause_s * random.uniform(0.5, 1.0), until - now))  # noqa: S311 - no secret
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
         else:
-            if is_there(answer) or (timeout_s is not None and time.monotonic() >= began + timeout_s):
-                return answer
+            if waited.is_over or (timeout_s is not None and time.monotonic() >= began + timeout_s):
+                return waited.answer
             refused_at, pause_s = None, PAUSE_S
 
 
@@ -571,10 +544,6 @@ def _lost(session_id: str, verb: str, error: NoProcessError | RayError) -> Sessi
         why = "no node may run its process: open a manager on the node that has its files, or use a store on a server"
         return SessionLostError(session_id, f"{why} ({error})")
     return SessionLostError(session_id, f"{type(error).__name__}: {error}")
-
-
-def _pack(ref: SessionRef, verb: str, *args: Any) -> bytes:
-    return pickle.dumps((ref, verb, *args), pickle.HIGHEST_PROTOCOL)
 
 
 def _checked(encryption: Encryption | None) -> Encryption | None:

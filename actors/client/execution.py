@@ -11,7 +11,8 @@ from turnwise.actors.client.arguments import MAX_JSON_BYTES, Limit, Number, Text
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_sinks import EventSink, TaskSink, ThreadSink
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
-from turnwise.actors.cluster.wire import ClientOutcome, PackedTurn, SessionRef
+from turnwise.actors.cluster.wire import ClientOutcome, SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import (
     InvalidInputError,
@@ -164,15 +165,14 @@ class _Handle:
         return self._decide(call_id, _provided(result, is_error))
 
     def _decide(self, call_id: str, decision: ApprovalDecision) -> Request[None]:
-        yield from self._client.ask(self._ref, "decide", self.run_id, call_id, decision)
+        yield from self._client.ask(self._ref, verbs.decide(self.run_id, call_id, decision))
 
     def _input(self) -> Request[Turn]:
         cache = self._client.cache(self._ref)
-        packed: PackedTurn
         run_id, index = self.run_id, self.turn_index
         while True:
             try:
-                packed = yield from self._client.ask(self._ref, "turn", index, cache.held)
+                packed = yield from self._client.ask(self._ref, verbs.turn(index, cache.held))
                 if packed.record.run_id == run_id:
                     return self._client.unpack(packed, cache).as_started()
             except TurnNotFoundError:
@@ -186,14 +186,14 @@ class _Handle:
     def _add_event(self, name: Text, data: Any) -> Request[int]:
         plain = None if data is None else json_object("data", data, MAX_EVENT_BYTES)
         custom_event(name, plain)
-        seq: int = yield from self._client.ask(self._ref, "add_event", name, plain, new_id(), self.run_id)
+        seq = yield from self._client.ask(self._ref, verbs.add_event(name, plain, new_id(), self.run_id))
         return seq
 
     def _pending(self) -> Request[list[PendingCall]]:
-        return Rows((yield from self._client.ask(self._ref, "pending", self.run_id)))
+        return Rows((yield from self._client.ask(self._ref, verbs.pending(self.run_id))))
 
     def _record(self) -> Request[RunRecord]:
-        record: RunRecord = yield from self._client.ask(self._ref, "run", self.run_id)
+        record = yield from self._client.ask(self._ref, verbs.run(self.run_id))
         return record
 
     def _steps(self) -> Request[list[Step]]:
@@ -207,8 +207,7 @@ class _Handle:
         events: list[AnyEvent] = []
         after, done, more = 0, False, True
         while more and not done:
-            ask = self._client.ask(self._ref, "events", after, PAGE, self.run_id, 0.0)
-            page, later, done = yield from ask
+            page, later, done = yield from self._client.follow(self._ref, after, PAGE, self.run_id, 0.0)
             events += page
             after, more = later, later > after
         return events

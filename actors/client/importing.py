@@ -11,9 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 from turnwise.actors.client.requests import AwaitStep, Request
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.memory.conversation.exchanges import exchanges, goes_on
 from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_MESSAGES, check_count, count_values
-from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.prompts import Refuses, takes_all
 from turnwise.memory.providers.message_reading import MAX_BYTES, Given, read_messages
 
@@ -109,7 +111,10 @@ def read_conversation(
 
 
 def send_conversation(
-    ask: Callable[..., Request[Any]], conversation: Conversation, after: int | None, memory: MemoryUse | bool
+    ask: Callable[[VerbCall[Any]], Request[Any]],
+    conversation: Conversation,
+    after: int | None,
+    memory: MemoryUse | bool,
 ) -> Request[int]:
     """Store a conversation; return the index of its last turn.
 
@@ -130,21 +135,22 @@ def send_conversation(
     parts = conversation.parts()
     if len(parts) > 1:
         if conversation.key is None:
-            had, digest, newest = yield from ask("stored_prefix", len(conversation.texts))
+            had, digest, newest = yield from ask(verbs.stored_prefix(len(conversation.texts)))
             if conversation.begins_with(had, digest):
                 if had == len(conversation.texts):
                     return int(newest)
                 parts = conversation.parts(had)
             after = newest if after is None else after
         for part in reversed(parts):
-            stored = yield from ask("check_import", part.given, part.key, after)
+            assert part.key is not None  # noqa: S101 - each of several parts has one
+            stored = yield from ask(verbs.check_import(part.given, part.key, after))
             index = stored if part is parts[-1] else index
             if index is not None and conversation.key is None:
                 break  # its key says that all before it is stored, too
         if index is not None:
             return index
     for part in parts:
-        index = yield from ask("import_turns", part.given, part.key, after, memory)
+        index = yield from ask(verbs.import_turns(part.given, part.key, after, memory_use(memory)))
         after = index
     assert index is not None  # noqa: S101 - a conversation has at least one part
     return index

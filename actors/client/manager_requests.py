@@ -47,6 +47,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.ray_runtime import connect, this_ray, will_start
 from turnwise.actors.cluster.store_actor import is_there
 from turnwise.actors.cluster.wire import HostInfo, SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named
 from turnwise.actors.inference.observing import Telemetry
@@ -315,11 +316,11 @@ class ManagerRequests:
             raise InvalidInputError(field, shown(value), f"{why}: pass if_exists='update' to change it, or 'keep'")
         ref = SessionRef.of(found)
         if is_moved:
-            yield from self._client.ask(ref, "use_engine", engine, with_engine=True)
+            yield from self._client.ask(ref, verbs.use_engine(engine))
             found = replace(found, engine=engine)
         if not names and not is_renamed:
             return found
-        changed: SessionRecord = yield from self._client.ask(ref, "update", title, metadata, True)
+        changed = yield from self._client.ask(ref, verbs.update(title, metadata, True))
         return replace(found, title=changed.title, metadata=changed.metadata)
 
     @checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, cast
 
 from pydantic import InstanceOf
 
@@ -45,7 +45,9 @@ from turnwise.actors.client.importing import read_conversation, send_conversatio
 from turnwise.actors.client.requests import AwaitStep, Request, carry_out, carry_out_async
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.client.trace_context import callers_trace
-from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, StartedRun
+from turnwise.actors.cluster.wire import SessionInfo, SessionRef, StartedRun
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool, record_of_tools
@@ -67,11 +69,17 @@ from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.compaction import Compaction
 
+if TYPE_CHECKING:
+    from turnwise.actors.session.admission import StartOptions
+
 _LARGE = 50
 """The most values of the schema of an answer that is checked on the caller's event loop."""
 
 _EXPORTED_AT_ONCE = 100
 """How many turns are read at once for an export."""
+
+
+Answer = TypeVar("Answer")
 
 
 class RunOptions(TypedDict, total=False):
@@ -118,12 +126,12 @@ class _Session:
         """The raw Ray handle of the session's actor."""
         return self._client.actor(self._ref)
 
-    def _ask(self, verb: str, *args: Any) -> Request[Any]:
-        return (yield from self._client.ask(self._ref, verb, *args))
+    def _ask(self, call: VerbCall[Answer]) -> Request[Answer]:
+        return self._client.ask(self._ref, call)
 
     def _append(self, prompts: tuple[Prompt, ...]) -> Request[Turn]:
         cache = self._client.cache(self._ref)
-        packed: PackedTurn = yield from self._ask("append", plain_prompts(self.id, prompts), new_id(), cache.held)
+        packed = yield from self._ask(verbs.append(plain_prompts(self.id, prompts), new_id(), cache.held))
         return self._client.unpack(packed, cache)
 
     @checked
@@ -175,14 +183,14 @@ class _Session:
 
     def _check_start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[str | None]:
         settings = yield from self._with_schemas(**options)
-        return (yield from self._client.check_start(self._ref, plain_prompts(self.id, prompts), settings))
+        return (yield from self._ask(verbs.check_start(plain_prompts(self.id, prompts), settings)))
 
-    def _with_schemas(self, **options: Any) -> Request[dict[str, Any]]:
+    def _with_schemas(self, **options: Any) -> Request[StartOptions]:
         """Return the checked options of a run. Tools and large schemas are checked by a thread, as that takes long."""
         settings = self._settings(**options)
         output, check = settings["output"], partial(_with_records, settings, options.get("output_retries", 2))
         if settings["tools"] or (isinstance(output, Mapping) and count_values([output], _LARGE) > _LARGE):
-            records: dict[str, Any] = yield AwaitStep(partial(asyncio.to_thread, check))
+            records: StartOptions = yield AwaitStep(partial(asyncio.to_thread, check))
             return records
         return check()
 
@@ -226,20 +234,19 @@ class _Session:
 
     def _latest(self) -> Request[Turn | None]:
         cache = self._client.cache(self._ref)
-        packed: PackedTurn | None = yield from self._ask("latest", cache.held)
+        packed = yield from self._ask(verbs.latest(cache.held))
         return self._client.unpack(packed, cache) if packed else None
 
     @checked
     def _turn(self, index: TurnRef) -> Request[Turn]:
         cache = self._client.cache(self._ref)
-        packed: PackedTurn = yield from self._ask("turn", index, cache.held)
+        packed = yield from self._ask(verbs.turn(index, cache.held))
         return self._client.unpack(packed, cache)
 
     @checked
     def _turns(self, after: Number, limit: Limit) -> Request[ListPage[Turn]]:
         cache = self._client.cache(self._ref)
-        packed: list[PackedTurn]
-        packed, later = yield from self._ask("turns", after, limit, cache.held)
+        packed, later = yield from self._ask(verbs.turns(after, limit, cache.held))
         turns = ListPage[Turn](next=later)
         for turn in packed:
             turns.append(self._client.unpack(turn, turns[-1].cache if turns else cache))
@@ -247,12 +254,12 @@ class _Session:
 
     @checked
     def _runs(self, after: Number, limit: Limit) -> Request[ListPage[RunRecord]]:
-        runs, later = yield from self._ask("runs", after, limit)
+        runs, later = yield from self._ask(verbs.runs(after, limit))
         return ListPage(runs, later)
 
     @checked
     def _messages(self, limit: Limit, before: Text | None, newest_first: bool) -> Request[Page[ChatMessage]]:
-        found, is_more = yield from self._ask("messages", before, limit)
+        found, is_more = yield from self._ask(verbs.messages(before, limit))
         cursor = found[0].cursor if is_more else None
         return Page(tuple(reversed(found) if newest_first else found), cursor)
 
@@ -265,12 +272,12 @@ class _Session:
     def _add_event(self, name: Text, data: Any) -> Request[int]:
         plain = None if data is None else json_object("data", data, MAX_EVENT_BYTES)
         custom_event(name, plain)
-        seq: int = yield from self._ask("add_event", name, plain, new_id())
+        seq = yield from self._ask(verbs.add_event(name, plain, new_id()))
         return seq
 
     @checked
     def _use(self, engine: EngineName | None) -> Request[None]:
-        yield from self._client.ask(self._ref, "use_engine", engine, with_engine=True)
+        yield from self._ask(verbs.use_engine(engine))
 
     @checked
     def _cancel(self, reason: Text) -> Request[bool]:
@@ -278,17 +285,17 @@ class _Session:
 
     @checked
     def _execution(self, run_id: RunId) -> Request[RunRecord]:
-        record: RunRecord = yield from self._ask("run", run_id)
+        record = yield from self._ask(verbs.run(run_id))
         return record
 
     @checked
     def _fork(self, at: Number | None, session_id: SessionId | None) -> Request[Self]:
-        fork: SessionRecord = yield from self._ask("fork", at, session_id or new_id())
+        fork = yield from self._ask(verbs.fork(at, session_id or new_id()))
         return type(self)(self._client, SessionRef.of(fork), self.agent)
 
     @checked
     def _compact(self, explain: bool) -> Request[Compaction | None]:
-        return (yield from self._client.compact(self._ref, explain=explain))
+        return (yield from self._ask(verbs.compact(explain)))
 
     @checked
     def _window(self, message: Text | None) -> Request[tuple[AnyBlock, ...]]:
@@ -297,12 +304,12 @@ class _Session:
 
     @checked
     def _expand(self, summary: InstanceOf[Summary]) -> Request[tuple[AnyBlock, ...]]:
-        return tuple((yield from self._ask("expand", summary)))
+        return tuple((yield from self._ask(verbs.expand(summary))))
 
     @checked
     def _update(self, title: Title | None, metadata: Any, merge: bool) -> Request[SessionRecord]:
         names = None if metadata is None else json_object("metadata", metadata)
-        changed: SessionRecord = yield from self._ask("update", title, names, merge)
+        changed = yield from self._ask(verbs.update(title, names, merge))
         return changed
 
     @checked
@@ -314,7 +321,7 @@ class _Session:
         if what.session_id != self.id:
             raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
         chosen = join(union([own[number] for number in blocks] if blocks else own))
-        removed: int = yield from self._ask("remove", index, chosen, new_id())
+        removed = yield from self._ask(verbs.remove(index, chosen, new_id()))
         return removed
 
     @checked
@@ -672,7 +679,7 @@ class Session(_Session):
 
     def refresh(self) -> None:
         """Restart the session's `ttl_s` now, as a commit would; durable on return."""
-        carry_out(self._ask("refresh"), self._client.portal)
+        carry_out(self._ask(verbs.refresh()), self._client.portal)
 
     def end(self) -> None:
         """End the session: cancel its runs and accept no new ones. Ending twice is fine.
@@ -744,8 +751,7 @@ class Session(_Session):
 
     def info(self) -> SessionInfo:
         """Return the session's record, its active and queued runs, and the process that hosts it, if any."""
-        info: SessionInfo = carry_out(self._ask("info"), self._client.portal)
-        return info
+        return carry_out(self._ask(verbs.info()), self._client.portal)
 
 
 class AsyncSession(_Session):
@@ -1092,7 +1098,7 @@ class AsyncSession(_Session):
 
     async def refresh(self) -> None:
         """Restart the session's `ttl_s` now, as a commit would; durable on return."""
-        await carry_out_async(self._ask("refresh"))
+        await carry_out_async(self._ask(verbs.refresh()))
 
     async def end(self) -> None:
         """End the session: cancel its runs and accept no new ones. Ending twice is fine.
@@ -1164,11 +1170,10 @@ class AsyncSession(_Session):
 
     async def info(self) -> SessionInfo:
         """Return the session's record, its active and queued runs, and the process that hosts it, if any."""
-        info: SessionInfo = await carry_out_async(self._ask("info"))
-        return info
+        return await carry_out_async(self._ask(verbs.info()))
 
 
-def settings_of(options: RunOptions) -> dict[str, Any]:
+def settings_of(options: RunOptions) -> StartOptions:
     """Return the options of a run as a session's process gets them.
 
     Raises:
@@ -1178,11 +1183,12 @@ def settings_of(options: RunOptions) -> dict[str, Any]:
     return _with_records(settings, options.get("output_retries", 2))
 
 
-def _with_records(settings: dict[str, Any], output_retries: int) -> dict[str, Any]:
+def _with_records(settings: dict[str, Any], output_retries: int) -> StartOptions:
     """Return the options of a run with the records of the answer's type and of the tools, which are checked."""
     output, tools = settings["output"], settings["tools"]
     wanted = None if output is None else output_record(output, output_retries)
-    return settings | {"output": wanted, "tools": record_of_tools(tools) if tools else {}}
+    records = settings | {"output": wanted, "tools": record_of_tools(tools) if tools else {}}
+    return cast("StartOptions", records)
 
 
 async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options: RunOptions) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias, TypeVar, Unpack, cast
 
 from turnwise.actors.client.arguments import (
     MAX_JSON_BYTES,
@@ -25,16 +25,20 @@ from turnwise.actors.client.arguments import (
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
 from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.verb import Verb, VerbCall
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.notebook_display import Rows
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.longterm.recalled_content import RecalledContent
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryType, types_of
 from turnwise.memory.stores.base import Page
+
+Answer = TypeVar("Answer")
 
 _Items: TypeAlias = list[MemoryItem]
 """In the classes below, `list` is a method."""
@@ -47,8 +51,8 @@ class _SessionMemory:
         self._client = client
         self._ref = ref
 
-    def _ask(self, verb: str, *args: Any, **options: Any) -> Request[Any]:
-        return self._client.call_memory(self._ref, verb, *args, **options)
+    def _ask(self, call: VerbCall[Answer]) -> Request[Answer]:
+        return self._client.ask(self._ref, call)
 
     @checked
     def _save(
@@ -63,53 +67,62 @@ class _SessionMemory:
         expires_at: Time | None,
         memory: Text | None,
     ) -> Request[Any]:
-        # The caller chooses the id, so that a request that is delivered twice saves one item.
-        more = {"topic": topic, "name": name, "aliases": aliases, "expires_at": expires_at}
-        more["memory"] = memory
-        return self._ask("save", text, type=type, id=new_id() if id is None else id, **more)
+        item_id = new_id() if id is None else id  # so that a request that is delivered twice saves one item
+        return self._ask(
+            verbs.save_item(
+                text,
+                type=cast(MemoryType, type),
+                id=item_id,
+                topic=topic,
+                name=name,
+                aliases=aliases,
+                expires_at=expires_at,
+                memory=memory,
+            )
+        )
 
     @checked
     def _recall(
         self, query: Text, limit: Limit, types: Types | None, category: Category | None, as_of: Time | None
     ) -> Request[Any]:
-        return self._ask("recall", query, limit=limit, types=types_of(category, types), as_of=as_of)
+        return self._ask(verbs.recall(query, limit=limit, types=types_of(category, types), as_of=as_of))
 
     @checked
     def _recall_apart(self, query: Text, limit: Limit) -> Request[Any]:
-        return self._ask("recall_apart", query, limit=limit)
+        return self._ask(verbs.recall_apart(query, limit=limit))
 
     @checked
     def _list(
         self, category: Category | None, type: Type | None, limit: Limit, cursor: Text | None, memory: Text | None
     ) -> Request[Any]:
         types = types_of(category, None if type is None else (type,))
-        return self._ask("list_items", types=types, limit=limit, cursor=cursor, memory=memory)
+        return self._ask(verbs.list_items(types=types, limit=limit, cursor=cursor, memory=memory))
 
     def _update(self, id: str, text: str | None, type: AnyType | None, changes: ItemChanges) -> Request[Any]:
-        return self._ask("update", **_checked_changes(id=id, text=text, type=type, **changes))
+        return self._ask(verbs.update_item(**_checked_changes(id=id, text=text, type=type, **changes)))
 
     @checked
     def _pin(self, id: ItemId, pinned: bool) -> Request[Any]:
-        return self._ask("pin", id, pinned)
+        return self._ask(verbs.pin_item(id, pinned))
 
     @checked
     def _delete(self, ids: ItemIds) -> Request[Any]:
-        return self._ask("delete", ids)
+        return self._ask(verbs.delete_items(ids))
 
     @checked
     def _forget(self, turn_index: Number, verify: bool) -> Request[Forgotten]:
-        return self._client.forget_turn(self._ref, turn_index, verify=verify)
+        return self._ask(verbs.forget_turn(turn_index, verify))
 
     @checked
     def _use(self, use: MemoryUseArg) -> Request[Any]:
-        return self._client.ask(self._ref, "use_memory", use)
+        return self._ask(verbs.use_memory(memory_use(use)))
 
     @checked
     def _wait(self, timeout_s: WaitSeconds | None) -> Request[bool]:
         return self._client.wait_for_memory(self._ref, timeout_s)
 
-    def _note(self, verb: str, content: Any) -> Request[Any]:
-        return self._ask(verb, plain_json("content", content, MAX_JSON_BYTES))
+    def _note(self, verb: Verb[[Any], str], content: Any) -> Request[str]:
+        return self._ask(verb(plain_json("content", content, MAX_JSON_BYTES)))
 
 
 def _checked_changes(**given: Any) -> dict[str, Any]:
@@ -315,7 +328,7 @@ class SessionMemory(_SessionMemory):
 
     def read_notes(self) -> str:
         """Return the content of the working memory."""
-        return str(carry_out(self._ask("read_notes"), self._client.portal))
+        return str(carry_out(self._ask(verbs.read_notes()), self._client.portal))
 
     def replace_notes(self, content: Any) -> str:
         """Replace the content of the working memory; return the new content.
@@ -323,11 +336,11 @@ class SessionMemory(_SessionMemory):
         Raises:
             WorkingMemoryError: the new content is not in the memory's format, or is too long; nothing was changed.
         """
-        return str(carry_out(self._note("replace_notes", content), self._client.portal))
+        return str(carry_out(self._note(verbs.replace_notes, content), self._client.portal))
 
     def clear_notes(self) -> bool:
         """Reset the working memory to the initial text of its format; return whether it had been changed."""
-        return bool(carry_out(self._ask("clear_notes"), self._client.portal))
+        return bool(carry_out(self._ask(verbs.clear_notes()), self._client.portal))
 
     def merge_notes(self, content: Any) -> str:
         """Merge the content into the working memory, as its format defines; return the new content.
@@ -335,7 +348,7 @@ class SessionMemory(_SessionMemory):
         Raises:
             WorkingMemoryError: the result is not in the memory's format, or is too long; nothing was changed.
         """
-        return str(carry_out(self._note("merge_notes", content), self._client.portal))
+        return str(carry_out(self._note(verbs.merge_notes, content), self._client.portal))
 
 
 class AsyncSessionMemory(_SessionMemory):
@@ -511,7 +524,7 @@ class AsyncSessionMemory(_SessionMemory):
 
     async def read_notes(self) -> str:
         """Return the content of the working memory."""
-        return str(await carry_out_async(self._ask("read_notes")))
+        return str(await carry_out_async(self._ask(verbs.read_notes())))
 
     async def replace_notes(self, content: Any) -> str:
         """Replace the content of the working memory; return the new content.
@@ -519,11 +532,11 @@ class AsyncSessionMemory(_SessionMemory):
         Raises:
             WorkingMemoryError: the new content is not in the memory's format, or is too long; nothing was changed.
         """
-        return str(await carry_out_async(self._note("replace_notes", content)))
+        return str(await carry_out_async(self._note(verbs.replace_notes, content)))
 
     async def clear_notes(self) -> bool:
         """Reset the working memory to the initial text of its format; return whether it had been changed."""
-        return bool(await carry_out_async(self._ask("clear_notes")))
+        return bool(await carry_out_async(self._ask(verbs.clear_notes())))
 
     async def merge_notes(self, content: Any) -> str:
         """Merge the content into the working memory, as its format defines; return the new content.
@@ -531,4 +544,4 @@ class AsyncSessionMemory(_SessionMemory):
         Raises:
             WorkingMemoryError: the result is not in the memory's format, or is too long; nothing was changed.
         """
-        return str(await carry_out_async(self._note("merge_notes", content)))
+        return str(await carry_out_async(self._note(verbs.merge_notes, content)))

@@ -194,9 +194,9 @@ class EventFeed:
         return low
 
     def _read(self, session: SessionRecord, after: int, limit: int) -> AwaitStep:
-        from turnwise.actors.hosting.stored_session import StoredSession
+        from turnwise.actors.hosting.stored_source import StoredSource
 
-        stored = StoredSession(session.key, *self._client.stores)
+        stored = StoredSource(session.key, *self._client.stores)
         return AwaitStep(partial(stored.stored_events, after, limit))
 
     @property

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Unpack
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
 
 from turnwise.actors.inference.engine import EngineBuilder
-from turnwise.actors.inference.named_engines import MissingEngine, engine_named
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.additions import Additions
-from turnwise.actors.session.admission import RunAdmission, Started, StartOptions
+from turnwise.actors.session.admission import RunAdmission
 from turnwise.actors.session.approvals import Approvals
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.forgetting import Forgetting
@@ -38,21 +36,10 @@ from turnwise.actors.session.spending import Spending
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.actors.session.window_compaction import WindowCompaction
-from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.frozen_json import freeze, plain_json
-from turnwise.memory.conversation.memory_use import MemoryUse
-from turnwise.memory.conversation.prompts import Prompt
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.conversation.spans import Spans
-from turnwise.memory.conversation.tool_calls import ApprovalDecision
-from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
-from turnwise.memory.longterm.deletion_report import Forgotten
-from turnwise.memory.providers.message_reading import Given
 from turnwise.memory.stores.base import Activation, SessionStore
-from turnwise.memory.stores.encrypted.records import is_sealed
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.strategy import OverflowStrategy
 
 

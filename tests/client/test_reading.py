@@ -16,7 +16,7 @@ from scale import share
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import PackedOutcome, Refused, SessionRef
 from turnwise.actors.hosting.packed_host import PackedHost
-from turnwise.actors.hosting.stored_session import TAIL, StoredSession, UnattendedError
+from turnwise.actors.hosting.stored_source import TAIL, StoredSession, UnattendedError
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore

@@ -14,7 +14,7 @@ from audit import check_session
 from engines import ScriptedEngine
 from scale import share
 from schedules import SESSION, inline, texts
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSession
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry

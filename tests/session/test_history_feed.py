@@ -13,7 +13,7 @@ from audit import check_session, events_of
 from engines import ScriptedEngine
 from schedules import SESSION
 from turnwise.actors.client.manager import SessionManager
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSession
 from turnwise.actors.session import event_forwarder as history_feed, journal, ownership
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError, SessionFencedError, StoreError

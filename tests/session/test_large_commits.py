@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSession
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.events import PromptAppended, RunStarted

@@ -17,7 +17,7 @@ from holds import HOLDS, LOOP_S, measure_this_loop, slowness
 from open_stores import closing
 from schedules import SESSION
 from turnwise.actors.hosting.reader import Reader
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSession
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.archive.export import export_session

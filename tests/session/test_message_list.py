@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from engines import ScriptedEngine
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSession
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.session import reads
 from turnwise.actors.session.core import SessionCore

@@ -12,7 +12,7 @@ import pytest
 from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine
 from schedules import SESSION, texts
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSession
 from turnwise.actors.inference.engine import EngineBuilder, RunContext
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore

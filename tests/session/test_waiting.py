@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scale import share
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSession
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig

@@ -83,7 +83,7 @@ class World:
         self.process.kill()
 
     async def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a method of one of the core's parts, such as `admission.start` or `reads.wait`; repeat the call if needed."""
+        """Return the result of a method of a part of the core, such as `admission.start`; repeat the call if needed."""
         while True:
             if self.process.is_dead:
                 self.process, self.core = self._begin()

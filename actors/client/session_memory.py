@@ -75,7 +75,7 @@ class _SessionMemory:
                 id=item_id,
                 topic=topic,
                 name=name,
-                aliases=aliases,
+                aliases=tuple(aliases),
                 expires_at=expires_at,
                 memory=memory,
             )

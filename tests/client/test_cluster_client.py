@@ -13,6 +13,7 @@ from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.requests import Call, Pause
 from turnwise.actors.cluster.reach import REACH_S
 from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 
@@ -47,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def ask(lookup: Remote) -> Any:
     client: Any = ClusterClient("namespace", "realm")
     client._lookup = lookup
-    return client.ask(SessionRef(SessionKey("s")), "wait")
+    return client.ask(SessionRef(SessionKey("s")), verbs.wait(None, "run", ()))
 
 
 def test_who_waits_for_hours_outlives_a_process_every_hour(clock: Clock) -> None:

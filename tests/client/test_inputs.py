@@ -33,6 +33,7 @@ from turnwise.actors.client.subscriptions import AsyncSubscription, Subscription
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SessionService
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder
@@ -121,12 +122,10 @@ class LocalRealm(ClusterClient):
         self.residents: dict[SessionKey, SessionService] = {}
         self.asked: list[str] = []
 
-    def ask(
-        self, ref: SessionRef, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
-    ) -> Request[Any]:
-        request = pickle.dumps(("", *args) if with_engine else args)
-        self.asked.append(verb)
-        return (yield AwaitStep(lambda: self._resident(ref.key).carry_out(verb, pickle.loads(request))))
+    def ask(self, ref: SessionRef, call: VerbCall[Any], *, timeout_s: float | None = None) -> Request[Any]:
+        request = call.to(ref).pickled()
+        self.asked.append(call.verb.name)
+        return (yield AwaitStep(lambda: self._resident(ref.key).carry_out(pickle.loads(request))))
 
     def _resident(self, key: SessionKey) -> SessionService:
         if key not in self.residents or self.residents[key].is_deleted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from test_packed_host import Patient
 from turnwise.actors.cluster.batcher import Batcher
 from turnwise.actors.cluster.memory_actor import MemoryHost
 from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.shutdown import Shutdown
 from turnwise.actors.inference.echo import EchoEngine
@@ -185,7 +185,7 @@ def test_a_history_that_raises_an_error_of_its_own_is_caught_up(caplog: pytest.L
 def test_a_process_that_meets_an_error_when_it_leaves_leaves_later(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         host, has_left, _ = await session_host(EchoEngine(), idle_s=0.05)
-        await host.call(pickle.dumps((SessionRef(SessionKey("s")), "info")))
+        await host.call(verbs.info().to(SessionRef(SessionKey("s"))).pickled())
         assert host._resident
         failed = fail_once(host._resident.core.ownership, "leave")
         await failed.wait()
@@ -217,7 +217,7 @@ def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(
 ) -> None:
     async def story() -> None:
         lost, has_left, store = await session_host(Patient(), idle_s=1e9)
-        await lost.call(pickle.dumps((SessionRef(SessionKey("s")), "start", "", (SECRET,), {"run_id": "run"}, ())))
+        await lost.call(verbs.start((SECRET,), {"run_id": "run"}, ()).to(SessionRef(SessionKey("s"))).pickled())
         host = host_of(store, EchoEngine(), has_left, 1e9)
         fail_once(store, "activate", StoreError("away"))
         fail_once(store, "activate")

@@ -20,6 +20,7 @@ from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
@@ -47,9 +48,9 @@ class Calls:
         self.made: Counter[str] = Counter()
         ask = ClusterClient.ask
 
-        def counted(client: ClusterClient, ref: SessionRef, verb: str, *args: Any, **settings: Any) -> Any:
-            self.made[verb] += 1
-            return ask(client, ref, verb, *args, **settings)
+        def counted(client: ClusterClient, ref: SessionRef, call: VerbCall[Any], **settings: Any) -> Any:
+            self.made[call.verb.name] += 1
+            return ask(client, ref, call, **settings)
 
         monkeypatch.setattr(ClusterClient, "ask", counted)
 

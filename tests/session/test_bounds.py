@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from engines import ScriptedEngine
 from schedules import SESSION
 from turnwise.actors.client.importing import PART, Conversation, read_conversation, send_conversation
 from turnwise.actors.client.requests import AwaitStep
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, StoreError, TooManyError, TurnsChangedError
@@ -131,7 +134,7 @@ async def carried_out(request: Generator[Any, Any, Any], core: SessionCore | Non
     try:
         while True:
             step = request.send(answer)
-            answer = await (step.ask() if isinstance(step, AwaitStep) else getattr(core, step[0])(*step[1:]))
+            answer = await (step.ask() if isinstance(step, AwaitStep) else carried_out_by(core, step))
     except StopIteration as stop:
         return stop.value
 
@@ -145,8 +148,12 @@ async def texts_of(core: SessionCore) -> list[str]:
     return [turn.text for turn in turns]
 
 
-def ask(*call: Any) -> Generator[Any, Any, Any]:
+def ask(call: VerbCall[Any]) -> Generator[Any, Any, Any]:
     return (yield call)
+
+
+async def carried_out_by(core: SessionCore | None, call: VerbCall[Any]) -> Any:
+    return await call.verb.carry_out(SimpleNamespace(core=core), *call.args, **call.options)
 
 
 async def conversation_of(messages: Any, key: str | None = None) -> Conversation:
@@ -209,15 +216,15 @@ async def test_a_long_import_follows_only_what_it_was_compared_with(had: int) ->
     core, _ = await opened()
     if had:
         await send(await conversation_of(dialogue(had)), core)
-    racing = {"check_import": send(await conversation_of(dialogue(had + 2)), core, None)}
+    racing: dict[Any, Any] = {verbs.check_import: send(await conversation_of(dialogue(had + 2)), core, None)}
 
     async def overtaken() -> Any:
         request, answer = send_conversation(ask, await conversation_of(dialogue(2 * PART)), None, "off"), None
         while True:
             step: Any = request.send(answer)
-            if other := racing.pop(step[0], None):
+            if other := racing.pop(step.verb, None):
                 await other
-            answer = await getattr(core, step[0])(*step[1:])
+            answer = await carried_out_by(core, step)
 
     with pytest.raises(TurnsChangedError):
         await overtaken()

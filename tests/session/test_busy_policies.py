@@ -14,7 +14,7 @@ from audit import check_session
 from engines import ScriptedEngine
 from scale import share
 from schedules import SESSION, inline, texts
-from turnwise.actors.hosting.stored_source import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -22,6 +22,7 @@ from turnwise.actors.inference.tools.tool import Tool, tool
 from turnwise.actors.session.budget import Budget
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import (
     EmptyTurnError,
     InvalidInputError,
@@ -164,7 +165,7 @@ async def test_runs_that_wait_become_one_turn_and_all_handles_lead_to_it() -> No
     assert one.turn and texts(one.turn.new_blocks) == ["one", "two", "three", "four", "five"]
     assert one.turn.index == four.turn_index and await core.reads.is_ending("four")
     new = another(store)
-    stored = StoredSession(SessionKey(SESSION), store, None)
+    stored = SessionReads(StoredSource(SessionKey(SESSION), store, None))
     for run_id in ("one", "three", "four", "six"):
         assert await core.reads.wait(run_id) == one == await stored.wait(run_id) == await new.reads.wait(run_id)
         assert (await core.reads.run(run_id)).run_id == "one"
@@ -179,7 +180,7 @@ async def test_runs_that_wait_become_one_turn_and_all_handles_lead_to_it() -> No
     copy = await import_session(store, lines, session_id="copy")
     await check_session(store, copy.session_id)
     copied = {run.turn_index: run.leads_to for run in await store.runs(SessionKey("copy"))}
-    ended = await StoredSession(SessionKey("copy"), store, None).wait(
+    ended = await SessionReads(StoredSource(SessionKey("copy"), store, None)).wait(
         next(run_id for run_id in copied.values() if run_id)
     )
     assert ended.turn and texts(ended.turn.new_blocks) == texts(one.turn.new_blocks)

@@ -72,7 +72,7 @@ async def test_a_session_that_is_cleared_begins_anew_and_memories_forget_its_tur
             await core.reads.turn(1)
     turn = await stage.say("four")
     assert turn.index == 4 and turn.parent is None and said(stage.engine.given[-1]) == ["four"]
-    assert (await stage.core.forgetting.clear()).turns == 1 and (await stage.core.clear()).turns == 0
+    assert (await stage.core.forgetting.clear()).turns == 1 and (await stage.core.forgetting.clear()).turns == 0
 
 
 @pytest.mark.parametrize("clock", [time.time, lambda: 5.0])

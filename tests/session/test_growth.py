@@ -19,7 +19,7 @@ from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.request_batching import _BATCHERS, RequestBatcher
 from turnwise.actors.client.requests import Call
 from turnwise.actors.client.session import Session
-from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, SessionRef, StartAnswer
+from turnwise.actors.cluster.wire import Message, PackedOutcome, PackedTurn, SessionRef, StartAnswer
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session import cached_blocks
 from turnwise.actors.session.config import SessionConfig
@@ -83,15 +83,15 @@ class Cluster:
             step = next(request)
             while True:
                 assert isinstance(step, Call)
-                step = request.send(pickle.dumps(self.answer(*pickle.loads(step.request))))
+                step = request.send(pickle.dumps(self.answer(pickle.loads(step.request))))
         except StopIteration as stop:
             return stop.value
 
-    def answer(self, ref: SessionRef, verb: str, *args: Any) -> Any:
-        session_id = ref.key.session_id
-        if verb == "delete":
+    def answer(self, message: Message) -> Any:
+        session_id = message.session.session_id
+        if message.verb == "delete":
             return Forgotten(sessions=1)
-        assert verb == "start"
+        assert message.verb == "start"
         at = self.turns.get(session_id, 0)
         self.turns[session_id] = at + 1
         first, last = 2 * max(0, at + 1 - self.window), 2 * at
@@ -199,7 +199,7 @@ def test_a_turn_keeps_its_blocks_though_the_client_evicts_them(monkeypatch: pyte
     cluster.talk("chat")
     asking = cluster.client.start(SessionRef(SessionKey("chat")), ("prompt",), {})
     step = next(asking)
-    answer = pickle.dumps(cluster.answer(*pickle.loads(step.request)))
+    answer = pickle.dumps(cluster.answer(pickle.loads(step.request)))
     for number in range(5):
         cluster.talk(f"other-{number}")
     with pytest.raises(StopIteration) as done:

@@ -13,9 +13,10 @@ from audit import check_session, events_of
 from engines import ScriptedEngine
 from schedules import SESSION
 from turnwise.actors.client.manager import SessionManager
-from turnwise.actors.hosting.stored_source import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.session import event_forwarder as history_feed, journal, ownership
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import ConfigError, SessionFencedError, StoreError
 from turnwise.memory.conversation.events import without_blocks
 from turnwise.memory.conversation.rebuild import rebuild
@@ -120,7 +121,7 @@ async def test_a_process_that_leaves_first_hands_its_events_over(monkeypatch: py
     assert list(map(without_blocks, kept)) == await store.events(SessionKey(SESSION))
     head = core.state.head
     assert head and rebuild(kept) == list(
-        (await StoredSession(SessionKey(SESSION), store, None).reads.turn(head.index)).blocks
+        (await SessionReads(StoredSource(SessionKey(SESSION), store, None)).turn(head.index)).blocks
     )
 
 

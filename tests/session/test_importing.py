@@ -110,10 +110,10 @@ async def test_answers_before_the_first_prompt_belong_to_the_first_turns_prompt(
 
 async def test_the_same_conversation_is_stored_once_and_another_one_behind_it() -> None:
     core = await opened()
-    assert await core.importing.import_turns(GIVEN) == await core.import_turns(GIVEN) == 1
+    assert await core.importing.import_turns(GIVEN) == await core.importing.import_turns(GIVEN) == 1
     await run(core, "three")
     assert await core.importing.import_turns(GIVEN) == 1 and len(await core.reads.turns()) == 3
-    assert await core.importing.import_turns(GIVEN, "again") == await core.import_turns(GIVEN, "again") == 4
+    assert await core.importing.import_turns(GIVEN, "again") == await core.importing.import_turns(GIVEN, "again") == 4
     with pytest.raises(InvalidInputError, match="pass a new key"):
         await core.importing.import_turns(WAITING, "again")
     assert [turn.index for turn in await core.reads.turns()] == [0, 1, 2, 3, 4]
@@ -157,7 +157,7 @@ async def test_imported_prompts_that_moved_to_the_next_turn_are_not_stored_again
 
 async def test_a_conversation_follows_the_turn_that_its_writer_read() -> None:
     core = await opened()
-    assert await core.importing.import_turns(GIVEN, "a", -1) == await core.import_turns(GIVEN, "a", -1) == 1
+    assert await core.importing.import_turns(GIVEN, "a", -1) == await core.importing.import_turns(GIVEN, "a", -1) == 1
     await run(core, "three")
     with pytest.raises(TurnsChangedError, match=r"'s.*' is 2 and not 1.*what follows turn 2"):
         await core.importing.import_turns(GIVEN, "b", 1)

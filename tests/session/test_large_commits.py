@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from turnwise.actors.hosting.stored_source import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.events import PromptAppended, RunStarted
@@ -63,7 +63,7 @@ async def test_a_follower_gets_all_events_of_a_commit_without_an_answer(
         after = page[1]
     assert [event.turn_index for event in told] == list(range(1, TURNS + 1))
     assert await core.importing.import_turns(conversation(TURNS)) == TURNS
-    stored, again, after = StoredSession(SessionKey("s"), inner, events_apart), list[Any](), 0
+    stored, again, after = StoredSource(SessionKey("s"), inner, events_apart), list[Any](), 0
     while events := list(await stored.stored_events(after, 700)):
         again += events
         after = events[-1].seq

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from engines import ScriptedEngine
-from turnwise.actors.hosting.stored_source import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.session import reads
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.chat_messages import ChatMessage
@@ -66,7 +67,7 @@ async def test_a_turn_is_prompts_answers_calls_and_results() -> None:
     run = await core.reads.run("run")
     assert {each.at for each in found[2:6]} == {run.ended_at} and found[0].at < found[2].at < found[-1].at
     assert [each.turn_status for each in found][-2:] == ["completed", "pending"]
-    assert (await StoredSession(SessionKey("s"), store, None).reads.messages(None, 100)) == (found, False)
+    assert (await SessionReads(StoredSource(SessionKey("s"), store, None)).messages(None, 100)) == (found, False)
 
 
 async def test_pages_have_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ async def test_a_busy_session_refuses_and_so_it_does_for_blocks_of_others() -> N
     assert await stage.events_of(BlocksRemoved) == []
     assert (
         await stage.core.removals.remove(0, at(turn, 0), "key") == 1
-        and await stage.core.remove(0, at(turn, 0), "new") == 0
+        and await stage.core.removals.remove(0, at(turn, 0), "new") == 0
     )
 
 

@@ -23,6 +23,8 @@ from scale import share
 from schedules import World, spread, texts
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
@@ -439,21 +441,22 @@ def test_a_host_shows_nothing_of_a_session_that_a_restore_took_in_the_next_of_it
         await hosting.run(first, "a secret", "r1")
         box.restore()
         second = SessionRef.of(await box.store.create(a_session()))
-        for verb, args in (("latest", ((),)), ("turns", (-1, 10, ())), ("events", (0, 10, None, 0.0)), ("info", ())):
+        reads: list[VerbCall[Any]] = [verbs.latest(()), verbs.turns(-1, 10, ())]
+        for read in [*reads, verbs.events(0.0, 0, 10, None), verbs.info()]:
             answer = None
             while answer is None:
                 try:
-                    answer = [await hosting.ask(second, verb, *args)]
+                    answer = [await hosting.ask(second, read)]
                 except SessionFencedError:
                     assert "s" not in hosting.residents  # callers ask again, of another core
             assert "secret" not in repr(answer)
             with pytest.raises(SessionNotFoundError):
-                await hosting.ask(first, verb, *args)
+                await hosting.ask(first, read)
         await hosting.run(second, "its own", "r2")
         with pytest.raises(SessionNotFoundError):
             await hosting.start(first, "too late", "r3")
         assert hosting.residents == ["s"]
-        outcome = await hosting.ask(second, "wait", "r2", None, ())
+        outcome = await hosting.ask(second, verbs.wait(None, "r2", ()))
         turn = outcome.turn.unpack(BlockCache())
         assert texts(turn.blocks) == ["its own"]
 
@@ -471,7 +474,7 @@ def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -
         async def ask(prompt: str) -> Turn:
             cache = client.cache(ref)
             await hosting.run(ref, prompt, prompt)
-            return client.unpack(await hosting.ask(ref, "latest", cache.held), cache)
+            return client.unpack(await hosting.ask(ref, verbs.latest(cache.held)), cache)
 
         first = await ask("kept")
         box.back_up()
@@ -484,7 +487,7 @@ def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -
         assert texts(later.blocks) == ["kept", "new"] and overlap(later.record.output, lost.record.output)
         assert (texts(lost.blocks), texts(first.blocks)) == (["kept", "lost"], ["kept"])
         cache = client.cache(ref)
-        packed, _ = await hosting.ask(ref, "turns", -1, 10, cache.held)
+        packed, _ = await hosting.ask(ref, verbs.turns(-1, 10, cache.held))
         assert [texts(client.unpack(turn, cache).new_blocks) for turn in packed] == [["kept"], ["new"]]
         assert [turn.blocks for turn in packed] == [[], []]  # nothing is sent twice
 
@@ -504,8 +507,8 @@ def test_a_fork_of_blocks_that_a_restore_removed_fails_and_works_from_an_earlier
         await hosting.run(ref, "lost", "r2")
         box.restore()
         with pytest.raises(SessionRevertedError):
-            await hosting.ask(ref, "fork", None, "f")
-        fork = await hosting.ask(ref, "fork", None, "f")
+            await hosting.ask(ref, verbs.fork(None, "f"))
+        fork = await hosting.ask(ref, verbs.fork(None, "f"))
         await hosting.run(SessionRef.of(fork), "new", "r3")
 
     play(story)
@@ -594,7 +597,7 @@ def test_a_session_without_a_process_is_read_as_restored() -> None:
         box.back_up()
         await run(core_of(store), "lost")
         store.goes_back = box.restore
-        turns, _ = await Hosting(store, EchoEngine()).ask(ref, "turns", -1, 10, ())
+        turns, _ = await Hosting(store, EchoEngine()).ask(ref, verbs.turns(-1, 10, ()))
         assert [texts(turn.unpack(BlockCache()).new_blocks) for turn in turns] == [["kept"]]
 
     play(story)

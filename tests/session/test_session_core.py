@@ -12,10 +12,11 @@ import pytest
 from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine
 from schedules import SESSION, texts
-from turnwise.actors.hosting.stored_source import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.inference.engine import EngineBuilder, RunContext
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import (
     ConfigError,
     EmptyTurnError,
@@ -231,7 +232,7 @@ async def test_a_turn_that_waits_has_one_content_and_names_the_turn_before_it() 
     core, store = await new_core()
     await turn_of(core, "one", "one")
     await core.admission.append(["two"], key="two")
-    stored = StoredSession(SessionKey(SESSION), store, None).reads
+    stored = SessionReads(StoredSource(SessionKey(SESSION), store, None))
     for reads in (core.reads, stored):
         latest = await reads.latest()
         assert latest and texts(latest.blocks) == ["one", "two"] and latest.parent == f"{SESSION}#0"

@@ -26,8 +26,8 @@ class Verb(Generic[Params, Answer_co]):
     Calling a verb returns the call, which a client sends: `verbs.turn(3, held)`. Type checkers compare the arguments
     with those of the function that carries it out.
 
-    Ray repeats a call whose process has died, and a caller one that was not answered. So each verb may be carried out
-    twice: the second time changes nothing, and has the same answer.
+    Ray repeats a call whose process has died, and a client one that was not answered. So a verb may be carried out
+    twice, and the second time changes nothing more: what it stores has a key, or an id, that comes with the call.
     """
 
     name: str
@@ -43,6 +43,8 @@ class Verb(Generic[Params, Answer_co]):
     holds_engine: bool = False
     """Whether the function switches to that engine itself, so that no other caller's intervenes. It gets the engine's
     id as its second argument."""
+    repeatable: bool = True
+    """Whether it may be carried out twice. If not, a call whose answer is lost ends with SessionLostError."""
 
     def __call__(self, *args: Params.args, **options: Params.kwargs) -> VerbCall[Answer_co]:
         """Return the call of the verb with these arguments; nothing is sent yet."""
@@ -111,11 +113,13 @@ def starts(function: Callable[Concatenate[SessionService, str, Params], Awaitabl
     return Verb(function.__name__, function, needs_engine=True, holds_engine=True)
 
 
-def of_memory(method: Callable[Concatenate[SessionMemoryAccess, Params], Awaitable[Answer]]) -> Verb[Params, Answer]:
+def of_memory(
+    method: Callable[Concatenate[SessionMemoryAccess, Params], Awaitable[Answer]], *, repeatable: bool = True
+) -> Verb[Params, Answer]:
     """Declare a method of the session's memories, those of the caller, as a verb; `memory.` precedes its name."""
 
     @wraps(method)
     async def carry_out(service: SessionService, *args: Params.args, **options: Params.kwargs) -> Answer:
         return await method(await service.memory_access(), *args, **options)
 
-    return Verb(f"memory.{method.__name__}", carry_out, needs_engine=True)
+    return Verb(f"memory.{method.__name__}", carry_out, needs_engine=True, repeatable=repeatable)

@@ -342,7 +342,7 @@ pin_item = of_memory(SessionMemoryAccess.pin)
 delete_items = of_memory(SessionMemoryAccess.delete)
 read_notes = of_memory(SessionMemoryAccess.read_notes)
 replace_notes = of_memory(SessionMemoryAccess.replace_notes)
-merge_notes = of_memory(SessionMemoryAccess.merge_notes)
+merge_notes = of_memory(SessionMemoryAccess.merge_notes, repeatable=False)  # free text is appended
 clear_notes = of_memory(SessionMemoryAccess.clear_notes)
 
 

@@ -43,16 +43,16 @@ def tokens(blocks: Sequence[Block]) -> int:
 
 
 async def shown(stage: Any) -> tuple[AnyBlock, ...]:
-    turn = await stage.core.window()
+    turn = await stage.core.next_window.read()
     return turn.blocks if turn else ()
 
 
 async def put(stage: Any, *blocks: Any, ends: bool = True) -> None:
     """Append blocks, and end the turn as `ChatMemory(ends_turns=True)` does."""
-    await stage.core.append(list(blocks), key=f"key-{random.random()}")
+    await stage.core.admission.append(list(blocks), key=f"key-{random.random()}")
     if ends:
         run_id = f"run-{random.random()}"
-        await stage.core.start([], run_id=run_id, if_busy="enqueue")
+        await stage.core.admission.start([], run_id=run_id, if_busy="enqueue")
         await stage.core.reads.wait(run_id)
 
 

@@ -365,7 +365,7 @@ async def main():
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, EchoEngine())
-    await core.start(["hello"], run_id="run")
+    await core.admission.start(["hello"], run_id="run")
     await core.reads.wait("run")
 
 asyncio.run(main())

@@ -24,9 +24,12 @@ from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine, UnpicklableThere, process_of
 from scale import share
 from schedules import texts
-from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine

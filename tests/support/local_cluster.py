@@ -27,8 +27,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import large_settings
 from engines import process_of
-from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.nodes import ANYWHERE
 from turnwise.actors.cluster.placement import Dedicated, Packed

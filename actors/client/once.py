@@ -67,6 +67,6 @@ class AsyncOnce:
             await steps.run(self._client.portal, self._client.close)
 
     async def _made(self) -> ClusterClient:
-        client = self._client or await steps.in_thread(self._make)
-        self._client = client
-        return client
+        if self._client is None:
+            self._client = await steps.in_thread(self._make)
+        return self._client

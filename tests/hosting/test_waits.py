@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from engines import Asking
 from packed_hosts import Hosting, OpenResources, refused
 from turnwise.actors.client import reaching
+from turnwise.actors.client.actor_lookup import ActorLookup
 from turnwise.actors.client.blocking import session_host, steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.session import Session
@@ -232,8 +233,8 @@ class Caller:
         self.answer = answer or self.waits
         self.calls: list[tuple[Any, ...]] = []
         self.pauses: list[float] = []
-        self.client: Any = ClusterClient("namespace", "realm")
-        self.client._lookup = Lookup()
+        self.client = ClusterClient("namespace", "realm")
+        self.client._lookup = cast("ActorLookup", Lookup())
         self.run = ExecutionHandle(self.client, SessionRef(SessionKey("s")), "run", 0)
         monkeypatch.setattr(steps, "call", self.call)
         monkeypatch.setattr(steps, "sleep", self.sleep)

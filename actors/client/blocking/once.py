@@ -68,6 +68,6 @@ class Once:
             steps.run(self._client.portal, self._client.close)
 
     def _made(self) -> ClusterClient:
-        client = self._client or steps.in_thread(self._make)
-        self._client = client
-        return client
+        if self._client is None:
+            self._client = steps.in_thread(self._make)
+        return self._client

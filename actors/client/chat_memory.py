@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from turnwise.actors.client.memory_content import MemoryContent, Message, blocks_of
 from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.memory_content import MemoryContent, Message, blocks_of
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.deletion_report import Forgotten

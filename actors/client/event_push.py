@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from turnwise.actors.client import steps
-from turnwise.actors.client.arguments import EventSink
+from turnwise.actors.client.shared.arguments import EventSink
 from turnwise.errors import OverloadedError
 from turnwise.memory.conversation.events import AnyEvent
 

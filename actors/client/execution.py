@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Mapping
 from typing import Any
 
-from turnwise.actors.client.arguments import EventSink, Limit, Number, Text, WaitSeconds, checked, json_object
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.event_page import EventPage
 from turnwise.actors.client.event_push import AsyncEventPush
-from turnwise.actors.client.provided_result import provided
-from turnwise.actors.client.run_handle import RunHandle
 from turnwise.actors.client.session_host import AsyncSessionHost
+from turnwise.actors.client.shared.arguments import EventSink, Limit, Number, Text, WaitSeconds, checked, json_object
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.event_page import EventPage
+from turnwise.actors.client.shared.provided_result import provided
+from turnwise.actors.client.shared.run_handle import RunHandle
 from turnwise.actors.cluster.wire import ClientOutcome, PackedTurn, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import RunEndedError, TurnNotFoundError, WaitTimeoutError

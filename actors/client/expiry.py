@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from turnwise.actors.client import steps
-from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.session_host import AsyncSessionHost
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.errors import (
     LongTermMemoryError,

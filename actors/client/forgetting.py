@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from turnwise.actors.client import steps
-from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.session_host import AsyncSessionHost
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser

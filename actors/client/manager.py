@@ -13,7 +13,14 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from turnwise.actors.client import steps
-from turnwise.actors.client.arguments import (
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.expiry import sweep
+from turnwise.actors.client.forgetting import forget
+from turnwise.actors.client.importing import read_conversation, send_conversation
+from turnwise.actors.client.once import AsyncOnce
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.session_host import AsyncSessionHost
+from turnwise.actors.client.shared.arguments import (
     AgentName,
     EngineName,
     EventSink,
@@ -40,17 +47,10 @@ from turnwise.actors.client.arguments import (
     json_object,
     named,
 )
-from turnwise.actors.client.cluster_client import DEFAULT_STORE, ClusterClient, HistoryArgument, StoreArgument
-from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.expiry import sweep
-from turnwise.actors.client.forgetting import forget
-from turnwise.actors.client.hosts import find_hosts
-from turnwise.actors.client.importing import read_conversation, send_conversation
-from turnwise.actors.client.once import AsyncOnce
-from turnwise.actors.client.once_store import ONCE, once_client
-from turnwise.actors.client.run_options import RunOptions
-from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.client.session_host import AsyncSessionHost
+from turnwise.actors.client.shared.cluster_client import DEFAULT_STORE, ClusterClient, HistoryArgument, StoreArgument
+from turnwise.actors.client.shared.hosts import find_hosts
+from turnwise.actors.client.shared.once_store import ONCE, once_client
+from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.subscriptions import AsyncEventFeed, AsyncSubscription
 from turnwise.actors.cluster.nodes import check_files, check_folders

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from turnwise.actors.client import steps
-from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.expiry import sweep
-from turnwise.actors.client.once_store import ONCE_STORE, ONCE_SWEEP_S, ONCE_TTL_S
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.once_store import ONCE_STORE, ONCE_SWEEP_S, ONCE_TTL_S
 from turnwise.actors.cluster.store_actor import is_there
 from turnwise.errors import NotFoundError
 from turnwise.memory.conversation.frozen_json import freeze

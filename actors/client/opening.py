@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.client.run_options import RunOptions, settings_of
 from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.run_options import RunOptions, settings_of
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import as_engine
 from turnwise.actors.session.core import SessionCore

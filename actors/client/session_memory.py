@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias, Unpack
 
-from turnwise.actors.client.arguments import (
+from turnwise.actors.client.session_host import AsyncSessionHost
+from turnwise.actors.client.shared.arguments import (
     MAX_JSON_BYTES,
     Category,
     ItemId,
@@ -21,9 +22,8 @@ from turnwise.actors.client.arguments import (
     WaitSeconds,
     checked,
 )
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.item_changes import checked_changes
-from turnwise.actors.client.session_host import AsyncSessionHost
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.item_changes import checked_changes
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id

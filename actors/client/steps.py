@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
-from turnwise.actors.client.portal import Portal
 from turnwise.actors.client.request_batching import RequestBatcher
+from turnwise.actors.client.shared.portal import Portal
 from turnwise.actors.cluster import reach as reaching
 from turnwise.actors.cluster.ray_runtime import interruptible
 from turnwise.actors.cluster.reach import Reach

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from turnwise.actors.client import steps
-from turnwise.actors.client.arguments import EventSink
-from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.event_push import AsyncDelivery
+from turnwise.actors.client.shared.arguments import EventSink
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from turnwise.actors.client import reaching
 from turnwise.actors.client.blocking import session_host, steps
 from turnwise.actors.client.blocking.session_host import SessionHost
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.shared import reaching
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.reach import REACH_S
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.errors import SessionLostError

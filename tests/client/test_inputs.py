@@ -21,20 +21,21 @@ from pydantic_core.core_schema import CoreSchema, any_schema
 
 from engines import ScriptedEngine
 from scale import share
-from turnwise.actors.client import arguments as inputs, provided_result, session_memory, steps
+from turnwise.actors.client import session_memory, steps
 from turnwise.actors.client.blocking import session_memory as blocking_session_memory, steps as blocking_steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.blocking.session_memory import SessionMemory
 from turnwise.actors.client.blocking.subscriptions import Subscription
-from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.client.portal import Portal
-from turnwise.actors.client.run_options import RunOptions
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.session_memory import AsyncSessionMemory
+from turnwise.actors.client.shared import arguments as inputs, provided_result
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.portal import Portal
+from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.client.subscriptions import AsyncSubscription
 from turnwise.actors.cluster.wire import Refused, SessionRef
 from turnwise.actors.hosting.engine_overrides import EngineOverride

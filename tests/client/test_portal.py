@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from turnwise.actors.client.portal import Portal
+from turnwise.actors.client.shared.portal import Portal
 
 
 def test_a_wait_in_another_thread_is_answered_though_the_manager_is_closed() -> None:

@@ -26,8 +26,8 @@ from schedules import texts
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
-from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine

@@ -16,7 +16,7 @@ from engines import ScriptedEngine
 from turnwise.actors.client import subscriptions
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.subscriptions import EventFeed, Subscription
-from turnwise.actors.client.portal import Portal
+from turnwise.actors.client.shared.portal import Portal
 from turnwise.actors.client.subscriptions import AsyncEventFeed, AsyncSubscription
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, StoreError

@@ -105,7 +105,7 @@ def test_a_process_that_cannot_start_is_an_error_in_time(
     monkeypatch.setattr("turnwise.actors.cluster.reach.LOOK_S", 1.0)
     if body is Unstarted:
         monkeypatch.setattr("turnwise.actors.cluster.reach.REACH_S", 3.0)
-    monkeypatch.setattr("turnwise.actors.client.actor_lookup.SessionActor", actor_of(body))
+    monkeypatch.setattr("turnwise.actors.client.shared.actor_lookup.SessionActor", actor_of(body))
 
     async def ask() -> str:
         url = f"sqlite:///{tmp_path}/chats.db"

@@ -9,8 +9,8 @@ import pytest
 
 from engines import ScriptedEngine
 from schedules import SESSION
-from turnwise.actors.client.import_parts import PART, Conversation
 from turnwise.actors.client.importing import read_conversation, send_conversation
+from turnwise.actors.client.shared.import_parts import PART, Conversation
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, StoreError, TooManyError, TurnsChangedError

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from scale import share
-from turnwise.actors.client import actor_lookup as homes_module, cluster_client as realm_module
-from turnwise.actors.client.actor_lookup import _LookupOfOne
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.session import Session
-from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.request_batching import _BATCHERS, RequestBatcher
+from turnwise.actors.client.shared import actor_lookup as homes_module, cluster_client as realm_module
+from turnwise.actors.client.shared.actor_lookup import _LookupOfOne
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, SessionRef, StartAnswer
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session import cached_blocks

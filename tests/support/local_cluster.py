@@ -387,7 +387,7 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
     pickled = await there.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
         box.urls.format("away"), str(box.folder)
     )
-    from turnwise.actors.client.cluster_client import ClusterClient
+    from turnwise.actors.client.shared.cluster_client import ClusterClient
 
     namespace, name = pickle.loads(pickled)
     return AsyncSession(ClusterClient(namespace, name), SessionRef(SessionKey("away")), None)

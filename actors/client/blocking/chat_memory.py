@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from turnwise.actors.client.blocking.session import Session
-from turnwise.actors.client.memory_content import MemoryContent, Message, blocks_of
+from turnwise.actors.client.shared.memory_content import MemoryContent, Message, blocks_of
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.deletion_report import Forgotten

@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from turnwise.actors.client.arguments import EventSink
 from turnwise.actors.client.blocking import steps
+from turnwise.actors.client.shared.arguments import EventSink
 from turnwise.errors import OverloadedError
 from turnwise.memory.conversation.events import AnyEvent
 

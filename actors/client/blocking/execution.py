@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from turnwise.actors.client.arguments import EventSink, Limit, Number, Text, WaitSeconds, checked, json_object
 from turnwise.actors.client.blocking.event_push import EventPush
 from turnwise.actors.client.blocking.session_host import SessionHost
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.event_page import EventPage
-from turnwise.actors.client.provided_result import provided
-from turnwise.actors.client.run_handle import RunHandle
+from turnwise.actors.client.shared.arguments import EventSink, Limit, Number, Text, WaitSeconds, checked, json_object
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.event_page import EventPage
+from turnwise.actors.client.shared.provided_result import provided
+from turnwise.actors.client.shared.run_handle import RunHandle
 from turnwise.actors.cluster.wire import ClientOutcome, PackedTurn, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import RunEndedError, TurnNotFoundError, WaitTimeoutError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.session_host import SessionHost
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.errors import (
     LongTermMemoryError,

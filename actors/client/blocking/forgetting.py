@@ -6,7 +6,7 @@ from __future__ import annotations
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.blocking.store_reads import StoreReads
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
 from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError

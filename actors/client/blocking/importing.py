@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from turnwise.actors.client.blocking import steps
-from turnwise.actors.client.import_parts import Conversation
+from turnwise.actors.client.shared.import_parts import Conversation
 from turnwise.memory.conversation.limits import MAX_MESSAGES, check_count, count_values
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Refuses, takes_all

@@ -13,7 +13,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
-from turnwise.actors.client.arguments import (
+from turnwise.actors.client.blocking import steps
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.expiry import sweep
+from turnwise.actors.client.blocking.forgetting import forget
+from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
+from turnwise.actors.client.blocking.once import Once
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.blocking.session_host import SessionHost
+from turnwise.actors.client.blocking.store_reads import StoreReads
+from turnwise.actors.client.blocking.subscriptions import EventFeed, Subscription
+from turnwise.actors.client.shared.arguments import (
     AgentName,
     EngineName,
     EventSink,
@@ -40,20 +50,10 @@ from turnwise.actors.client.arguments import (
     json_object,
     named,
 )
-from turnwise.actors.client.blocking import steps
-from turnwise.actors.client.blocking.execution import ExecutionHandle
-from turnwise.actors.client.blocking.expiry import sweep
-from turnwise.actors.client.blocking.forgetting import forget
-from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
-from turnwise.actors.client.blocking.once import Once
-from turnwise.actors.client.blocking.session import Session
-from turnwise.actors.client.blocking.session_host import SessionHost
-from turnwise.actors.client.blocking.store_reads import StoreReads
-from turnwise.actors.client.blocking.subscriptions import EventFeed, Subscription
-from turnwise.actors.client.cluster_client import DEFAULT_STORE, ClusterClient, HistoryArgument, StoreArgument
-from turnwise.actors.client.hosts import find_hosts
-from turnwise.actors.client.once_store import ONCE, once_client
-from turnwise.actors.client.run_options import RunOptions
+from turnwise.actors.client.shared.cluster_client import DEFAULT_STORE, ClusterClient, HistoryArgument, StoreArgument
+from turnwise.actors.client.shared.hosts import find_hosts
+from turnwise.actors.client.shared.once_store import ONCE, once_client
+from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.cluster.nodes import check_files, check_folders
 from turnwise.actors.cluster.placement import Dedicated, Placement
 from turnwise.actors.cluster.ray_runtime import connect, will_start

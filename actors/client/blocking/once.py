@@ -11,8 +11,8 @@ from typing import Any
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.expiry import sweep
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.once_store import ONCE_STORE, ONCE_SWEEP_S, ONCE_TTL_S
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.once_store import ONCE_STORE, ONCE_SWEEP_S, ONCE_TTL_S
 from turnwise.actors.cluster.store_actor import is_there
 from turnwise.errors import NotFoundError
 from turnwise.memory.conversation.frozen_json import freeze

@@ -9,7 +9,12 @@ from typing import Any, Unpack
 
 from pydantic import InstanceOf
 
-from turnwise.actors.client.arguments import (
+from turnwise.actors.client.blocking import steps
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
+from turnwise.actors.client.blocking.session_host import SessionHost
+from turnwise.actors.client.blocking.session_memory import SessionMemory
+from turnwise.actors.client.shared.arguments import (
     Blocks,
     Count,
     EngineName,
@@ -30,14 +35,9 @@ from turnwise.actors.client.arguments import (
     checked,
     json_object,
 )
-from turnwise.actors.client.blocking import steps
-from turnwise.actors.client.blocking.execution import ExecutionHandle
-from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
-from turnwise.actors.client.blocking.session_host import SessionHost
-from turnwise.actors.client.blocking.session_memory import SessionMemory
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.event_page import EventPage
-from turnwise.actors.client.run_options import RunOptions, checked_options, takes_long, with_records
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.event_page import EventPage
+from turnwise.actors.client.shared.run_options import RunOptions, checked_options, takes_long, with_records
 from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from ray.exceptions import GetTimeoutError, RayError
 
 from turnwise.actors.client.blocking import steps
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.reaching import Search, is_away, lost
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.reaching import Search, is_away, lost
 from turnwise.actors.cluster.reach import NoProcessError
 from turnwise.actors.cluster.wire import (
     READS,

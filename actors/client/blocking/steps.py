@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
-from turnwise.actors.client.portal import Portal
+from turnwise.actors.client.shared.portal import Portal
 from turnwise.actors.cluster import reach as reaching
 from turnwise.actors.cluster.reach import Reach
 

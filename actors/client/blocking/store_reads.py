@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from turnwise.actors.client.blocking import steps
-from turnwise.actors.client.cluster_client import ClusterClient, StoreRequest
+from turnwise.actors.client.shared.cluster_client import ClusterClient, StoreRequest
 from turnwise.actors.cluster.ray_runtime import this_ray
 from turnwise.errors import ManagerClosedError, SessionNotFoundError, StoreClosedError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
-from turnwise.actors.client.arguments import EventSink
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.event_push import Delivery
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.shared.arguments import EventSink
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,

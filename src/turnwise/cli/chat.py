@@ -218,7 +218,7 @@ async def _check_plain(url: str) -> None:
 def _manager(store: str, engine: OpenAIEngine, key: SessionKey | None, memory: str | None, ns: str) -> SessionManager:
     """Join or start Ray, and open the store."""
     from turnwise.actors.client.blocking.manager import SessionManager
-    from turnwise.actors.client.hosts import placement_in_use
+    from turnwise.actors.client.shared.hosts import placement_in_use
     from turnwise.actors.cluster.ray_runtime import connect
     from turnwise.memory.longterm.lexical import LexicalMemory
 

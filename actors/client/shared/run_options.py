@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from turnwise.actors.client.arguments import (
+from turnwise.actors.client.shared.arguments import (
     EventSink,
     IdempotencyKey,
     Instructions,
@@ -22,7 +22,7 @@ from turnwise.actors.client.arguments import (
     check_names,
     checked,
 )
-from turnwise.actors.client.trace_context import callers_trace
+from turnwise.actors.client.shared.trace_context import callers_trace
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool, record_of_tools
 from turnwise.memory.conversation.ids import new_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.actors.client.arguments import ItemId, ItemStatus, Names, Text, Time, Type, check_names, checked
+from turnwise.actors.client.shared.arguments import ItemId, ItemStatus, Names, Text, Time, Type, check_names, checked
 from turnwise.errors import InvalidInputError
 from turnwise.memory.longterm.base import ItemChanges, Status
 from turnwise.memory.longterm.types import AnyType

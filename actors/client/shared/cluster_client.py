@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from ray import cloudpickle
 
-from turnwise.actors.client.actor_lookup import ActorLookup, LiveLookup, make_lookup
-from turnwise.actors.client.portal import Portal
+from turnwise.actors.client.shared.actor_lookup import ActorLookup, LiveLookup, make_lookup
+from turnwise.actors.client.shared.portal import Portal
 from turnwise.actors.cluster.actor_names import store_id_of
 from turnwise.actors.cluster.actor_spec import ActorSpec, StoreSpec
 from turnwise.actors.cluster.identity import identity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.wire import ClientOutcome, SessionRef
 from turnwise.errors import (
     OutputCutError,

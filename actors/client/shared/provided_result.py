@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turnwise.actors.client.arguments import MAX_JSON_BYTES
+from turnwise.actors.client.shared.arguments import MAX_JSON_BYTES
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import ToolResult, encode
 from turnwise.memory.conversation.codec import encode_json

@@ -56,7 +56,7 @@ from turnwise import (
     Turn,
     tool,
 )
-from turnwise.actors.client.actor_lookup import MAX_CALLS
+from turnwise.actors.client.shared.actor_lookup import MAX_CALLS
 from turnwise.actors.session.core import SessionCore
 from turnwise.engines import EngineBuilder, RunContext, SessionView, ToolLoop, ToolRegistry
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User

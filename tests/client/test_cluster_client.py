@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 
-from turnwise.actors.client import cluster_client as realm_module
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.requests import Call, Pause
+from turnwise.actors.client.blocking import session_host, steps
+from turnwise.actors.client.blocking.session_host import SessionHost
+from turnwise.actors.client.shared import reaching
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.reach import REACH_S
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
@@ -37,45 +39,48 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(realm_module, "time", clock)
+    for module in (reaching, session_host, steps):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
-def ask(lookup: Remote) -> Any:
+def ask(lookup: Remote, monkeypatch: pytest.MonkeyPatch, call: Callable[[], bytes]) -> Any:
+    """Ask a session, each call to which is answered by the function."""
+    monkeypatch.setattr(steps, "call", lambda *_, **__: call())
     client: Any = ClusterClient("namespace", "realm")
     client._lookup = lookup
-    return client.ask(SessionRef(SessionKey("s")), verbs.wait(None, "run", ()))
+    return SessionHost(client, SessionRef(SessionKey("s"))).ask(verbs.wait(None, "run", ()))
 
 
-def test_who_waits_for_hours_outlives_a_process_every_hour(clock: Clock) -> None:
+def test_who_waits_for_hours_outlives_a_process_every_hour(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 63: each was reached, so none of them counts for how long the next is looked for."""
     lookup = Remote()
-    asking = ask(lookup)
-    step = next(asking)
-    for _ in range(5):
-        assert isinstance(step, Call)
+
+    def call() -> bytes:
+        if lookup.missed == 5:
+            return pickle.dumps("done")
         clock.now += 3600
-        assert isinstance(asking.throw(RayActorError()), Pause)
-        step = next(asking)
-    with pytest.raises(StopIteration) as answered:
-        asking.send(pickle.dumps("done"))
-    assert answered.value.value == "done" and lookup.missed == 5
+        raise RayActorError
+
+    assert ask(lookup, monkeypatch, call) == "done" and lookup.missed == 5
 
 
-def test_a_process_that_cannot_be_reached_is_looked_for_so_long_and_no_longer(clock: Clock) -> None:
-    began, asking = clock.now, ask(Remote())
-    assert isinstance(next(asking), Call)
+def test_a_process_that_cannot_be_reached_is_looked_for_so_long_and_no_longer(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = clock.now
 
-    def look() -> None:
-        while True:
-            clock.now += 1
-            clock.now += asking.throw(RayActorError()).seconds
-            assert isinstance(next(asking), Call)
+    def call() -> bytes:
+        clock.now += 1
+        raise RayActorError
 
     with pytest.raises(SessionLostError, match="'s'"):
-        look()
+        ask(Remote(), monkeypatch, call)
     assert REACH_S < clock.now - began < REACH_S + 5

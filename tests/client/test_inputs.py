@@ -21,19 +21,25 @@ from pydantic_core.core_schema import CoreSchema, any_schema
 
 from engines import ScriptedEngine
 from scale import share
-from turnwise.actors.client import arguments as inputs, execution, session_memory
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.client.manager_requests import ManagerRequests
-from turnwise.actors.client.requests import AwaitStep, Portal, Request
-from turnwise.actors.client.session import AsyncSession, RunOptions, Session
-from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
-from turnwise.actors.client.subscriptions import AsyncSubscription, Subscription
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.client import session_memory, steps
+from turnwise.actors.client.blocking import session_memory as blocking_session_memory, steps as blocking_steps
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.blocking.session_memory import SessionMemory
+from turnwise.actors.client.blocking.subscriptions import Subscription
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.session_memory import AsyncSessionMemory
+from turnwise.actors.client.shared import arguments as inputs, provided_result
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.portal import Portal
+from turnwise.actors.client.shared.run_options import RunOptions
+from turnwise.actors.client.subscriptions import AsyncSubscription
+from turnwise.actors.cluster.wire import Message, Refused, SessionRef
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SessionService
-from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder
@@ -109,7 +115,9 @@ VALID: dict[str, Any] = {
 
 
 class LocalRealm(ClusterClient):
-    """The way to sessions in this process: the same requests, through a pickle, to the same verbs, without Ray."""
+    """The way to sessions in this process: the same requests, in the same bytes, to the same verbs, without Ray."""
+
+    is_shared = False
 
     def __init__(self, store: SessionStore, facts: FactStore, notes: NoteStore) -> None:
         super().__init__("local", "local")
@@ -122,10 +130,20 @@ class LocalRealm(ClusterClient):
         self.residents: dict[SessionKey, SessionService] = {}
         self.asked: list[str] = []
 
-    def ask(self, ref: SessionRef, call: VerbCall[Any], *, timeout_s: float | None = None) -> Request[Any]:
-        request = call.to(ref).pickled()
-        self.asked.append(call.verb.name)
-        return (yield AwaitStep(lambda: self._resident(ref.key).carry_out(pickle.loads(request))))
+    @property
+    def lookup(self) -> Any:
+        return self
+
+    def actor(self, ref: SessionRef) -> Any:
+        return self
+
+    async def call(self, request: bytes) -> bytes:
+        message: Message = pickle.loads(request)
+        self.asked.append(message.verb)
+        try:
+            return pickle.dumps(await self._resident(message.session.key).carry_out(message))
+        except TurnwiseError as error:
+            return pickle.dumps(Refused(error))
 
     def _resident(self, key: SessionKey) -> SessionService:
         if key not in self.residents or self.residents[key].is_deleted:
@@ -166,11 +184,10 @@ class World:
 
     def subject(self, family: Any) -> Any:
         if issubclass(family, SessionManager | AsyncSessionManager):
-            manager = object.__new__(family)
-            manager._starts_at_once = False
-            ManagerRequests.__init__(manager, "memory://unused", engine=self.client.engine)
-            here = {"_client": self.client, "_store": self.client.store}
-            vars(manager).update(here, _started=_nothing, _knows_rivals=True, _once=self.client)
+            local: Any = type(family.__name__, (family,), {"_connect": lambda manager: None})
+            manager = local("memory://unused", engine=self.client.engine)
+            manager._client = manager._store._client = manager._once._client = self.client
+            manager._store._knows_rivals = True
             return manager
         if issubclass(family, SessionMemory | AsyncSessionMemory):
             return family(self.client, REF)
@@ -258,6 +275,22 @@ VERBS = [
     if not name.startswith("_") and name != "close"
 ]
 PARAMETERS = [pytest.param(verb, each, id=f"{verb}-{each.name}") for verb in VERBS for each in verb.parameters]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_calls() -> Iterator[None]:
+    """Calls go to sessions in this process."""
+
+    def blocking(actor: LocalRealm, request: bytes, reach: Any, *, is_shared: bool) -> bytes:
+        return PORTAL.run(actor.call(request))
+
+    async def awaited(actor: LocalRealm, request: bytes, reach: Any, *, is_shared: bool) -> bytes:
+        return await actor.call(request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocking_steps, "call", blocking)
+        patch.setattr(steps, "call", awaited)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +394,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
 ) -> None:
     # What holds itself again and again is copied up to the limit, which takes its time.
     monkeypatch.setattr(inputs.json_object, "__defaults__", (inputs.MAX_JSON_BYTES // 200,))
-    for module in (execution, session_memory):
+    for module in (provided_result, session_memory, blocking_session_memory):
         monkeypatch.setattr(module, "MAX_JSON_BYTES", inputs.MAX_JSON_BYTES // 200)
     world.client.asked.clear()
     for value in wrong_values(parameter.annotation):
@@ -435,7 +468,7 @@ def test_values_of_kinds_that_mean_the_same_are_taken() -> None:
 def test_limits_of_metadata_and_labels_can_be_set() -> None:
     world = World()
     manager = world.subject(SessionManager)
-    manager._max_metadata_bytes = 12
+    manager._config = SessionConfig(max_metadata_bytes=12)
     with pytest.raises(InvalidInputError, match=r"metadata=.*at most 12 bytes"):
         manager.open("new", metadata={"a": "12345"})
     manager.open("new", metadata={"a": "1234"})
@@ -620,8 +653,7 @@ def test_a_second_thread_may_make_a_request_while_the_first_one_is_prepared() ->
     def request(fields: Any, text: inputs.Text) -> str:
         return text
 
-    request.__annotations__["fields"] = fields_type
-    made = inputs.checked(request)
+    made = inputs.checked(fields=fields_type, text=inputs.Text)(request)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(made, fields_type(1), "first")
         assert reached.wait(30)

@@ -21,7 +21,8 @@ from engines import ScriptedEngine
 from forks import Fork
 from scale import share
 from test_outages import AwayStore
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import RunContext, SessionView

@@ -204,7 +204,7 @@ def test_no_other_list_of_verbs_is_kept() -> None:
             assert len(texts & VERBS.keys()) < 4, f"{path.name}:{line} lists verbs: derive it from their declarations"
 
 
-def test_a_verb_is_asked_by_its_declaration_and_each_is_used() -> None:
+def test_each_verb_is_used() -> None:
     used: set[str] = set()
     for path in [*(ACTORS / "client").rglob("*.py"), *(ACTORS / "hosting").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from engines import Asking
 from packed_hosts import Hosting, OpenResources, answer_of, refused
-from turnwise.actors.client import cluster_client as realm_module
-from turnwise.actors.client.cluster_client import ANSWER_S, MOST_PAUSE_S, REFUSED_S, ClusterClient
-from turnwise.actors.client.execution import ExecutionHandle
-from turnwise.actors.client.requests import Call, Pause
+from turnwise.actors.client.blocking import session_host, steps
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.blocking.session_host import ANSWER_S, MOST_PAUSE_S, REFUSED_S
+from turnwise.actors.client.shared import reaching
+from turnwise.actors.client.shared.actor_lookup import ActorLookup
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.wire import Message, PackedOutcome, Refused, SessionRef, StillEnding, Waited
 from turnwise.actors.hosting import verbs
@@ -207,11 +210,15 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(realm_module, "time", clock)
+    for module in (reaching, session_host, steps):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -219,92 +226,89 @@ REFUSAL = Refused(OverloadedError("s", "max_waits", 5))
 
 
 class Caller:
-    """Carries a request out: each call takes as long as it may wait, and is answered as the test says."""
+    """Calls a session, each call to which takes as long as it may wait, and is answered as the test says."""
 
-    def __init__(self, clock: Clock, answer: Callable[[Message], Any] | None = None) -> None:
+    def __init__(
+        self, clock: Clock, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Message], Any] | None = None
+    ) -> None:
         self.clock = clock
         self.answer = answer or self.waits
         self.calls: list[Message] = []
         self.pauses: list[float] = []
+        self.client = ClusterClient("namespace", "realm")
+        self.client._lookup = cast("ActorLookup", Lookup())
+        self.run = ExecutionHandle(self.client, SessionRef(SessionKey("s")), "run", 0)
+        monkeypatch.setattr(steps, "call", self.call)
+        monkeypatch.setattr(steps, "sleep", self.sleep)
 
-    def carry_out(self, request: Any) -> Any:
-        step = next(request)
-        try:
-            while True:
-                if isinstance(step, Pause):
-                    self.pauses.append(step.seconds)
-                    self.clock.now += step.seconds
-                    step = next(request)
-                else:
-                    assert isinstance(step, Call)
-                    asked = pickle.loads(step.request)
-                    self.calls.append(asked)
-                    step = request.send(pickle.dumps(self.answer(asked)))
-        except StopIteration as stop:
-            return stop.value
+    def call(self, actor: Any, request: bytes, reach: Any, **how: Any) -> bytes:
+        self.calls.append(pickle.loads(request))
+        return pickle.dumps(self.answer(self.calls[-1]))
 
-    def waits(self, asked: Message) -> Waited[PackedOutcome]:
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.clock.now += seconds
+
+    def waits(self, call: Message) -> Waited[PackedOutcome]:
         """Let a slice of the wait pass."""
-        timeout_s = asked.args[0]
+        timeout_s = call.args[0]
         self.clock.now += SLICE_S if timeout_s is None else min(timeout_s, SLICE_S)
         return Waited(PackedOutcome("running", None, None, None), False)
 
 
-def execution() -> ExecutionHandle:
-    client: Any = ClusterClient("namespace", "realm")
-    client._lookup = Lookup()
-    return ExecutionHandle(client, SessionRef(SessionKey("s")), "run", 0)
-
-
-def test_a_wait_is_asked_again_slice_by_slice_until_its_own_timeout(clock: Clock) -> None:
-    caller = Caller(clock)
+def test_a_wait_is_asked_again_slice_by_slice_until_its_own_timeout(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = Caller(clock, monkeypatch)
     began = clock.now
     with pytest.raises(WaitTimeoutError):
-        caller.carry_out(execution()._wait(2.5 * SLICE_S))
+        caller.run.wait(2.5 * SLICE_S)
     assert clock.now - began == pytest.approx(2.5 * SLICE_S)
-    assert [asked.args[0] for asked in caller.calls] == pytest.approx([2.5 * SLICE_S, 1.5 * SLICE_S, 0.5 * SLICE_S])
+    assert [call.args[0] for call in caller.calls] == pytest.approx([2.5 * SLICE_S, 1.5 * SLICE_S, 0.5 * SLICE_S])
 
 
-def test_a_caller_for_whom_there_is_no_place_pauses_and_asks_again_until_there_is(clock: Clock) -> None:
-    def answer(asked: Message) -> Any:
+def test_a_caller_for_whom_there_is_no_place_pauses_and_asks_again_until_there_is(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(call: Message) -> Any:
         return REFUSAL if len(caller.calls) < 6 else Waited(([], 0, True), True)
 
-    caller = Caller(clock, answer)
-    assert caller.carry_out(execution()._page(0)) == ([], 0, True)
+    caller = Caller(clock, monkeypatch, answer)
+    assert [*caller.run.events()] == []
     assert len(caller.pauses) == 5 and sum(caller.pauses) < 2, "the first pauses are short"
 
 
-def test_a_wait_without_a_free_place_fails_after_its_timeout_or_a_minute(clock: Clock) -> None:
+def test_a_wait_without_a_free_place_fails_after_its_timeout_or_a_minute(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for timeout_s, limit_s in ((7.0, 7.0), (None, REFUSED_S), (0.0, 0.0)):
-        caller, began = Caller(clock, lambda asked: REFUSAL), clock.now
+        caller, began = Caller(clock, monkeypatch, lambda call: REFUSAL), clock.now
         with pytest.raises(OverloadedError, match="max_waits=5"):
-            caller.carry_out(execution()._wait(timeout_s))
+            caller.run.wait(timeout_s)
         assert clock.now - began == pytest.approx(limit_s)
         assert max(caller.pauses, default=0.0) <= MOST_PAUSE_S
     assert ANSWER_S < SLICE_S
 
 
-def test_a_minute_without_a_place_counts_from_the_last_slice(clock: Clock) -> None:
-    def answer(asked: Message) -> Any:
-        return REFUSAL if len(caller.calls) % 4 else caller.waits(asked)
+def test_a_minute_without_a_place_counts_from_the_last_slice(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(call: Message) -> Any:
+        return REFUSAL if len(caller.calls) % 4 else caller.waits(call)
 
-    caller = Caller(clock, answer)
-    request = execution()._wait(20 * REFUSED_S)
+    caller = Caller(clock, monkeypatch, answer)
     with pytest.raises((WaitTimeoutError, OverloadedError)):
-        caller.carry_out(request)
+        caller.run.wait(20 * REFUSED_S)
     assert len(caller.calls) > 100
 
 
-def test_a_cancel_of_the_active_run_names_it_when_it_asks_again(clock: Clock) -> None:
+def test_a_cancel_of_the_active_run_names_it_when_it_asks_again(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """By then another run may be the active one."""
 
-    def answer(asked: Message) -> Any:
+    def answer(call: Message) -> Any:
         return True if len(caller.calls) == 3 else StillEnding("first")
 
-    caller = Caller(clock, answer)
-    client = execution()._client
-    assert caller.carry_out(client.cancel(SessionRef(SessionKey("s")), "enough")) is True
-    assert [asked.args[1] for asked in caller.calls] == [None, "first", "first"]
+    caller = Caller(clock, monkeypatch, answer)
+    assert Session(caller.client, SessionRef(SessionKey("s")), None).cancel("enough") is True
+    assert [call.args[1] for call in caller.calls] == [None, "first", "first"]
 
 
 def test_a_limit_of_waits_is_one_or_more() -> None:

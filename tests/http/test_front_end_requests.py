@@ -12,7 +12,8 @@ from ag_ui.core import RunAgentInput
 
 from test_inputs import SESSION, USER, LocalRealm
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import (

@@ -39,7 +39,7 @@ from quirks import (
 )
 from strict_servers import STRICT, StrictServer
 from test_strict_servers import converse, engine as engine_of_strict, script
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import tool

@@ -19,15 +19,10 @@ from typing import Any
 
 import pytest
 
+import blocking_family
 import reference_pages
 import turnwise
 from turnwise import (
-    AsyncExecutionHandle,
-    AsyncSession,
-    AsyncSessionManager,
-    ExecutionHandle,
-    Session,
-    SessionManager,
     adapters,
     blocks,
     conformance,
@@ -43,7 +38,8 @@ from turnwise import (
     testing,
     transcripts,
 )
-from turnwise.memories import AsyncSessionMemory, SessionMemory
+from turnwise.actors.client import steps
+from turnwise.actors.client.blocking import steps as blocking_steps
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
@@ -317,33 +313,21 @@ def sample(cls: type[errors.TurnwiseError]) -> errors.TurnwiseError:
     return cls(*(numbers.get(name, f"<the {name}>") for name in cls.fields))
 
 
-FAMILIES = [
-    (SessionManager, AsyncSessionManager),
-    (Session, AsyncSession),
-    (ExecutionHandle, AsyncExecutionHandle),
-    (SessionMemory, AsyncSessionMemory),
-]
+def test_the_blocking_family_is_what_the_asynchronous_one_makes() -> None:
+    made = blocking_family.family()
+    there = {*blocking_family.BLOCKING.glob("*.py")}
+    assert {path.name for path in there - made.keys()} == {"__init__.py", "steps.py"}
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make blocking`"
 
 
-@pytest.mark.parametrize(("sync", "asynchronous"), FAMILIES)
-def test_the_verbs_of_both_families_have_the_same_docstrings(sync: type, asynchronous: type) -> None:
-    """In the source, where editors read them."""
-    verbs = _verbs_of(sync)
-    assert verbs and verbs == _verbs_of(asynchronous)
-    for name in verbs:
-        assert inspect.getdoc(getattr(sync, name)), name
-        assert inspect.getdoc(getattr(asynchronous, name)) == inspect.getdoc(getattr(sync, name)), name
-    assert _part("Args", asynchronous) == _part("Args", sync)
-
-
-def _verbs_of(cls: type) -> list[str]:
-    """Return its public methods and properties."""
-    found = inspect.getmembers(cls, lambda member: inspect.isfunction(member) or isinstance(member, property))
-    return [name for name, _ in found if not name.startswith("_")]
-
-
-def _part(heading: str, thing: object) -> str:
-    return (inspect.getdoc(thing) or "").partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
+def test_both_families_have_the_same_steps() -> None:
+    """By which alone they differ, beside the words of `PHRASES`."""
+    awaited, blocking = (
+        {name for name, step in vars(module).items() if getattr(step, "__module__", "") == module.__name__}
+        for module in (steps, blocking_steps)
+    )
+    assert awaited == blocking
 
 
 def test_the_error_tree_in_the_docstring_is_the_real_one() -> None:

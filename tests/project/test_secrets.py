@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import pytest
 
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.redaction import redacted
 from turnwise.actors.inference.tools.registry import ToolRegistry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +10,8 @@ import pytest
 
 from engines import ScriptedEngine
 from schedules import SESSION
-from turnwise.actors.client.importing import PART, Conversation, read_conversation, send_conversation
-from turnwise.actors.client.requests import AwaitStep
+from turnwise.actors.client.importing import read_conversation, send_conversation
+from turnwise.actors.client.shared.import_parts import PART, Conversation
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.session.config import SessionConfig
@@ -128,17 +128,6 @@ def dialogue(turns: int) -> list[dict[str, Any]]:
     return [{"role": role, "content": f"{role} {number}"} for number in range(turns) for role in ("user", "assistant")]
 
 
-async def carried_out(request: Generator[Any, Any, Any], core: SessionCore | None = None) -> Any:
-    """Return the result of a request, whose verbs a core carries out."""
-    answer: Any = None
-    try:
-        while True:
-            step = request.send(answer)
-            answer = await (step.ask() if isinstance(step, AwaitStep) else carried_out_by(core, step))
-    except StopIteration as stop:
-        return stop.value
-
-
 async def texts_of(core: SessionCore) -> list[str]:
     """Return the answers of all turns, read page by page, and check their indexes."""
     turns: list[Turn] = []
@@ -148,21 +137,15 @@ async def texts_of(core: SessionCore) -> list[str]:
     return [turn.text for turn in turns]
 
 
-def ask(call: VerbCall[Any]) -> Generator[Any, Any, Any]:
-    return (yield call)
-
-
-async def carried_out_by(core: SessionCore | None, call: VerbCall[Any]) -> Any:
-    return await call.verb.carry_out(SimpleNamespace(core=core), *call.args, **call.options)
-
-
 async def conversation_of(messages: Any, key: str | None = None) -> Conversation:
-    conversation: Conversation = await carried_out(read_conversation(messages, None, system=None, key=key))
-    return conversation
+    return await read_conversation(messages, None, system=None, key=key)
 
 
 async def send(conversation: Conversation, core: SessionCore, after: int | None = -1) -> Any:
-    return await carried_out(send_conversation(ask, conversation, after, "off"), core)
+    async def ask(call: VerbCall[Any]) -> Any:
+        return await call.verb.carry_out(SimpleNamespace(core=core), *call.args, **call.options)
+
+    return await send_conversation(ask, conversation, after, "off")
 
 
 @pytest.mark.parametrize("key", [None, "mine"])
@@ -218,16 +201,13 @@ async def test_a_long_import_follows_only_what_it_was_compared_with(had: int) ->
         await send(await conversation_of(dialogue(had)), core)
     racing: dict[Any, Any] = {verbs.check_import: send(await conversation_of(dialogue(had + 2)), core, None)}
 
-    async def overtaken() -> Any:
-        request, answer = send_conversation(ask, await conversation_of(dialogue(2 * PART)), None, "off"), None
-        while True:
-            step: Any = request.send(answer)
-            if other := racing.pop(step.verb, None):
-                await other
-            answer = await carried_out_by(core, step)
+    async def ask(call: VerbCall[Any]) -> Any:
+        if other := racing.pop(call.verb, None):
+            await other
+        return await call.verb.carry_out(SimpleNamespace(core=core), *call.args, **call.options)
 
     with pytest.raises(TurnsChangedError):
-        await overtaken()
+        await send_conversation(ask, await conversation_of(dialogue(2 * PART)), None, "off")
     assert await send(await conversation_of(dialogue(2 * PART)), core, None) == 2 * PART - 1
     assert await texts_of(core) == [f"assistant {number}" for number in range(2 * PART)]
 

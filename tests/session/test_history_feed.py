@@ -12,7 +12,7 @@ import pytest
 from audit import check_session, events_of
 from engines import ScriptedEngine
 from schedules import SESSION
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.session import event_forwarder as history_feed, journal, ownership
 from turnwise.actors.session.core import SessionCore

@@ -21,7 +21,7 @@ from audit import check_session
 from packed_hosts import Hosting
 from scale import share
 from schedules import World, spread, texts
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.verb import VerbCall

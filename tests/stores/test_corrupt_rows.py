@@ -15,7 +15,7 @@ import pytest
 
 from engines import ScriptedEngine
 from open_stores import closing, run_with
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CorruptRecordError, NotFoundError, StoreError, TurnwiseError

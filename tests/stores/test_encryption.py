@@ -17,7 +17,7 @@ import pytest
 
 from engines import ScriptedEngine
 from scale import on_stores_in_turn
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from engines import Asking, ScriptedEngine
-from turnwise.actors.client.trace_context import callers_trace, received
+from turnwise.actors.client.shared.trace_context import callers_trace, received
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot

@@ -281,10 +281,10 @@ PARAMETERS = [pytest.param(verb, each, id=f"{verb}-{each.name}") for verb in VER
 def local_calls() -> Iterator[None]:
     """Calls go to sessions in this process."""
 
-    def blocking(actor: LocalRealm, request: bytes, reach: Any, *, is_shared: bool) -> bytes:
+    def blocking(actor: LocalRealm, request: bytes, reach: Any, **how: Any) -> bytes:
         return PORTAL.run(actor.call(request))
 
-    async def awaited(actor: LocalRealm, request: bytes, reach: Any, *, is_shared: bool) -> bytes:
+    async def awaited(actor: LocalRealm, request: bytes, reach: Any, **how: Any) -> bytes:
         return await actor.call(request)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -88,7 +88,7 @@ class Cluster:
 
     def answer(self, message: Message) -> Any:
         session_id = message.session.session_id
-        if message.verb == "delete":
+        if message.verb == "delete_with_memories":
             return Forgotten(sessions=1)
         assert message.verb == "start"
         at = self.turns.get(session_id, 0)

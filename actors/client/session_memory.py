@@ -175,8 +175,8 @@ class AsyncSessionMemory:
             InvalidMemoryError: the memory cannot keep the changed item.
             ReadOnlyMemoryError: all memories are read-only.
         """
-        given = checked_changes(id=id, text=text, type=type, **changes)
-        return bool(await self._host.call_memory("update", **given))
+        fields = checked_changes(id=id, text=text, type=type, **changes)
+        return bool(await self._host.call_memory("update", **fields))
 
     @checked(id=ItemId)
     async def pin(self, id: str) -> bool:

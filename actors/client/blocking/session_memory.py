@@ -176,8 +176,8 @@ class SessionMemory:
             InvalidMemoryError: the memory cannot keep the changed item.
             ReadOnlyMemoryError: all memories are read-only.
         """
-        given = checked_changes(id=id, text=text, type=type, **changes)
-        return bool(self._host.call_memory("update", **given))
+        fields = checked_changes(id=id, text=text, type=type, **changes)
+        return bool(self._host.call_memory("update", **fields))
 
     @checked(id=ItemId)
     def pin(self, id: str) -> bool:

@@ -39,8 +39,8 @@ async def read_conversation(
     """
 
     def read() -> Conversation:
-        given = read_messages(messages, format, system=system)
-        conversation = Conversation(given, given.encoded(max_bytes, refuses), key)
+        content = read_messages(messages, format, system=system)
+        conversation = Conversation(content, content.encoded(max_bytes, refuses), key)
         conversation.parts()  # which says whether it can be divided
         return conversation
 

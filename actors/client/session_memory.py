@@ -180,8 +180,8 @@ class AsyncSessionMemory:
             InvalidMemoryError: the memory cannot keep the changed item.
             ReadOnlyMemoryError: all memories are read-only.
         """
-        given = checked_changes(id=id, text=text, type=type, **changes)
-        return await self._host.ask(verbs.update_item(**given))
+        fields = checked_changes(id=id, text=text, type=type, **changes)
+        return await self._host.ask(verbs.update_item(**fields))
 
     @checked(id=ItemId)
     async def pin(self, id: str) -> bool:

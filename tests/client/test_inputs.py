@@ -12,7 +12,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from threading import Event
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -20,9 +20,10 @@ from hypothesis import given, settings, strategies as st
 from pydantic_core.core_schema import CoreSchema, any_schema
 
 from engines import ScriptedEngine
+from local_realm import PORTAL, LocalRealm, calls_within_this_process
 from scale import share
-from turnwise.actors.client import session_memory, steps
-from turnwise.actors.client.blocking import session_memory as blocking_session_memory, steps as blocking_steps
+from turnwise.actors.client import session_memory
+from turnwise.actors.client.blocking import session_memory as blocking_session_memory
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
@@ -33,19 +34,11 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.session_memory import AsyncSessionMemory
 from turnwise.actors.client.shared import arguments as inputs, provided_result
-from turnwise.actors.client.shared.cluster_client import ClusterClient
-from turnwise.actors.client.shared.portal import Portal
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.client.subscriptions import AsyncSubscription
-from turnwise.actors.cluster.wire import Message, Refused, SessionRef
-from turnwise.actors.hosting.engine_overrides import EngineOverride
-from turnwise.actors.hosting.session_service import SessionService
-from turnwise.actors.hosting.waits import Waits
+from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.actors.inference.engine import EngineBuilder
-from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     EngineError,
     InvalidInputError,
@@ -69,17 +62,14 @@ from turnwise.memory.longterm.items.base import FactStore
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.redis import RedisFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.base import InMemoryNotes, NoteStore
-from turnwise.memory.working.memory import WorkingMemory
 from turnwise.memory.working.sql import SQLNotes
 
-PORTAL = Portal()
 SESSION, USER, RUN = "chat", "ann", "run"
 REF = SessionRef(SessionKey(SESSION, USER))
 
@@ -112,57 +102,6 @@ VALID: dict[str, Any] = {
     "format": "openai_chat",
 }
 """For each parameter that has to be given, a value that its verb takes."""
-
-
-class LocalRealm(ClusterClient):
-    """The way to sessions in this process: the same requests, in the same bytes, to the same verbs, without Ray."""
-
-    is_shared = False
-
-    def __init__(self, store: SessionStore, facts: FactStore, notes: NoteStore) -> None:
-        super().__init__("local", "local")
-        self.memories = (MemorySlot(memory=LexicalMemory(facts), name="facts", section=None),)
-        self.working_memory = WorkingMemory(notes)
-        self.store = store
-        self.engine: EngineBuilder = EchoEngine()
-        self.portal = PORTAL
-        self.config = SessionConfig()
-        self.residents: dict[SessionKey, SessionService] = {}
-        self.asked: list[str] = []
-
-    @property
-    def lookup(self) -> Any:
-        return self
-
-    def actor(self, ref: SessionRef) -> Any:
-        return self
-
-    async def call(self, request: bytes) -> bytes:
-        message: Message = pickle.loads(request)
-        self.asked.append(message.verb)
-        try:
-            return pickle.dumps(await self._resident(message.session.key).carry_out(message))
-        except TurnwiseError as error:
-            return pickle.dumps(Refused(error))
-
-    def _resident(self, key: SessionKey) -> SessionService:
-        if key not in self.residents or self.residents[key].is_deleted:
-            parts = {"memories": self.memories, "working": self.working_memory}
-            core = SessionCore(key, self.store, self.engine, self.config, **parts)  # type: ignore[arg-type]
-            waits = Waits("max_waits", 10)
-            resources: Any = SimpleNamespace(engine_id="", get=lambda _: ((), b""), has=lambda _: True)
-            resident = SessionService(core, EngineOverride(""), resources, _nothing, "node", waits=waits)  # type: ignore[arg-type]
-            self.residents[key] = resident
-        return self.residents[key]
-
-    def warm(self, ref: SessionRef) -> None:
-        pass
-
-    def open_store(self) -> SessionStore:
-        return self.store
-
-    def is_live(self, ref: SessionRef) -> bool:
-        return ref.key in self.residents
 
 
 class World:
@@ -206,10 +145,6 @@ class World:
         run = self.subject(Session).run(prompt, **options)
         turn: Turn = run.wait(10)
         return turn
-
-
-async def _nothing() -> None:
-    pass
 
 
 def parameters_of(options: type) -> list[inspect.Parameter]:
@@ -279,17 +214,7 @@ PARAMETERS = [pytest.param(verb, each, id=f"{verb}-{each.name}") for verb in VER
 
 @pytest.fixture(scope="module", autouse=True)
 def local_calls() -> Iterator[None]:
-    """Calls go to sessions in this process."""
-
-    def blocking(actor: LocalRealm, request: bytes, reach: Any, **how: Any) -> bytes:
-        return PORTAL.run(actor.call(request))
-
-    async def awaited(actor: LocalRealm, request: bytes, reach: Any, **how: Any) -> bytes:
-        return await actor.call(request)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocking_steps, "call", blocking)
-        patch.setattr(steps, "call", awaited)
+    with calls_within_this_process():
         yield
 
 

@@ -321,6 +321,18 @@ def test_the_blocking_family_is_what_the_asynchronous_one_makes() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make blocking`"
 
 
+def test_neither_family_of_clients_imports_from_the_other_and_what_they_share_from_none() -> None:
+    client = "turnwise.actors.client."
+    for path in sorted((ROOT / "actors/client").rglob("*.py")):
+        room = path.parent.name
+        allowed = {"client": client, "blocking": f"{client}blocking.", "shared": f"{client}shared."}[room]
+        for line, name in source_of(path).imports:
+            if name.startswith(client) and not name.startswith(f"{client}shared."):
+                is_other = room == "client" and name.startswith(f"{client}blocking.")
+                where = f"{path.relative_to(ROOT)}:{line} imports {name}"
+                assert name.startswith(allowed) and not is_other, where
+
+
 def test_both_families_have_the_same_steps() -> None:
     """By which alone they differ, beside the words of `PHRASES`."""
     awaited, blocking = (

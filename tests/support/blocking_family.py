@@ -91,11 +91,11 @@ A session as a memory with three verbs, for programs that call their models them
 
 def family() -> Mapping[Path, str]:
     """Return the text of each module of the blocking family, by its path."""
-    texts = {name: made(name, (CLIENT / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES}
+    texts = {name: blocking_text(name, (CLIENT / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES}
     return {BLOCKING / f"{name}.py": tidied(text) for name, text in texts.items()}
 
 
-def made(name: str, text: str) -> str:
+def blocking_text(name: str, text: str) -> str:
     """Return the blocking text of a module, before it is tidied.
 
     Raises:
@@ -153,7 +153,7 @@ def edits(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int], str]]:
 
 def tidied(text: str) -> str:
     """Return the text as ruff lays it out, without imports that it no longer needs."""
-    name = str(BLOCKING / "made.py")
+    name = str(BLOCKING / "module.py")
     for command in (["check", "--fix-only", "--select", "F401,I001"], ["format"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename", name, "-"]
         text = subprocess.run(ruff, cwd=ROOT, input=text, capture_output=True, text=True, check=True).stdout

@@ -181,8 +181,8 @@ class SessionMemory:
             InvalidMemoryError: the memory cannot keep the changed item.
             ReadOnlyMemoryError: all memories are read-only.
         """
-        given = checked_changes(id=id, text=text, type=type, **changes)
-        return self._host.ask(verbs.update_item(**given))
+        fields = checked_changes(id=id, text=text, type=type, **changes)
+        return self._host.ask(verbs.update_item(**fields))
 
     @checked(id=ItemId)
     def pin(self, id: str) -> bool:

@@ -185,9 +185,9 @@ class EventFeed:
 
 def _parse(cursor: str) -> tuple[float, float, dict[str, int]]:
     try:
-        found = json.loads(cursor)
-        at, mark = float(found["at"]), float(found["mark"])
-        seen = {str(log): int(seq) for log, seq in found["seen"].items()}
+        position = json.loads(cursor)
+        at, mark = float(position["at"]), float(position["mark"])
+        seen = {str(log): int(seq) for log, seq in position["seen"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         at = mark = math.nan
         seen = {}

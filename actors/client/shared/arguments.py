@@ -202,8 +202,8 @@ def few(value: Any, limit: str = "MAX_NAMES", most: int = MAX_NAMES) -> Any:
         PydanticCustomError: `checked` makes a TooManyError of it.
     """
     if isinstance(value, Collection) and not isinstance(value, str | bytes) and len(value) > most:
-        told = {"count": len(value), "limit": limit, "most": most}
-        raise PydanticCustomError(_TOO_MANY, "has too many members", told)
+        bound = {"count": len(value), "limit": limit, "most": most}
+        raise PydanticCustomError(_TOO_MANY, "has too many members", bound)
     return value
 
 
@@ -224,7 +224,7 @@ def _types(value: Any) -> tuple[MemoryType, ...]:
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         raise ValueError("must be a list of memory types, such as [MemoryType.FACTS]")
     few(value)
-    return tuple(_type(each) for each in value)
+    return tuple(map(_type, value))
 
 
 def _type(value: Any) -> MemoryType:
@@ -364,5 +364,5 @@ def json_object(field: str, value: Any, max_bytes: int = MAX_JSON_BYTES) -> dict
     """
     if not isinstance(value, Mapping):
         raise InvalidInputError(field, shown(value), "must be a JSON object: a mapping")
-    found: dict[str, Any] = plain_json(field, value, max_bytes)
-    return found
+    plain: dict[str, Any] = plain_json(field, value, max_bytes)
+    return plain

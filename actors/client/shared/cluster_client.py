@@ -122,13 +122,13 @@ class ClusterClient:
         if not isinstance(placement, Dedicated | Packed):
             raise ConfigError("placement", placement, "pass Dedicated() or Packed()")
         if overflow == "default":
-            found = [default_overflow(each, config) for each in engines_of(engine)]
-            overflow = found[0] if all(found) else None
+            strategies = [default_overflow(builder, config) for builder in engines_of(engine)]
+            overflow = strategies[0] if all(strategies) else None
         elif overflow is not None:
             if not isinstance(overflow, OverflowStrategy) or isinstance(overflow, type):
                 raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
-            for each in engines_of(engine):
-                check_overflow(overflow, each, config)
+            for builder in engines_of(engine):
+                check_overflow(overflow, builder, config)
         url = resolve_url(store) if isinstance(store, str) else StoreObject.of("store", store, SessionStore)
         if read_only and not isinstance(store, str):
             raise ConfigError("read_only", True, "needs a store that is given by its URL")
@@ -184,9 +184,9 @@ class ClusterClient:
         with self._lock:
             self.was_closed = True
             stores, self._stores = self._stores, None
-        for each in stores or ():
-            if each is not None:
-                await each.close()
+        for store in stores or ():
+            if store is not None:
+                await store.close()
 
     def cache(self, ref: SessionRef) -> BlockCache:
         """Return the blocks of the session that this process has cached.
@@ -233,7 +233,7 @@ class ClusterClient:
             self._most_bytes += added_bytes
             if self._most_bytes <= CACHED_BYTES:
                 return
-            size_bytes = sum(each.size_bytes for each in self._caches.values())
+            size_bytes = sum(cache.size_bytes for cache in self._caches.values())
             while size_bytes > CACHED_BYTES or (size_bytes > CACHED_BYTES * 7 / 8 and len(self._caches) > 1):
                 key, gone = self._caches.popitem(last=False)
                 size_bytes -= gone.size_bytes
@@ -241,7 +241,7 @@ class ClusterClient:
                     shown = gone.only((*turn.record.prompt, *turn.record.spans))
                     if shown.size_bytes <= CACHED_BYTES:
                         self._caches[key] = shown
-            self._most_bytes = sum(each.size_bytes for each in self._caches.values())
+            self._most_bytes = sum(cache.size_bytes for cache in self._caches.values())
 
     def drop(self, ref: SessionRef) -> None:
         """Drop the cached blocks of a deleted session."""

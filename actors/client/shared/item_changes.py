@@ -11,18 +11,18 @@ from turnwise.memory.longterm.base import ItemChanges, Status
 from turnwise.memory.longterm.types import AnyType
 
 
-def checked_changes(**given: Any) -> dict[str, Any]:
+def checked_changes(**changes: Any) -> dict[str, Any]:
     """Return the checked arguments of an update, without those that were omitted.
 
     Raises:
         InvalidInputError: an argument has the wrong type, or nothing is to be changed.
         TypeError: there is no such argument.
     """
-    check_names("update()", given, ["id", "text", "type", *ItemChanges.__annotations__])
-    changes = _changes(**given)
-    if len(given) == len(("id", "text", "type")) and changes["text"] is None and changes["type"] is None:
+    check_names("update()", changes, ["id", "text", "type", *ItemChanges.__annotations__])
+    fields = _checked(**changes)
+    if len(changes) == len(("id", "text", "type")) and fields["text"] is None and fields["type"] is None:
         raise InvalidInputError("text", None, "say what is to be changed: a text, a type, a topic, a name and so on")
-    return {name: changes[name] for name in given}
+    return {name: fields[name] for name in changes}
 
 
 @checked(
@@ -35,7 +35,7 @@ def checked_changes(**given: Any) -> dict[str, Any]:
     status=ItemStatus,
     expires_at=Time | None,
 )
-def _changes(
+def _checked(
     *,
     id: str,
     text: str | None,

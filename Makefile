@@ -122,6 +122,10 @@ lint: $(TESTING) ## format, lint, types
 docs: $(TESTING) ## build the docs site into site/; a warning or a broken link is an error
 	PYTHONPATH=tests/support $(BIN)/python tests/support/docs_site.py
 
+.PHONY: blocking
+blocking: $(TESTING) ## make the blocking family, actors/client/blocking, from the asynchronous one
+	$(BIN)/python tests/support/blocking_family.py
+
 .PHONY: reference
 reference: $(TESTING) ## make the pages of docs/reference from the code
 	PYTHONPATH=tests/support $(BIN)/python tests/support/reference_pages.py

@@ -24,7 +24,7 @@ from engines import ScriptedEngine
 from fork_server import workers_by_fork
 from programs import link_programs
 from scale import share
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.testing.faulty_url import register
 from virtual_time import play
 

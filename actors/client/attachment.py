@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.actor_names import actor_name
 from turnwise.actors.hosting.engine_overrides import find_overrides
 from turnwise.actors.inference.engine import InferenceRunner, SessionView
@@ -29,12 +29,12 @@ def live(session: AsyncSession) -> AsyncSession | None:
     """
     client = session._client  # noqa: SLF001 - of the same package
     elsewhere = ClusterClient(client.namespace, client.name)
-    found = AsyncSession(elsewhere, session._ref, session.agent)  # noqa: SLF001
+    attached = AsyncSession(elsewhere, session._ref, session.agent)  # noqa: SLF001
     try:
-        found.actor  # noqa: B018 - raises if there is none
+        attached.actor  # noqa: B018 - raises if there is none
     except SessionLostError:
         return None
-    return found
+    return attached
 
 
 def has_noted_engine(session: AsyncSession) -> bool:

@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.client.manager_requests import engine_of
-from turnwise.actors.client.session import AsyncSession, RunOptions, settings_of
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.run_options import RunOptions, settings_of
+from turnwise.actors.hosting import verbs
+from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.inference.named_engines import as_engine
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.ids import check_id, new_id
@@ -56,9 +59,29 @@ async def check_first_run(
     manager: AsyncSessionManager, fresh: SessionRecord, prompts: Sequence[Prompt], options: RunOptions
 ) -> None:
     """Raise what the first run of a new session would raise. Stores nothing, and asks no other process."""
-    builder = engine_of(manager, fresh.engine, fresh.session_id)
+    builder = _engine_of(manager, fresh.engine, fresh.session_id)
     store = InMemoryStore()
     await store.create(fresh)
     core = SessionCore(fresh.key, store, builder, manager.config)
     settings = await asyncio.to_thread(settings_of, options)  # which may have large schemas
-    await core.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings)
+    await core.admission.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings)
+
+
+async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options: RunOptions) -> str | None:
+    """Raise what `run` would raise with these prompts and options if no run were active or queued. Stores nothing.
+
+    Returns the id of the run that was started with the same idempotency key; None if there is none.
+    """
+    settings = await asyncio.to_thread(settings_of, options)
+    call = verbs.check_start(plain_prompts(session.id, tuple(prompts)), settings)
+    return await session._host.ask(call)  # noqa: SLF001 - of the same package
+
+
+def _engine_of(manager: AsyncSessionManager, name: str | None, session_id: str) -> EngineBuilder:
+    """Return the engine, or the engines, of a manager's sessions.
+
+    Raises:
+        ConfigError: there is none of this name; the error names the session.
+    """
+    manager._check_engine(name, session_id)  # noqa: SLF001 - of the same package
+    return as_engine(manager._engine)  # noqa: SLF001

@@ -61,34 +61,34 @@ class RequestBatcher:
         return answer
 
     def _send(self) -> None:
-        asked, self._waiting, self._size = self._waiting, [], 0
-        if len(asked) == 1:
-            self._spawn(self._call(*asked[0]), asked)
-        elif asked:
-            self._spawn(self._call_together(asked), asked)
+        batch, self._waiting, self._size = self._waiting, [], 0
+        if len(batch) == 1:
+            self._spawn(self._call(*batch[0]), batch)
+        elif batch:
+            self._spawn(self._call_together(batch), batch)
 
     async def _call(self, request: bytes, answer: asyncio.Future[bytes]) -> None:
         _set_answer(answer, await self._actor.call.remote(request))
 
-    async def _call_together(self, asked: list[_PendingRequest]) -> None:
-        left = dict(enumerate(asked))
+    async def _call_together(self, batch: list[_PendingRequest]) -> None:
+        left = dict(enumerate(batch))
         # Ray must not retry the batch: a second process would stream its answers in another order.
         calls = self._actor.calls.options(num_returns="streaming", max_task_retries=0)
         try:
-            async for ready in calls.remote([request for request, _ in asked]):
-                for at, given in await ready:
-                    _set_answer(left.pop(at)[1], given)
+            async for ready in calls.remote([request for request, _ in batch]):
+                for at, packed in await ready:
+                    _set_answer(left.pop(at)[1], packed)
         except RayError:
             pass  # the requests without an answer are sent again, one call each, and raise what lasts
         for request, answer in left.values():
             if not answer.done():
                 self._spawn(self._call(request, answer), [(request, answer)])
 
-    def _spawn(self, work: Coroutine[Any, Any, None], asked: list[_PendingRequest]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], batch: list[_PendingRequest]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
-            for _, answer in asked:
+            for _, answer in batch:
                 if error and not answer.done():
                     answer.set_exception(error)
 
@@ -100,6 +100,6 @@ class RequestBatcher:
 _BATCHERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, RequestBatcher]] = weakref.WeakKeyDictionary()
 
 
-def _set_answer(answer: asyncio.Future[bytes], given: bytes) -> None:
+def _set_answer(answer: asyncio.Future[bytes], packed: bytes) -> None:
     if not answer.done():
-        answer.set_result(given)
+        answer.set_result(packed)

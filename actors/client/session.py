@@ -1,65 +1,54 @@
-"""`Session` and `AsyncSession`: append prompts, start runs, read turns, fork, compact and delete a conversation."""
+"""`AsyncSession`: append prompts, start runs, read turns, fork, compact and delete a conversation."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypedDict, Unpack, cast
+from typing import Any, Unpack
 
 from pydantic import InstanceOf
 
-from turnwise.actors.client.arguments import (
+from turnwise.actors.client import steps
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.importing import read_conversation, send_conversation
+from turnwise.actors.client.session_host import AsyncSessionHost
+from turnwise.actors.client.session_memory import AsyncSessionMemory
+from turnwise.actors.client.shared.arguments import (
     Blocks,
     Count,
     EngineName,
     Format,
     IdempotencyKey,
     Instructions,
-    Labels,
     Limit,
     MemoryUseArg,
-    Model,
     Number,
-    Params,
-    ParentRun,
     Removable,
-    Retries,
     RunId,
-    Seconds,
     SessionId,
-    Silence,
     Text,
     Time,
     Title,
-    TurnId,
     TurnRef,
     WaitSeconds,
     checked,
     json_object,
 )
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.event_sinks import EventSink, Sink
-from turnwise.actors.client.execution import AsyncExecutionHandle, EventPage, ExecutionHandle
-from turnwise.actors.client.importing import read_conversation, send_conversation
-from turnwise.actors.client.requests import AwaitStep, Request, carry_out, carry_out_async
-from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
-from turnwise.actors.client.trace_context import callers_trace
-from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, StartedRun
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.event_page import EventPage
+from turnwise.actors.client.shared.run_options import RunOptions, checked_options, takes_long, with_records
+from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
-from turnwise.actors.inference.tools.signature import output_record
-from turnwise.actors.inference.tools.tool import Tool, record_of_tools
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.chat_messages import ChatMessage
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.limits import count_values
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.message_formats import MessageFormat, Messages, functions_of, to_messages
-from turnwise.memory.conversation.model_params import ModelParams
 from turnwise.memory.conversation.notebook_display import ListPage, facts_html
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
-from turnwise.memory.conversation.runs import IfBusy, RunRecord
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, places, union
 from turnwise.memory.conversation.turns import Turn
@@ -67,39 +56,23 @@ from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.compaction import Compaction
 
-_LARGE = 50
-"""The most values of the schema of an answer that is checked on the caller's event loop."""
-
 _EXPORTED_AT_ONCE = 100
 """How many turns are read at once for an export."""
 
 
-class RunOptions(TypedDict, total=False):
-    """The options of `Session.run` and `Session.start`, which describe them. All may be omitted."""
+class AsyncSession:
+    """`Session` with its methods as coroutines: any number at once, from any process; they take effect one at a time.
 
-    turn_id: str | None
-    parent: str | None
-    if_busy: IfBusy
-    debounce_s: float | None
-    idempotency_key: str | None
-    timeout_s: float | None
-    labels: Mapping[str, str] | None
-    memory: MemoryUse | bool | None
-    model: str | None
-    params: ModelParams | None
-    output: type[Any] | Mapping[str, Any] | None
-    output_retries: int
-    instructions: str | None
-    tools: Sequence[Tool] | None
-    on_event: EventSink | None
-
-
-class _Session:
-    """Common base of both session classes: the session's id and the requests to its actor."""
+    A change is durable when its method returns. Most methods are one Ray call. Reads of a session without a live
+    process query the store; `export_messages` reads page by page; `cancel` and `end` repeat their call until the run
+    has ended. A method whose argument has the wrong type or is out of range raises InvalidInputError, which names the
+    argument, and changes nothing.
+    """
 
     def __init__(self, client: ClusterClient, ref: SessionRef, agent: str | None) -> None:
         self._client = client
         self._ref = ref
+        self._host = AsyncSessionHost(client, ref)
         self.id = ref.key.session_id
         self.user_id = ref.key.user_id
         self.agent = agent
@@ -118,645 +91,6 @@ class _Session:
         """The raw Ray handle of the session's actor."""
         return self._client.actor(self._ref)
 
-    def _ask(self, verb: str, *args: Any) -> Request[Any]:
-        return (yield from self._client.ask(self._ref, verb, *args))
-
-    def _append(self, prompts: tuple[Prompt, ...]) -> Request[Turn]:
-        cache = self._client.cache(self._ref)
-        packed: PackedTurn = yield from self._ask("append", plain_prompts(self.id, prompts), new_id(), cache.held)
-        return self._client.unpack(packed, cache)
-
-    @checked
-    def _import_messages(
-        self,
-        messages: Any,
-        format: Format | None,
-        *,
-        system: Instructions | None,
-        idempotency_key: IdempotencyKey | None,
-        after: Number | None,
-        memory: MemoryUseArg,
-    ) -> Request[Turn]:
-        conversation = yield from read_conversation(messages, format, system=system, key=idempotency_key)
-        index = yield from send_conversation(self._ask, conversation, after, memory)
-        try:
-            return (yield from self._turn(index))
-        except TurnNotFoundError:  # a repeated import, whose last prompts moved on
-            latest = yield from self._latest()
-            if latest is None:
-                raise
-            return latest
-
-    @checked
-    def _export_messages(self, format: Format) -> Request[Messages]:
-        functions_of(format, "write")  # before anything is read
-        blocks: list[AnyBlock] = []
-        after, is_first = -1, True
-        while turns := (yield from self._turns(after, _EXPORTED_AT_ONCE)):
-            for turn in turns:
-                is_fork = is_first and turn.parent is not None and turn.parent.rpartition("#")[0] != self.id
-                is_first = False
-                if turn.record.forgotten:
-                    continue
-                if is_fork and not turn.record.is_open:
-                    blocks += turn.blocks
-                    continue
-                own = turn.asked if turn.record.is_open else turn.new_blocks
-                blocks += (block for number, block in enumerate(own) if number not in turn.removed)
-            after = turns[-1].index
-        if len(blocks) <= _EXPORTED_AT_ONCE:
-            return to_messages(blocks, format)
-        made: Messages = yield AwaitStep(partial(asyncio.to_thread, to_messages, blocks, format))
-        return made
-
-    def _start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[StartedRun]:
-        settings = yield from self._with_schemas(**options)
-        return (yield from self._client.start(self._ref, plain_prompts(self.id, prompts), settings))
-
-    def _check_start(self, prompts: tuple[Prompt, ...], **options: Any) -> Request[str | None]:
-        settings = yield from self._with_schemas(**options)
-        return (yield from self._client.check_start(self._ref, plain_prompts(self.id, prompts), settings))
-
-    def _with_schemas(self, **options: Any) -> Request[dict[str, Any]]:
-        """Return the checked options of a run. Tools and large schemas are checked by a thread, as that takes long."""
-        settings = self._settings(**options)
-        output, check = settings["output"], partial(_with_records, settings, options.get("output_retries", 2))
-        if settings["tools"] or (isinstance(output, Mapping) and count_values([output], _LARGE) > _LARGE):
-            records: dict[str, Any] = yield AwaitStep(partial(asyncio.to_thread, check))
-            return records
-        return check()
-
-    @checked
-    def _settings(
-        self,
-        *,
-        turn_id: TurnId | None = None,
-        parent: ParentRun | None = None,
-        if_busy: IfBusy = "reject",
-        debounce_s: Silence | None = None,
-        idempotency_key: IdempotencyKey | None = None,
-        timeout_s: Seconds | None = None,
-        labels: Labels | None = None,
-        memory: MemoryUseArg | None = None,
-        model: Model | None = None,
-        params: Params | None = None,
-        output: Any = None,
-        output_retries: Retries = 2,
-        instructions: Instructions | None = None,
-        tools: Any = None,
-        on_event: Sink | None = None,
-    ) -> dict[str, Any]:
-        return {
-            "run_id": new_id(),
-            "turn_id": turn_id,
-            "parent": parent,
-            "if_busy": if_busy,
-            "debounce_s": debounce_s,
-            "idempotency_key": idempotency_key,
-            "timeout_s": timeout_s,
-            "labels": dict(labels or {}),
-            "memory": memory,
-            "model": model,
-            "params": params or {},
-            "output": output,
-            "instructions": instructions,
-            "tools": tools,
-            **callers_trace(),
-        }
-
-    def _latest(self) -> Request[Turn | None]:
-        cache = self._client.cache(self._ref)
-        packed: PackedTurn | None = yield from self._ask("latest", cache.held)
-        return self._client.unpack(packed, cache) if packed else None
-
-    @checked
-    def _turn(self, index: TurnRef) -> Request[Turn]:
-        cache = self._client.cache(self._ref)
-        packed: PackedTurn = yield from self._ask("turn", index, cache.held)
-        return self._client.unpack(packed, cache)
-
-    @checked
-    def _turns(self, after: Number, limit: Limit) -> Request[ListPage[Turn]]:
-        cache = self._client.cache(self._ref)
-        packed: list[PackedTurn]
-        packed, later = yield from self._ask("turns", after, limit, cache.held)
-        turns = ListPage[Turn](next=later)
-        for turn in packed:
-            turns.append(self._client.unpack(turn, turns[-1].cache if turns else cache))
-        return turns
-
-    @checked
-    def _runs(self, after: Number, limit: Limit) -> Request[ListPage[RunRecord]]:
-        runs, later = yield from self._ask("runs", after, limit)
-        return ListPage(runs, later)
-
-    @checked
-    def _messages(self, limit: Limit, before: Text | None, newest_first: bool) -> Request[Page[ChatMessage]]:
-        found, is_more = yield from self._ask("messages", before, limit)
-        cursor = found[0].cursor if is_more else None
-        return Page(tuple(reversed(found) if newest_first else found), cursor)
-
-    @checked
-    def _events(self, after: Number, limit: Limit, wait_s: WaitSeconds) -> Request[EventPage]:
-        events, later, is_all = yield from self._client.follow(self._ref, after, limit, None, wait_s)
-        return EventPage(events, later if events and not is_all else None)
-
-    @checked
-    def _add_event(self, name: Text, data: Any) -> Request[int]:
-        plain = None if data is None else json_object("data", data, MAX_EVENT_BYTES)
-        custom_event(name, plain)
-        seq: int = yield from self._ask("add_event", name, plain, new_id())
-        return seq
-
-    @checked
-    def _use(self, engine: EngineName | None) -> Request[None]:
-        yield from self._client.ask(self._ref, "use_engine", engine, with_engine=True)
-
-    @checked
-    def _cancel(self, reason: Text) -> Request[bool]:
-        return self._client.cancel(self._ref, reason)
-
-    @checked
-    def _execution(self, run_id: RunId) -> Request[RunRecord]:
-        record: RunRecord = yield from self._ask("run", run_id)
-        return record
-
-    @checked
-    def _fork(self, at: Number | None, session_id: SessionId | None) -> Request[Self]:
-        fork: SessionRecord = yield from self._ask("fork", at, session_id or new_id())
-        return type(self)(self._client, SessionRef.of(fork), self.agent)
-
-    @checked
-    def _compact(self, explain: bool) -> Request[Compaction | None]:
-        return (yield from self._client.compact(self._ref, explain=explain))
-
-    @checked
-    def _window(self, message: Text | None) -> Request[tuple[AnyBlock, ...]]:
-        turn: Turn | None = yield from self._client.window(self._ref, message)
-        return turn.blocks if turn else ()
-
-    @checked
-    def _expand(self, summary: InstanceOf[Summary]) -> Request[tuple[AnyBlock, ...]]:
-        return tuple((yield from self._ask("expand", summary)))
-
-    @checked
-    def _update(self, title: Title | None, metadata: Any, merge: bool) -> Request[SessionRecord]:
-        names = None if metadata is None else json_object("metadata", metadata)
-        changed: SessionRecord = yield from self._ask("update", title, names, merge)
-        return changed
-
-    @checked
-    def _remove(self, what: Removable, blocks: Blocks) -> Request[int]:
-        spans = join(what.record.prompt, what.record.output) if isinstance(what, Turn) else what.places
-        own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
-        if high := [number for number in blocks if number >= len(own)]:
-            raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
-        if what.session_id != self.id:
-            raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
-        chosen = join(union([own[number] for number in blocks] if blocks else own))
-        removed: int = yield from self._ask("remove", index, chosen, new_id())
-        return removed
-
-    @checked
-    def _clear(self, keep_last: Count, memory: bool, verify: bool, updated_at: Time | None) -> Request[Forgotten]:
-        given: dict[str, Any] = {"memory": memory, "verify": verify, "updated_at": updated_at}
-        return (yield from self._client.clear(self._ref, keep_last, **given))
-
-    @checked
-    def _delete(self, memory: bool, verify: bool) -> Request[Forgotten]:
-        return (yield from self._client.delete(self._ref, memory=memory, verify=verify))
-
-
-class Session(_Session):
-    """A conversation. Methods may be called from many threads and processes at once; they take effect one at a time.
-
-    A change is durable when its method returns. Most methods are one Ray call. Reads of a session without a live
-    process query the store; `export_messages` reads page by page; `cancel` and `end` repeat their call until the run
-    has ended. A method whose argument has the wrong type or is out of range raises InvalidInputError, which names the
-    argument, and changes nothing.
-    """
-
-    @property
-    def memory(self) -> SessionMemory:
-        """The long-term memories of the session's user, and the working memory."""
-        return SessionMemory(self._client, self._ref)
-
-    def append(self, *prompts: Prompt) -> Turn:
-        """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
-
-        The history has the prompts in the order in which `append` calls return. An active run does not see them.
-        Prompts may be an earlier conversation: `Text`, `Thinking`, `ToolUse` and `ToolResult` blocks too. A result
-        follows its call, and a run starts only if each call has one.
-
-        Raises:
-            EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
-        """
-        return carry_out(self._append(prompts), self._client.portal)
-
-    def import_messages(
-        self,
-        messages: Sequence[Any],
-        format: MessageFormat | None = None,
-        *,
-        system: str | None = None,
-        idempotency_key: str | None = None,
-        after: int | None = None,
-        memory: MemoryUse | bool = False,
-    ) -> Turn:
-        """Store a conversation from elsewhere behind the newest turn; return its last turn.
-
-        Each of its turns is prompts with their answer, tool calls and results included; it has ended, without a run.
-        One of up to 1,000 blocks is one commit. A longer one is several, in order, so that nobody waits long for them;
-        if that is cut off, a repeated call stores the rest. Prompts at the end wait for the next run, like appended
-        ones. Long-term memories get them with `memory`. The conversation is checked as a provider would check it.
-        Durable on return. May be repeated: the same conversation is stored once, and again only after its turns were
-        cleared. Of one that begins with all that the session has, only what follows is stored.
-
-        Args:
-            messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.
-            format: their format; by default it is found, which fails where two formats are mixed.
-            system: the system prompt, where it is not among the messages. Several become one, at the beginning.
-            idempotency_key: identifies this import; by default a digest of the messages does. Pass one to store the
-                same messages twice.
-            after: an optimistic check: if this is not the index of the newest ended turn, nothing is stored. With -1,
-                the session must have no ended turn.
-            memory: with `on` or True, the session's long-term memories get the turns as those of runs, in the
-                background, also after a kill. Not by default, as some ask a model for each turn. For a conversation
-                that is stored already it changes nothing.
-
-        Raises:
-            InvalidInputError: names the first message that cannot be read, stored or continued, by its index, and says
-                what to do; or prompts wait for a run, or the key was used for other messages. Nothing was stored.
-            TurnsChangedError: another turn than `after` is the newest, and nothing was stored; or another turn came
-                while a long conversation was stored, which a repeated call goes on with if it can follow that turn.
-            ConfigError: the format needs a package that is not installed.
-            SessionBusyError, SessionEndedError: nothing was stored.
-        """
-        given: dict[str, Any] = {"system": system, "idempotency_key": idempotency_key, "after": after, "memory": memory}
-        return carry_out(
-            self._import_messages(messages, format, **given),
-            self._client.portal,
-        )
-
-    def export_messages(self, format: MessageFormat) -> Messages:
-        """Return the whole conversation as messages of another library, oldest first; see `to_messages`.
-
-        Includes blocks that compaction replaced, and pending prompts. Excludes removed and forgotten blocks, and the
-        active run's answer. A fork begins with the blocks that it continues.
-
-        Raises:
-            InvalidInputError: there is no such format.
-            UnsupportedBlockError: a picture or a file in a form that the format does not have.
-            ConfigError: the format needs a package that is not installed.
-        """
-        return carry_out(self._export_messages(format), self._client.portal)
-
-    def start(self, **options: Unpack[RunOptions]) -> ExecutionHandle:
-        """Start a run on the appended prompts, like `run` without prompts."""
-        return self.run(**options)
-
-    def run(self, *prompts: Prompt, **options: Unpack[RunOptions]) -> ExecutionHandle:
-        """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
-
-        While another run is active, `if_busy` decides:
-
-        | `if_busy` | what is stored | what runs | callers of other runs |
-        |---|---|---|---|
-        | `reject` | nothing: raises SessionBusyError | the active run | unaffected |
-        | `drop` | nothing: returns the active run's handle, with `dropped` set | the active run | unaffected |
-        | `enqueue` | the prompts, in a turn of their own | the new prompts, after all queued runs | unaffected |
-        | `latest` | the prompts; queued ones are dropped | the new prompts, next | get RunReplacedError if queued |
-        | `merge` | the prompts, after the queued ones | the merged prompts, as one turn | get the merged run's answer |
-        | `inject` | the prompts | the active run, with the prompts from its next model call on | unaffected |
-        | `debounce` | the prompts | all prompts with `debounce`, as one turn, after `debounce_s` | unaffected |
-        | `interrupt` | the prompts, after those of the ended runs | the new prompts, next | get RunCancelledError |
-        | `rollback` | the prompts; ended runs' are dropped | the new prompts, next | get RunCancelledError |
-
-        Prompts that were stored by `append` are never dropped. `interrupt` keeps the text that the ended run has
-        answered; `rollback` drops it.
-
-        After a merge, all handles refer to the merged run. Two runs can be merged if these options are equal: model,
-        params, output, instructions, tools, memory, timeout_s, parent and engine, and if the new run has no `turn_id`.
-        Otherwise the new run is queued as with `enqueue`.
-
-        An injected prompt is sent with the next tool results or approval decision; its run then ends with the active
-        run. It is queued as with `enqueue` in these cases: other runs, or prompts stored by `append`, wait before it;
-        it has a picture, a file, or an option other than `labels`, `idempotency_key` and `on_event`; the injected
-        prompts would take more than a quarter of the window, or not fit into it with the active turn; or the engine has
-        no tool loop.
-
-        `debounce` also waits if no run is active. Meanwhile the session is busy: other policies treat the run as
-        queued. Later prompts with `debounce` are merged into the run if they can be, and each restarts the wait. Stored
-        prompts survive a process crash; the run starts after `debounce_s`, or when a process next loads the session.
-
-        Args:
-            turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
-                and `turn(turn_id)` finds the turn. Without it, the turn has its index only.
-            parent: the id of the run, in any session of the user, on whose behalf this run is started, such as that of
-                an agent that calls this one; it is in the run's record.
-            if_busy: what to do while another run is active; see the table above.
-            debounce_s: for `debounce`, how many seconds nobody must have added a prompt before the run begins;
-                up to a day.
-            idempotency_key: a repeated call with the same key and the same prompts returns the run that the first call
-                started.
-            timeout_s: the run fails after so many seconds.
-            labels: kept with the run; see `max_labels` and `max_label_chars` of `SessionConfig`.
-            memory: how the run uses long-term memory: `on` or True recalls before the run and saves its turn; `read`
-                only recalls; `off` or False does neither. The session's setting if omitted.
-            model: the model that answers; the session's if omitted, or the engine's own if the session has none.
-            params: model parameters, such as `{"temperature": 0.2}`. Each replaces the session's and the engine's
-                value; a value of None removes the session's. They are recorded with the run and apply to all of its
-                steps, also after another process resumes it; `tool_choice` applies to the first step only.
-            output: a pydantic model, or another type for which pydantic makes the schema of an object, such as a
-                dataclass or a TypedDict. The model answers with such an object, after any tool calls, and
-                `turn.parsed` is an instance. The JSON schema is recorded with the run, and every process that resumes
-                the run checks answers by it; `turn.parsed` also applies the class's own validators. Or the JSON schema
-                of an object, of at most 64 KB; then `turn.parsed` is a dict.
-            output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
-                errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
-            instructions: a system prompt for this run alone. Its requests have it after the engine's or the
-                conversation's own; no history has it.
-            tools: up to 128 tools for this run alone, made by `external_tool`, beside the engine's own. A run that
-                calls them waits until their results come by `provide` of its handle, from any process. Their JSON
-                schemas check the arguments. Instructions and tools are recorded with the run and apply to all of its
-                steps, also after another process resumes it.
-            on_event: a function that is called with each event of the run, deltas included, in order, beside the run:
-                in a thread, or in a task of the asynchronous family, which takes coroutine functions too. What it
-                raises is logged and changes nothing. `wait` of the returned handle waits for it.
-
-        Raises:
-            InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
-                object; the engine does not support typed output, or instructions and tools of runs; or it has a tool of
-                the same name. Nothing was stored.
-            SessionBusyError, QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
-            EmptyTurnError, InvalidPromptError: there are no prompts, or one cannot be stored; nothing was stored.
-            IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
-            RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
-        """
-        started = carry_out(self._start(prompts, **options), self._client.portal)
-        whose = self._ref, started.run_id, started.turn_index
-        if started.dropped:  # it is another caller's run
-            return ExecutionHandle(self._client, *whose, started.outcome, dropped=True)
-        output, on_event = options.get("output"), options.get("on_event")
-        return ExecutionHandle(self._client, *whose, started.outcome, output=output, on_event=on_event)
-
-    def latest(self) -> Turn | None:
-        """Return the newest turn, pending prompts included; None if the session has no turns."""
-        return carry_out(self._latest(), self._client.portal)
-
-    def turn(self, index: int | str) -> Turn:
-        """Return a turn with all of its blocks, by its index or by the id that `run(turn_id=...)` gave it.
-
-        Raises:
-            TurnNotFoundError: no turn has this index or id.
-        """
-        return carry_out(self._turn(index), self._client.portal)
-
-    def turns(self, after: int = -1, limit: int = 100) -> ListPage[Turn]:
-        """Return up to `limit` turns with an index above `after`, by index.
-
-        A page that is large is shorter: it has a megabyte or one turn. Its `next` says whether there are more.
-        """
-        return carry_out(self._turns(after, limit), self._client.portal)
-
-    def messages(self, limit: int = 100, *, before: str | None = None, newest_first: bool = False) -> Page[ChatMessage]:
-        """Return a page of messages, as chat interfaces list them: the newest ones, or those before a cursor.
-
-        Pass the page's `cursor` as `before` to get the page of earlier messages; it is None if there are none. So pages
-        go back in time, whichever order the messages on them have. A fork has the messages from the turn on at which it
-        was forked; the earlier ones are its parent's.
-
-        Args:
-            limit: how many at most.
-            before: the cursor of a page, or of a message.
-            newest_first: order the page from new to old; otherwise from old to new, as people read them.
-        """
-        request = self._messages(limit, before, newest_first)
-        return carry_out(request, self._client.portal)
-
-    def runs(self, after: int = -1, limit: int = 100) -> ListPage[RunRecord]:
-        """Return up to `limit` runs with a turn index above `after`, by turn index.
-
-        A page that is large is shorter: it has a megabyte or one run. Its `next` says whether there are more.
-        """
-        return carry_out(self._runs(after, limit), self._client.portal)
-
-    def events(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:
-        """Return up to `limit` events of all runs with a number above `after`, by number.
-
-        The result is a list whose `next` is the `after` of the next page; None if there were no more events. To follow
-        a session across its runs, live, repeat the call with `wait_s` and the number of the last event. Deltas are
-        among the events until the run after the next one starts.
-
-        Args:
-            wait_s: wait up to so many seconds for the first event; without it, for none.
-
-        Raises:
-            OverloadedError: too many other callers have been waiting for all of `wait_s`.
-        """
-        return carry_out(self._events(after, limit, wait_s), self._client.portal)
-
-    def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
-        """Add an event of your own to the session, which belongs to no run; return its number. Durable on return.
-
-        Readers of the session's events get a `CustomEvent` with this name and data.
-
-        Args:
-            name: 1 to 256 characters.
-            data: a JSON object of at most 1 MB.
-
-        Raises:
-            InvalidInputError: the name or the data cannot be stored; nothing was stored.
-            SessionEndedError: the session has ended; nothing was stored.
-        """
-        return carry_out(self._add_event(name, data), self._client.portal)
-
-    def cancel(self, reason: str = "cancelled by the caller") -> bool:
-        """Cancel the active run and wait for its end; return whether it ended as cancelled.
-
-        Raises:
-            NoActiveRunError: no run is active.
-        """
-        return carry_out(self._cancel(reason), self._client.portal)
-
-    def execution(self, run_id: str) -> ExecutionHandle:
-        """Return the handle of a run of this session.
-
-        Raises:
-            RunNotFoundError: the session has no such run.
-        """
-        record = carry_out(self._execution(run_id), self._client.portal)
-        return ExecutionHandle(self._client, self._ref, run_id, record.turn_index)
-
-    def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
-        """Return a new session that continues after turn `at`, by default the last turn that ended.
-
-        This session does not change. It may have an active run. Durable on return. The fork has this session's agent,
-        metadata, memory use, model, params, engine and `ttl_s`, but not its title and no pending prompts.
-
-        Raises:
-            TurnNotFoundError: no such turn exists, or it has not ended.
-            SessionExistsError: a session `session_id` exists.
-        """
-        return carry_out(self._fork(at, session_id), self._client.portal)
-
-    def window(self, message: str | None = None) -> tuple[AnyBlock, ...]:
-        """Return the blocks of the next request, oldest first, prompts that wait included: always as many as fit.
-
-        What does not fit is compacted as the overflow strategy says, as before a run's request; where that fails, or
-        the prompts that wait are too large, the oldest exchanges are left out. A tool's result always has its call.
-        Without a strategy no limit is known: see `SessionConfig.max_context_tokens`.
-
-        Args:
-            message: a text of the user that will follow in the request, for which there is room then. None is kept if
-                it is the newest block already.
-
-        Raises:
-            TurnOverflowError: the newest turn does not fit alone, with the message behind it.
-            ReadOnlyStoreError: the manager is read-only, so nothing may be compacted.
-        """
-        return carry_out(self._window(message), self._client.portal)
-
-    def compact(self, *, explain: bool = False) -> Compaction | None:
-        """Compact the window now; return what the overflow strategy changed, None if it changed nothing.
-
-        Without a strategy the result is None. Compaction also happens automatically at the end of runs, and before a
-        request that would not fit. Stored turns keep their blocks; the context of the next turn shrinks, in one commit.
-        Prompts that wait for a run stay as they are, so a session that has nothing else has nothing to compact.
-
-        Args:
-            explain: return what the strategy would remove and keep, and why, and change nothing.
-
-        Raises:
-            StrategyError, CompactionError, WindowOverflowError: nothing was changed.
-        """
-        return carry_out(self._compact(explain), self._client.portal)
-
-    def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
-        """Return the blocks that a summary replaced, in order; summaries among them are expanded too.
-
-        Raises:
-            InvalidInputError: the summary is not from this session.
-        """
-        return carry_out(self._expand(summary), self._client.portal)
-
-    def update(
-        self, *, title: str | None = None, metadata: Mapping[str, Any] | None = None, merge: bool = True
-    ) -> SessionRecord:
-        """Change the session's title and metadata, in one commit that is durable on return; return its record.
-
-        An active run is not affected; its engine has the metadata of its start. May be repeated.
-
-        Args:
-            title: its name for people, of at most 1,000 characters; "" removes it. None keeps it.
-            metadata: a JSON object; see `SessionConfig.max_metadata_bytes`. None keeps the metadata.
-            merge: add the given names to the metadata and replace their values; a name whose value is None is removed.
-                If false, the given metadata replace all.
-
-        Raises:
-            InvalidInputError: the metadata would be too large; nothing was changed.
-        """
-        request = self._update(title, metadata, merge)
-        return carry_out(request, self._client.portal)
-
-    def use(self, engine: str | None) -> None:
-        """Use another engine of the manager for later runs, by its name; None for its first. Durable on return.
-
-        Active and queued runs keep their engine. The name is stored with the session, so later managers use their
-        engine of this name.
-
-        Raises:
-            ConfigError: the manager has no engine of this name; nothing was changed.
-        """
-        carry_out(self._use(engine), self._client.portal)
-
-    def refresh(self) -> None:
-        """Restart the session's `ttl_s` now, as a commit would; durable on return."""
-        carry_out(self._ask("refresh"), self._client.portal)
-
-    def end(self) -> None:
-        """End the session: cancel its runs and accept no new ones. Ending twice is fine.
-
-        Waits until the active run has ended. Pending prompts, and those of queued runs, stay stored; no run uses them.
-        """
-        carry_out(self._client.end(self._ref), self._client.portal)
-
-    def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:
-        """Exclude blocks of an ended turn, or pending prompts, from the context of later runs; return how many.
-
-        The results of removed calls are removed too. `messages` no longer shows the blocks. Blocks that cannot be sent
-        without them stay there, but are not sent either, so the next request is valid: the call of a removed result,
-        the calls of removed thoughts, thoughts of which nothing else is left, and answers before the first prompt. A
-        summary that covers a removed block is replaced by the remaining blocks that it summarized.
-
-        One commit, durable on return. Nothing is erased: turns keep their snapshots and name the blocks as `removed`,
-        `fork(at=...)` after an earlier turn still has them, and memories keep what they have. To erase, use `clear`,
-        or `memory.forget(turn_index=...)` and `delete`.
-
-        Args:
-            what: a turn of this session, or one of its `messages`.
-            blocks: numbers of its `new_blocks`, or of the message's `blocks`, from 0; all if there are none.
-
-        Raises:
-            SessionInUseError: a run is active, waits or is queued; nothing was removed.
-            TurnNotFoundError: there is no such turn, or its last waiting prompt was removed meanwhile.
-            InvalidInputError: the blocks are not of this turn, or a number is too high; nothing was removed.
-        """
-        return carry_out(self._remove(what, blocks), self._client.portal)
-
-    def clear(
-        self, keep_last: int = 0, *, memory: bool = True, verify: bool = False, updated_at: float | None = None
-    ) -> Forgotten:
-        """Remove the messages of the session for good, with what this manager's memories keep of them.
-
-        The session stays, with its title, its metadata, the records of its runs and their usage; the indexes of turns
-        go on. Turns, the texts of their blocks, and their events go, in one commit: also appended prompts that no run
-        has used. Remaining turns no longer contain context from removed turns. Forks keep the blocks that they use. May
-        be repeated.
-
-        Args:
-            keep_last: how many of the newest turns stay, pending ones included.
-            memory: if false, memories keep what they have of the turns.
-            verify: whether memories are checked afterwards for remains; see `delete`.
-            updated_at: clear only if the session's last change was at this time, as `info().session.updated_at` says.
-
-        Raises:
-            SessionInUseError: a run is active or queued; nothing was removed.
-            SessionChangedError: the last change was not at `updated_at`; nothing was removed.
-            LongTermMemoryError: memories failed; the error names them. The history was not changed: repeat the call.
-        """
-        request = self._clear(keep_last, memory, verify, updated_at)
-        return carry_out(request, self._client.portal)
-
-    def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:
-        """Delete the session permanently, with what this manager's memories keep of it. Its forks stay complete.
-
-        Args:
-            memory: if false, memories keep what they have of the session.
-            verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
-                grows with what is forgotten.
-
-        Raises:
-            SessionInUseError: a run is active or queued.
-            LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
-        """
-        return carry_out(self._delete(memory, verify), self._client.portal)
-
-    def info(self) -> SessionInfo:
-        """Return the session's record, its active and queued runs, and the process that hosts it, if any."""
-        info: SessionInfo = carry_out(self._ask("info"), self._client.portal)
-        return info
-
-
-class AsyncSession(_Session):
-    """`Session` with its methods as coroutines: any number at once, from any process; they take effect one at a time.
-
-    A change is durable when its method returns. Most methods are one Ray call. Reads of a session without a live
-    process query the store; `export_messages` reads page by page; `cancel` and `end` repeat their call until the run
-    has ended. A method whose argument has the wrong type or is out of range raises InvalidInputError, which names the
-    argument, and changes nothing.
-    """
-
     @property
     def memory(self) -> AsyncSessionMemory:
         """The long-term memories of the session's user, and the working memory."""
@@ -772,8 +106,17 @@ class AsyncSession(_Session):
         Raises:
             EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
         """
-        return await carry_out_async(self._append(prompts))
+        cache = self._client.cache(self._ref)
+        packed = await self._host.ask(verbs.append(plain_prompts(self.id, prompts), new_id(), cache.held))
+        return self._client.unpack(packed, cache)
 
+    @checked(
+        format=Format | None,
+        system=Instructions | None,
+        idempotency_key=IdempotencyKey | None,
+        after=Number | None,
+        memory=MemoryUseArg,
+    )
     async def import_messages(
         self,
         messages: Sequence[Any],
@@ -813,9 +156,17 @@ class AsyncSession(_Session):
             ConfigError: the format needs a package that is not installed.
             SessionBusyError, SessionEndedError: nothing was stored.
         """
-        given: dict[str, Any] = {"system": system, "idempotency_key": idempotency_key, "after": after, "memory": memory}
-        return await carry_out_async(self._import_messages(messages, format, **given))
+        conversation = await read_conversation(messages, format, system=system, key=idempotency_key)
+        index = await send_conversation(self._host.ask, conversation, after, memory)
+        try:
+            return await self.turn(index)
+        except TurnNotFoundError:  # a repeated import, whose last prompts moved on
+            latest = await self.latest()
+            if latest is None:
+                raise
+            return latest
 
+    @checked(format=Format)
     async def export_messages(self, format: MessageFormat) -> Messages:
         """Return the whole conversation as messages of another library, oldest first; see `to_messages`.
 
@@ -827,7 +178,24 @@ class AsyncSession(_Session):
             UnsupportedBlockError: a picture or a file in a form that the format does not have.
             ConfigError: the format needs a package that is not installed.
         """
-        return await carry_out_async(self._export_messages(format))
+        functions_of(format, "write")  # before anything is read
+        blocks: list[AnyBlock] = []
+        after, is_first = -1, True
+        while turns := await self.turns(after, _EXPORTED_AT_ONCE):
+            for turn in turns:
+                is_fork = is_first and turn.parent is not None and turn.parent.rpartition("#")[0] != self.id
+                is_first = False
+                if turn.record.forgotten:
+                    continue
+                if is_fork and not turn.record.is_open:
+                    blocks += turn.blocks
+                    continue
+                own = turn.asked if turn.record.is_open else turn.new_blocks
+                blocks += (block for number, block in enumerate(own) if number not in turn.removed)
+            after = turns[-1].index
+        if len(blocks) <= _EXPORTED_AT_ONCE:
+            return to_messages(blocks, format)
+        return await steps.in_thread(partial(to_messages, blocks, format))
 
     async def start(self, **options: Unpack[RunOptions]) -> AsyncExecutionHandle:
         """Start a run on the appended prompts, like `run` without prompts."""
@@ -911,32 +279,48 @@ class AsyncSession(_Session):
             IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
             RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
         """
-        started = await carry_out_async(self._start(prompts, **options))
-        whose = self._ref, started.run_id, started.turn_index
+        settings = checked_options(options)
+        records = partial(with_records, settings, options)
+        whole = await steps.in_thread(records) if takes_long(settings) else records()
+        started = await self._host.start(plain_prompts(self.id, prompts), whole)
+        run = self._ref, started.run_id, started.turn_index
         if started.dropped:  # it is another caller's run
-            return AsyncExecutionHandle(self._client, *whose, started.outcome, dropped=True)
+            return AsyncExecutionHandle(self._client, *run, started.outcome, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
-        return AsyncExecutionHandle(self._client, *whose, started.outcome, output=output, on_event=on_event)
+        return AsyncExecutionHandle(self._client, *run, started.outcome, output=output, on_event=on_event)
 
     async def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None if the session has no turns."""
-        return await carry_out_async(self._latest())
+        cache = self._client.cache(self._ref)
+        packed = await self._host.ask(verbs.latest(cache.held))
+        return self._client.unpack(packed, cache) if packed else None
 
+    @checked(index=TurnRef)
     async def turn(self, index: int | str) -> Turn:
         """Return a turn with all of its blocks, by its index or by the id that `run(turn_id=...)` gave it.
 
         Raises:
             TurnNotFoundError: no turn has this index or id.
         """
-        return await carry_out_async(self._turn(index))
+        cache = self._client.cache(self._ref)
+        packed = await self._host.ask(verbs.turn(index, cache.held))
+        return self._client.unpack(packed, cache)
 
+    @checked(after=Number, limit=Limit)
     async def turns(self, after: int = -1, limit: int = 100) -> ListPage[Turn]:
         """Return up to `limit` turns with an index above `after`, by index.
 
         A page that is large is shorter: it has a megabyte or one turn. Its `next` says whether there are more.
         """
-        return await carry_out_async(self._turns(after, limit))
+        cache = self._client.cache(self._ref)
+        packed: list[PackedTurn]
+        packed, later = await self._host.ask(verbs.turns(after, limit, cache.held))
+        turns = ListPage[Turn](next=later)
+        for turn in packed:
+            turns.append(self._client.unpack(turn, turns[-1].cache if turns else cache))
+        return turns
 
+    @checked(limit=Limit, before=Text | None, newest_first=bool)
     async def messages(
         self, limit: int = 100, *, before: str | None = None, newest_first: bool = False
     ) -> Page[ChatMessage]:
@@ -951,16 +335,20 @@ class AsyncSession(_Session):
             before: the cursor of a page, or of a message.
             newest_first: order the page from new to old; otherwise from old to new, as people read them.
         """
-        request = self._messages(limit, before, newest_first)
-        return await carry_out_async(request)
+        messages, is_more = await self._host.ask(verbs.messages(before, limit))
+        cursor = messages[0].cursor if is_more else None
+        return Page(tuple(reversed(messages) if newest_first else messages), cursor)
 
+    @checked(after=Number, limit=Limit)
     async def runs(self, after: int = -1, limit: int = 100) -> ListPage[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index.
 
         A page that is large is shorter: it has a megabyte or one run. Its `next` says whether there are more.
         """
-        return await carry_out_async(self._runs(after, limit))
+        runs, later = await self._host.ask(verbs.runs(after, limit))
+        return ListPage(runs, later)
 
+    @checked(after=Number, limit=Limit, wait_s=WaitSeconds)
     async def events(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:
         """Return up to `limit` events of all runs with a number above `after`, by number.
 
@@ -974,8 +362,10 @@ class AsyncSession(_Session):
         Raises:
             OverloadedError: too many other callers have been waiting for all of `wait_s`.
         """
-        return await carry_out_async(self._events(after, limit, wait_s))
+        events, later, is_all = await self._host.follow(after, limit, None, wait_s)
+        return EventPage(events, later if events and not is_all else None)
 
+    @checked(name=Text)
     async def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
         """Add an event of your own to the session, which belongs to no run; return its number. Durable on return.
 
@@ -989,25 +379,30 @@ class AsyncSession(_Session):
             InvalidInputError: the name or the data cannot be stored; nothing was stored.
             SessionEndedError: the session has ended; nothing was stored.
         """
-        return await carry_out_async(self._add_event(name, data))
+        plain = None if data is None else json_object("data", data, MAX_EVENT_BYTES)
+        custom_event(name, plain)
+        return await self._host.ask(verbs.add_event(name, plain, new_id()))
 
+    @checked(reason=Text)
     async def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Cancel the active run and wait for its end; return whether it ended as cancelled.
 
         Raises:
             NoActiveRunError: no run is active.
         """
-        return await carry_out_async(self._cancel(reason))
+        return await self._host.cancel(reason)
 
+    @checked(run_id=RunId)
     async def execution(self, run_id: str) -> AsyncExecutionHandle:
         """Return the handle of a run of this session.
 
         Raises:
             RunNotFoundError: the session has no such run.
         """
-        record = await carry_out_async(self._execution(run_id))
+        record = await self._host.ask(verbs.run(run_id))
         return AsyncExecutionHandle(self._client, self._ref, run_id, record.turn_index)
 
+    @checked(at=Number | None, session_id=SessionId | None)
     async def fork(self, at: int | None = None, session_id: str | None = None) -> AsyncSession:
         """Return a new session that continues after turn `at`, by default the last turn that ended.
 
@@ -1018,8 +413,10 @@ class AsyncSession(_Session):
             TurnNotFoundError: no such turn exists, or it has not ended.
             SessionExistsError: a session `session_id` exists.
         """
-        return await carry_out_async(self._fork(at, session_id))
+        fork = await self._host.ask(verbs.fork(at, session_id or new_id()))
+        return AsyncSession(self._client, SessionRef.of(fork), self.agent)
 
+    @checked(message=Text | None)
     async def window(self, message: str | None = None) -> tuple[AnyBlock, ...]:
         """Return the blocks of the next request, oldest first, prompts that wait included: always as many as fit.
 
@@ -1035,8 +432,11 @@ class AsyncSession(_Session):
             TurnOverflowError: the newest turn does not fit alone, with the message behind it.
             ReadOnlyStoreError: the manager is read-only, so nothing may be compacted.
         """
-        return await carry_out_async(self._window(message))
+        cache = self._client.cache(self._ref)
+        packed = await self._host.ask(verbs.window(cache.held, message))
+        return self._client.unpack(packed, cache).blocks if packed else ()
 
+    @checked(explain=bool)
     async def compact(self, *, explain: bool = False) -> Compaction | None:
         """Compact the window now; return what the overflow strategy changed, None if it changed nothing.
 
@@ -1050,16 +450,18 @@ class AsyncSession(_Session):
         Raises:
             StrategyError, CompactionError, WindowOverflowError: nothing was changed.
         """
-        return await carry_out_async(self._compact(explain))
+        return await self._host.ask(verbs.compact(explain))
 
+    @checked(summary=InstanceOf[Summary])
     async def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
         """Return the blocks that a summary replaced, in order; summaries among them are expanded too.
 
         Raises:
             InvalidInputError: the summary is not from this session.
         """
-        return await carry_out_async(self._expand(summary))
+        return tuple(await self._host.ask(verbs.expand(summary)))
 
+    @checked(title=Title | None, merge=bool)
     async def update(
         self, *, title: str | None = None, metadata: Mapping[str, Any] | None = None, merge: bool = True
     ) -> SessionRecord:
@@ -1076,9 +478,10 @@ class AsyncSession(_Session):
         Raises:
             InvalidInputError: the metadata would be too large; nothing was changed.
         """
-        request = self._update(title, metadata, merge)
-        return await carry_out_async(request)
+        names = None if metadata is None else json_object("metadata", metadata)
+        return await self._host.ask(verbs.update(title, names, merge))
 
+    @checked(engine=EngineName | None)
     async def use(self, engine: str | None) -> None:
         """Use another engine of the manager for later runs, by its name; None for its first. Durable on return.
 
@@ -1088,19 +491,20 @@ class AsyncSession(_Session):
         Raises:
             ConfigError: the manager has no engine of this name; nothing was changed.
         """
-        await carry_out_async(self._use(engine))
+        await self._host.ask(verbs.use_engine(engine))
 
     async def refresh(self) -> None:
         """Restart the session's `ttl_s` now, as a commit would; durable on return."""
-        await carry_out_async(self._ask("refresh"))
+        await self._host.ask(verbs.refresh())
 
     async def end(self) -> None:
         """End the session: cancel its runs and accept no new ones. Ending twice is fine.
 
         Waits until the active run has ended. Pending prompts, and those of queued runs, stay stored; no run uses them.
         """
-        await carry_out_async(self._client.end(self._ref))
+        await self._host.end()
 
+    @checked(what=Removable, blocks=Blocks)
     async def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:
         """Exclude blocks of an ended turn, or pending prompts, from the context of later runs; return how many.
 
@@ -1122,8 +526,16 @@ class AsyncSession(_Session):
             TurnNotFoundError: there is no such turn, or its last waiting prompt was removed meanwhile.
             InvalidInputError: the blocks are not of this turn, or a number is too high; nothing was removed.
         """
-        return await carry_out_async(self._remove(what, blocks))
+        spans = join(what.record.prompt, what.record.output) if isinstance(what, Turn) else what.places
+        own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
+        if high := [number for number in blocks if number >= len(own)]:
+            raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
+        if what.session_id != self.id:
+            raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
+        chosen = join(union([own[number] for number in blocks] if blocks else own))
+        return await self._host.ask(verbs.remove(index, chosen, new_id()))
 
+    @checked(keep_last=Count, memory=bool, verify=bool, updated_at=Time | None)
     async def clear(
         self, keep_last: int = 0, *, memory: bool = True, verify: bool = False, updated_at: float | None = None
     ) -> Forgotten:
@@ -1145,9 +557,9 @@ class AsyncSession(_Session):
             SessionChangedError: the last change was not at `updated_at`; nothing was removed.
             LongTermMemoryError: memories failed; the error names them. The history was not changed: repeat the call.
         """
-        request = self._clear(keep_last, memory, verify, updated_at)
-        return await carry_out_async(request)
+        return await self._host.clear(keep_last, memory=memory, verify=verify, updated_at=updated_at)
 
+    @checked(memory=bool, verify=bool)
     async def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:
         """Delete the session permanently, with what this manager's memories keep of it. Its forks stay complete.
 
@@ -1160,34 +572,8 @@ class AsyncSession(_Session):
             SessionInUseError: a run is active or queued.
             LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
         """
-        return await carry_out_async(self._delete(memory, verify))
+        return await self._host.delete(memory=memory, verify=verify)
 
     async def info(self) -> SessionInfo:
         """Return the session's record, its active and queued runs, and the process that hosts it, if any."""
-        info: SessionInfo = await carry_out_async(self._ask("info"))
-        return info
-
-
-def settings_of(options: RunOptions) -> dict[str, Any]:
-    """Return the options of a run as a session's process gets them.
-
-    Raises:
-        InvalidInputError: one is wrong.
-    """
-    settings = _Session._settings(cast("Any", None), **options)  # noqa: SLF001 - of the same file; it reads no session
-    return _with_records(settings, options.get("output_retries", 2))
-
-
-def _with_records(settings: dict[str, Any], output_retries: int) -> dict[str, Any]:
-    """Return the options of a run with the records of the answer's type and of the tools, which are checked."""
-    output, tools = settings["output"], settings["tools"]
-    wanted = None if output is None else output_record(output, output_retries)
-    return settings | {"output": wanted, "tools": record_of_tools(tools) if tools else {}}
-
-
-async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options: RunOptions) -> str | None:
-    """Raise what `run` would raise with these prompts and options if no run were active or queued. Stores nothing.
-
-    Returns the id of the run that was started with the same idempotency key; None if there is none.
-    """
-    return await carry_out_async(session._check_start(tuple(prompts), **options))  # noqa: SLF001 - of the same file
+        return await self._host.ask(verbs.info())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack, cast
 
-from turnwise.actors.client.arguments import (
+from turnwise.actors.client.session_host import AsyncSessionHost
+from turnwise.actors.client.shared.arguments import (
     MAX_JSON_BYTES,
     Category,
     ItemId,
     ItemIds,
-    ItemStatus,
     Limit,
     MemoryUseArg,
     Names,
@@ -22,13 +22,13 @@ from turnwise.actors.client.arguments import (
     WaitSeconds,
     checked,
 )
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.requests import Request, carry_out, carry_out_async
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.item_changes import checked_changes
 from turnwise.actors.cluster.wire import SessionRef
-from turnwise.errors import InvalidInputError
+from turnwise.actors.hosting import verbs
 from turnwise.memory.conversation.frozen_json import plain_json
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.notebook_display import Rows
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.deletion_report import Forgotten
@@ -37,112 +37,11 @@ from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryType, typ
 from turnwise.memory.stores.base import Page
 
 _Items: TypeAlias = list[MemoryItem]
-"""In the classes below, `list` is a method."""
+"""In the class below, `list` is a method."""
 
 
-class _SessionMemory:
-    """Common base of both classes: the requests to the session, which supplies the user, session and agent."""
-
-    def __init__(self, client: ClusterClient, ref: SessionRef) -> None:
-        self._client = client
-        self._ref = ref
-
-    def _ask(self, verb: str, *args: Any, **options: Any) -> Request[Any]:
-        return self._client.call_memory(self._ref, verb, *args, **options)
-
-    @checked
-    def _save(
-        self,
-        text: Text,
-        type: Type,
-        *,
-        topic: Text | None,
-        id: ItemId | None,
-        name: Text | None,
-        aliases: Names,
-        expires_at: Time | None,
-        memory: Text | None,
-    ) -> Request[Any]:
-        # The caller chooses the id, so that a request that is delivered twice saves one item.
-        more = {"topic": topic, "name": name, "aliases": aliases, "expires_at": expires_at}
-        more["memory"] = memory
-        return self._ask("save", text, type=type, id=new_id() if id is None else id, **more)
-
-    @checked
-    def _recall(
-        self, query: Text, limit: Limit, types: Types | None, category: Category | None, as_of: Time | None
-    ) -> Request[Any]:
-        return self._ask("recall", query, limit=limit, types=types_of(category, types), as_of=as_of)
-
-    @checked
-    def _recall_apart(self, query: Text, limit: Limit) -> Request[Any]:
-        return self._ask("recall_apart", query, limit=limit)
-
-    @checked
-    def _list(
-        self, category: Category | None, type: Type | None, limit: Limit, cursor: Text | None, memory: Text | None
-    ) -> Request[Any]:
-        types = types_of(category, None if type is None else (type,))
-        return self._ask("list_items", types=types, limit=limit, cursor=cursor, memory=memory)
-
-    def _update(self, id: str, text: str | None, type: AnyType | None, changes: ItemChanges) -> Request[Any]:
-        return self._ask("update", **_checked_changes(id=id, text=text, type=type, **changes))
-
-    @checked
-    def _pin(self, id: ItemId, pinned: bool) -> Request[Any]:
-        return self._ask("pin", id, pinned)
-
-    @checked
-    def _delete(self, ids: ItemIds) -> Request[Any]:
-        return self._ask("delete", ids)
-
-    @checked
-    def _forget(self, turn_index: Number, verify: bool) -> Request[Forgotten]:
-        return self._client.forget_turn(self._ref, turn_index, verify=verify)
-
-    @checked
-    def _use(self, use: MemoryUseArg) -> Request[Any]:
-        return self._client.ask(self._ref, "use_memory", use)
-
-    @checked
-    def _wait(self, timeout_s: WaitSeconds | None) -> Request[bool]:
-        return self._client.wait_for_memory(self._ref, timeout_s)
-
-    def _note(self, verb: str, content: Any) -> Request[Any]:
-        return self._ask(verb, plain_json("content", content, MAX_JSON_BYTES))
-
-
-def _checked_changes(**given: Any) -> dict[str, Any]:
-    """Return the checked arguments of an update, without those that were omitted.
-
-    Raises:
-        InvalidInputError: an argument has the wrong type, or nothing is to be changed.
-        TypeError: there is no such argument.
-    """
-
-    @checked
-    def update(
-        *,
-        id: ItemId,
-        text: Text | None,
-        type: Type | None,
-        topic: Text | None = None,
-        name: Text | None = None,
-        aliases: Names = (),
-        status: ItemStatus = "active",
-        expires_at: Time | None = None,
-    ) -> dict[str, Any]:
-        found = {"id": id, "text": text, "type": type, "topic": topic, "name": name, "aliases": aliases}
-        return {**found, "status": status, "expires_at": expires_at}
-
-    found = update(**given)
-    if len(given) == len(("id", "text", "type")) and found["text"] is None and found["type"] is None:
-        raise InvalidInputError("text", None, "say what is to be changed: a text, a type, a topic, a name and so on")
-    return {name: found[name] for name in given}
-
-
-class SessionMemory(_SessionMemory):
-    """The long-term memories of the session's user, and the session's working memory.
+class AsyncSessionMemory:
+    """`SessionMemory` with its verbs as coroutines.
 
     User, session and agent are those of the session; no method takes them as arguments. Each method is one Ray call to
     the session, which makes one call to each memory.
@@ -153,203 +52,19 @@ class SessionMemory(_SessionMemory):
         LongTermMemoryError: a memory failed.
     """
 
-    def save(
-        self,
-        text: str,
-        *,
-        type: AnyType = MemoryType.GENERAL,
-        topic: str | None = None,
-        id: str | None = None,
-        name: str | None = None,
-        aliases: Sequence[str] = (),
-        expires_at: float | None = None,
-        memory: str | None = None,
-    ) -> str:
-        """Save a text in a memory; return the item's id.
+    def __init__(self, client: ClusterClient, ref: SessionRef) -> None:
+        self._host = AsyncSessionHost(client, ref)
 
-        Args:
-            topic: the subject, in a word or two.
-            id: the item's id; a new one if omitted. If an item with this id exists, or was deleted, nothing changes.
-            name: the name of the thing that the text describes. Searches for a name rank its item first.
-            aliases: other names of the same thing.
-            expires_at: when the item stops being recalled, in seconds since the epoch; never if omitted.
-            memory: the name of the memory, as in `MemoryItem.memory`; the first writable one if omitted.
-
-        Raises:
-            InvalidInputError: no memory has this name.
-            InvalidMemoryError: the memory cannot keep such an item.
-            ReadOnlyMemoryError: this memory, or each memory, is read-only.
-        """
-        return str(
-            carry_out(
-                self._save(
-                    text, type, topic=topic, id=id, name=name, aliases=aliases, expires_at=expires_at, memory=memory
-                ),
-                self._client.portal,
-            )
-        )
-
-    def recall(
-        self,
-        query: str,
-        *,
-        limit: int = 10,
-        types: Collection[AnyType] | None = None,
-        category: AnyCategory | None = None,
-        as_of: float | None = None,
-    ) -> _Items:
-        """Return up to `limit` items that are relevant to the query, best first; several memories' items alternate.
-
-        An item's `memory` names its memory, `score` says how relevant it is, `words` and `passage` what matched. Items
-        with a score of 0, such as facts of a `StaticMemory` that do not bear on the query, come after all others. A
-        memory that fails is left out.
-
-        Args:
-            types: return items of these types only; of all types if omitted. Names are accepted: `["facts"]`.
-            category: return items of this category only; its name is accepted: `"semantic"`.
-            as_of: return what was valid at this time, in seconds since the epoch.
-        """
-        return Rows(carry_out(self._recall(query, limit, types, category, as_of), self._client.portal))
-
-    def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:
-        """Return up to `limit` items of each memory that are relevant to the query, by kinds of memories.
-
-        A memory that fails is named in the result's `failed`; without memories the result is empty.
-        """
-        found: RecalledContent = carry_out(self._recall_apart(query, limit), self._client.portal)
-        return found
-
-    def list(
-        self,
-        *,
-        category: AnyCategory | None = None,
-        type: AnyType | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-        memory: str | None = None,
-    ) -> Page[MemoryItem]:
-        """Return a page of what memories keep for the user and the agent, without a query.
-
-        Lists one memory after the other, the newest items of each first. Replaced items are not listed; resolved ones
-        are, and expired ones until they are deleted. Pass the page's `cursor` to get the next page.
-
-        Args:
-            category: list items of this category only; its name is accepted.
-            type: list items of this type only; its name is accepted.
-            memory: the name of the memory, which may be a read-only one; if omitted, all that are not read-only.
-
-        Raises:
-            InvalidInputError: no memory has this name, or the cursor is invalid.
-            NoMemoryError: none of the memories can list its items; see `memories.Listing`.
-        """
-        found: Page[MemoryItem] = carry_out(self._list(category, type, limit, cursor, memory), self._client.portal)
-        return found
-
-    def update(
-        self, id: str, text: str | None = None, *, type: AnyType | None = None, **changes: Unpack[ItemChanges]
-    ) -> bool:
-        """Change the given fields of an item; return whether the item exists. Other fields stay, `created_at` too.
-
-        Args:
-            type: the new type; it also decides the item's category and owner.
-            changes: `topic`, `name` and `expires_at` (seconds since the epoch): None removes the value. `aliases`: the
-                complete new list. `status`: "resolved" items are no longer recalled, "active" ones are. If the text
-                changes, a topic or name that only the old text contains is removed, unless it is given here.
-
-        Raises:
-            InvalidInputError: an argument has the wrong type, or no change was given.
-            InvalidMemoryError: the memory cannot keep the changed item.
-            ReadOnlyMemoryError: all memories are read-only.
-        """
-        return bool(carry_out(self._update(id, text, type, changes), self._client.portal))
-
-    def pin(self, id: str) -> bool:
-        """Pin an item to the user's profile, which is part of each of the user's requests; return whether it exists.
-
-        It stays pinned until it is unpinned, forgotten or expired. A fact that replaces it is pinned too.
-
-        Raises:
-            NoMemoryError: no memory of the manager has profiles.
-            ReadOnlyMemoryError: all memories are read-only.
-        """
-        return bool(carry_out(self._pin(id, True), self._client.portal))
-
-    def unpin(self, id: str) -> bool:
-        """Undo `pin`; return whether the item exists. An item whose type belongs in the profile stays there."""
-        return bool(carry_out(self._pin(id, False), self._client.portal))
-
-    def delete(self, *ids: str) -> int:
-        """Delete items; return how many existed.
-
-        For 90 days, saving the same items again does not bring them back.
-
-        Raises:
-            ReadOnlyMemoryError: all memories are read-only.
-        """
-        return int(carry_out(self._delete(ids), self._client.portal))
-
-    def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:
-        """Forget what a turn added; return what was removed.
-
-        Memory items that were derived from the turn and summaries that cover it are removed, and no later request
-        contains the turn. The history still shows the turn until the session is deleted. The call may be repeated.
-
-        Args:
-            verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
-                grows with what is forgotten.
-
-        Raises:
-            TurnNotFoundError: no such turn exists, or it has not ended.
-            SessionInUseError: a run is active.
-            LongTermMemoryError: memories failed; the error names them. Repeat the call.
-        """
-        return carry_out(self._forget(turn_index, verify), self._client.portal)
-
-    def use(self, use: MemoryUse | bool) -> None:
-        """Set the default for later runs' use of long-term memory: `on`, `read` or `off`. Durable."""
-        carry_out(self._use(use), self._client.portal)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until memories have received all turns that have ended; return False after `timeout_s` seconds."""
-        return carry_out(self._wait(timeout_s), self._client.portal)
-
-    def read_notes(self) -> str:
-        """Return the content of the working memory."""
-        return str(carry_out(self._ask("read_notes"), self._client.portal))
-
-    def replace_notes(self, content: Any) -> str:
-        """Replace the content of the working memory; return the new content.
-
-        Raises:
-            WorkingMemoryError: the new content is not in the memory's format, or is too long; nothing was changed.
-        """
-        return str(carry_out(self._note("replace_notes", content), self._client.portal))
-
-    def clear_notes(self) -> bool:
-        """Reset the working memory to the initial text of its format; return whether it had been changed."""
-        return bool(carry_out(self._ask("clear_notes"), self._client.portal))
-
-    def merge_notes(self, content: Any) -> str:
-        """Merge the content into the working memory, as its format defines; return the new content.
-
-        Raises:
-            WorkingMemoryError: the result is not in the memory's format, or is too long; nothing was changed.
-        """
-        return str(carry_out(self._note("merge_notes", content), self._client.portal))
-
-
-class AsyncSessionMemory(_SessionMemory):
-    """`SessionMemory` with its verbs as coroutines.
-
-    User, session and agent are the session's and no arguments. Each verb is one Ray call to the session, and one from
-    there to each memory.
-
-    Raises, beside what the verbs say:
-        InvalidInputError: an argument has the wrong type, or is out of its range; nothing was done.
-        NoMemoryError: the manager has no such memory.
-        LongTermMemoryError: a memory failed.
-    """
-
+    @checked(
+        text=Text,
+        type=Type,
+        topic=Text | None,
+        id=ItemId | None,
+        name=Text | None,
+        aliases=Names,
+        expires_at=Time | None,
+        memory=Text | None,
+    )
     async def save(
         self,
         text: str,
@@ -377,14 +92,20 @@ class AsyncSessionMemory(_SessionMemory):
             InvalidMemoryError: the memory cannot keep such an item.
             ReadOnlyMemoryError: this memory, or each memory, is read-only.
         """
-        return str(
-            await carry_out_async(
-                self._save(
-                    text, type, topic=topic, id=id, name=name, aliases=aliases, expires_at=expires_at, memory=memory
-                )
+        return await self._host.ask(
+            verbs.save_item(
+                text,
+                type=cast(MemoryType, type),
+                topic=topic,
+                id=new_id() if id is None else id,  # so that a request that is delivered twice saves one item
+                name=name,
+                aliases=aliases,
+                expires_at=expires_at,
+                memory=memory,
             )
         )
 
+    @checked(query=Text, limit=Limit, types=Types | None, category=Category | None, as_of=Time | None)
     async def recall(
         self,
         query: str,
@@ -405,16 +126,18 @@ class AsyncSessionMemory(_SessionMemory):
             category: return items of this category only; its name is accepted: `"semantic"`.
             as_of: return what was valid at this time, in seconds since the epoch.
         """
-        return Rows(await carry_out_async(self._recall(query, limit, types, category, as_of)))
+        wanted = types_of(category, types)
+        return Rows(await self._host.ask(verbs.recall(query, limit=limit, types=wanted, as_of=as_of)))
 
+    @checked(query=Text, limit=Limit)
     async def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:
         """Return up to `limit` items of each memory that are relevant to the query, by kinds of memories.
 
         A memory that fails is named in the result's `failed`; without memories the result is empty.
         """
-        found: RecalledContent = await carry_out_async(self._recall_apart(query, limit))
-        return found
+        return await self._host.ask(verbs.recall_apart(query, limit=limit))
 
+    @checked(category=Category | None, type=Type | None, limit=Limit, cursor=Text | None, memory=Text | None)
     async def list(
         self,
         *,
@@ -438,8 +161,8 @@ class AsyncSessionMemory(_SessionMemory):
             InvalidInputError: no memory has this name, or the cursor is invalid.
             NoMemoryError: none of the memories can list its items; see `memories.Listing`.
         """
-        found: Page[MemoryItem] = await carry_out_async(self._list(category, type, limit, cursor, memory))
-        return found
+        types = types_of(category, None if type is None else (type,))
+        return await self._host.ask(verbs.list_items(types=types, limit=limit, cursor=cursor, memory=memory))
 
     async def update(
         self, id: str, text: str | None = None, *, type: AnyType | None = None, **changes: Unpack[ItemChanges]
@@ -457,8 +180,10 @@ class AsyncSessionMemory(_SessionMemory):
             InvalidMemoryError: the memory cannot keep the changed item.
             ReadOnlyMemoryError: all memories are read-only.
         """
-        return bool(await carry_out_async(self._update(id, text, type, changes)))
+        fields = checked_changes(id=id, text=text, type=type, **changes)
+        return await self._host.ask(verbs.update_item(**fields))
 
+    @checked(id=ItemId)
     async def pin(self, id: str) -> bool:
         """Pin an item to the user's profile, which is part of each of the user's requests; return whether it exists.
 
@@ -468,12 +193,14 @@ class AsyncSessionMemory(_SessionMemory):
             NoMemoryError: no memory of the manager has profiles.
             ReadOnlyMemoryError: all memories are read-only.
         """
-        return bool(await carry_out_async(self._pin(id, True)))
+        return await self._host.ask(verbs.pin_item(id, True))
 
+    @checked(id=ItemId)
     async def unpin(self, id: str) -> bool:
         """Undo `pin`; return whether the item exists. An item whose type belongs in the profile stays there."""
-        return bool(await carry_out_async(self._pin(id, False)))
+        return await self._host.ask(verbs.pin_item(id, False))
 
+    @checked(ids=ItemIds)
     async def delete(self, *ids: str) -> int:
         """Delete items; return how many existed.
 
@@ -482,8 +209,9 @@ class AsyncSessionMemory(_SessionMemory):
         Raises:
             ReadOnlyMemoryError: all memories are read-only.
         """
-        return int(await carry_out_async(self._delete(ids)))
+        return await self._host.ask(verbs.delete_items(ids))
 
+    @checked(turn_index=Number, verify=bool)
     async def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:
         """Forget what a turn added; return what was removed.
 
@@ -499,19 +227,21 @@ class AsyncSessionMemory(_SessionMemory):
             SessionInUseError: a run is active.
             LongTermMemoryError: memories failed; the error names them. Repeat the call.
         """
-        return await carry_out_async(self._forget(turn_index, verify))
+        return await self._host.ask(verbs.forget_turn(turn_index, verify))
 
+    @checked(use=MemoryUseArg)
     async def use(self, use: MemoryUse | bool) -> None:
         """Set the default for later runs' use of long-term memory: `on`, `read` or `off`. Durable."""
-        await carry_out_async(self._use(use))
+        await self._host.ask(verbs.use_memory(memory_use(use)))
 
+    @checked(timeout_s=WaitSeconds | None)
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until memories have received all turns that have ended; return False after `timeout_s` seconds."""
-        return await carry_out_async(self._wait(timeout_s))
+        return await self._host.wait_for_memory(timeout_s)
 
     async def read_notes(self) -> str:
         """Return the content of the working memory."""
-        return str(await carry_out_async(self._ask("read_notes")))
+        return await self._host.ask(verbs.read_notes())
 
     async def replace_notes(self, content: Any) -> str:
         """Replace the content of the working memory; return the new content.
@@ -519,11 +249,11 @@ class AsyncSessionMemory(_SessionMemory):
         Raises:
             WorkingMemoryError: the new content is not in the memory's format, or is too long; nothing was changed.
         """
-        return str(await carry_out_async(self._note("replace_notes", content)))
+        return await self._host.ask(verbs.replace_notes(plain_json("content", content, MAX_JSON_BYTES)))
 
     async def clear_notes(self) -> bool:
         """Reset the working memory to the initial text of its format; return whether it had been changed."""
-        return bool(await carry_out_async(self._ask("clear_notes")))
+        return await self._host.ask(verbs.clear_notes())
 
     async def merge_notes(self, content: Any) -> str:
         """Merge the content into the working memory, as its format defines; return the new content.
@@ -531,4 +261,4 @@ class AsyncSessionMemory(_SessionMemory):
         Raises:
             WorkingMemoryError: the result is not in the memory's format, or is too long; nothing was changed.
         """
-        return str(await carry_out_async(self._note("merge_notes", content)))
+        return await self._host.ask(verbs.merge_notes(plain_json("content", content, MAX_JSON_BYTES)))

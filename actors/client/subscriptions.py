@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Any, Self, cast
 
-from pydantic import PlainValidator
-
-from turnwise.actors.client.arguments import few
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.event_sinks import Delivery, EventSink
-from turnwise.actors.client.requests import AwaitStep, Request, carry_out, carry_out_async
+from turnwise.actors.client import steps
+from turnwise.actors.client.event_push import AsyncDelivery
+from turnwise.actors.client.shared.arguments import EventSink
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,
@@ -28,9 +23,8 @@ from turnwise.errors import (
     StoreClosedError,
     shown,
 )
-from turnwise.memory.conversation.events import KINDS, AnyEvent
+from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.stores.base import SessionStore
 
 POLL_S = 0.25
 """How long a subscription waits before it asks the store for changes again, in seconds; longer if asking takes long."""
@@ -50,22 +44,7 @@ MAX_SEEN = 10_000
 _log = logging.getLogger(__name__)
 
 
-def _kinds(value: Any) -> frozenset[str]:
-    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
-        raise ValueError("must be a list of kinds of events, such as ['run_completed']")
-    few(value)
-    for kind in value:
-        if not isinstance(kind, str) or kind not in KINDS:
-            raise ValueError(f"must be kinds of events, as event.kind has them; {shown(kind)} is none")
-        if KINDS[kind].live:
-            raise ValueError(f"events of kind {kind} are not stored: use on_event of a run")
-    return frozenset(value)
-
-
-Kinds = Annotated[Collection[str], PlainValidator(_kinds)]
-
-
-class EventFeed:
+class AsyncEventFeed:
     """The stored events of the sessions that match, from a cursor on.
 
     Call `next_page`, then `note` after each event is handed out, then `end_page`; and so on. An event that was handed
@@ -112,16 +91,16 @@ class EventFeed:
         """Where a later subscription goes on: after the events that were handed out."""
         return json.dumps({"at": self._at, "mark": self._mark, "seen": dict(self._seen)}, separators=(",", ":"))
 
-    def next_page(self) -> Request[Sequence[AnyEvent] | None]:
+    async def next_page(self) -> Sequence[AnyEvent] | None:
         """Return the next events, all of one session, by number; None if there are none now."""
         if not self._changed:
-            yield from self._find_changed()
+            await self._find_changed()
         while self._changed:
             session = self._changed[0]
             try:
                 if session.log not in self._seen:
-                    self._seen[session.log] = yield from self._first_new(session)
-                self._page = list((yield self._read(session, self._seen[session.log], EVENTS_PAGE)))
+                    self._seen[session.log] = await self._first_new(session)
+                self._page = list(await self._read(session, self._seen[session.log], EVENTS_PAGE))
             except SessionNotFoundError:
                 self._finish(session)  # deleted meanwhile
             except (CorruptRecordError, EncryptionError) as error:
@@ -157,10 +136,10 @@ class EventFeed:
             self._seen = {log: seq for log, seq in self._seen.items() if log not in old}
             self._revisions = {log: known for log, known in self._revisions.items() if log not in old}
 
-    def _find_changed(self) -> Request[None]:
+    async def _find_changed(self) -> None:
         cursor = None
         while True:
-            page = yield AwaitStep(partial(self._sessions, self._store, cursor))
+            page = await self._sessions(cursor)
             for session in page:
                 if session.updated_at < self._mark - OVERLAP_S:
                     return
@@ -171,44 +150,43 @@ class EventFeed:
             if cursor is None:
                 return
 
-    async def _sessions(self, store: SessionStore, cursor: str | None) -> Any:
+    async def _sessions(self, cursor: str | None) -> Any:
+        portal, store = self._client.portal, self._client.stores[0]
         if self._session is None:
-            return await store.query(order_by="updated_at", cursor=cursor, limit=SESSIONS_PAGE, **self._query)
+            query = {**self._query, "order_by": "updated_at", "cursor": cursor, "limit": SESSIONS_PAGE}
+            return await steps.run(portal, store.query, **query)
         try:
-            return [await store.get(self._session)]
+            return [await steps.run(portal, store.get, self._session)]
         except SessionNotFoundError:
             return []
 
-    def _first_new(self, session: SessionRecord) -> Request[int]:
+    async def _first_new(self, session: SessionRecord) -> int:
         """Return the number after which the events of a session are later than `at`, by bisection."""
         if session.created_at > self._at:
             return 0
         low, high = 0, session.seq
         while low < high:
             middle = (low + high) // 2
-            page = yield self._read(session, middle, 1)
+            page = await self._read(session, middle, 1)
             if not page or page[0].at > self._at:
                 high = middle
             else:
                 low = page[0].seq
         return low
 
-    def _read(self, session: SessionRecord, after: int, limit: int) -> AwaitStep:
-        from turnwise.actors.hosting.stored_session import StoredSession
+    async def _read(self, session: SessionRecord, after: int, limit: int) -> Sequence[AnyEvent]:
+        from turnwise.actors.hosting.stored_source import StoredSource
 
-        stored = StoredSession(session.key, *self._client.stores)
-        return AwaitStep(partial(stored.stored_events, after, limit))
-
-    @property
-    def _store(self) -> SessionStore:
-        return self._client.stores[0]
+        stored = StoredSource(session.key, *self._client.stores)
+        events = await steps.run(self._client.portal, stored.stored_events, after, limit)
+        return cast("Sequence[AnyEvent]", events)
 
 
 def _parse(cursor: str) -> tuple[float, float, dict[str, int]]:
     try:
-        found = json.loads(cursor)
-        at, mark = float(found["at"]), float(found["mark"])
-        seen = {str(log): int(seq) for log, seq in found["seen"].items()}
+        position = json.loads(cursor)
+        at, mark = float(position["at"]), float(position["mark"])
+        seen = {str(log): int(seq) for log, seq in position["seen"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         at = mark = math.nan
         seen = {}
@@ -217,13 +195,23 @@ def _parse(cursor: str) -> tuple[float, float, dict[str, int]]:
     return at, mark, seen
 
 
-class _Subscription:
-    """Common base of both subscriptions."""
+class AsyncSubscription:
+    """Calls a function, or a coroutine function, with events, in a task of its own, until it is closed."""
 
-    def __init__(self, feed: EventFeed, on_event: EventSink) -> None:
+    def __init__(self, feed: AsyncEventFeed, on_event: EventSink) -> None:
         self._feed = feed
-        self._delivery = Delivery(on_event, "on_event of a subscription")
+        self._delivery = AsyncDelivery(on_event, "on_event of a subscription")
         self._is_failing = False
+        self._work = steps.Background("turnwise-subscription")
+        self._work.start(self._deliver)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     @property
     def cursor(self) -> str:
@@ -234,97 +222,34 @@ class _Subscription:
         """
         return self._feed.cursor
 
+    async def close(self) -> None:
+        """Stop, after the call that is under way. Closing twice is fine."""
+        self._work.stop()
+        await self._work.ended()
+
+    async def _deliver(self) -> None:
+        while not self._work.is_stopped():
+            began = time.monotonic()
+            try:
+                page = await self._feed.next_page()
+            except StoreClosedError:
+                return  # its manager was closed
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                await self._work.pause(self._pause_s(began, error))
+                continue
+            if page is None:
+                await self._work.pause(self._pause_s(began))
+                continue
+            for event in page:
+                if self._work.is_stopped():
+                    return
+                await self._delivery.call(event)
+                self._feed.note(event)
+            self._feed.end_page()
+
     def _pause_s(self, began: float, error: Exception | None = None) -> float:
         """Return how long to wait before the store is asked again; log the first of consecutive errors."""
         if error and not self._is_failing:
             _log.warning("a subscription cannot read its store and tries again: %s", error)
         self._is_failing = error is not None
         return max(POLL_S, LOAD * (time.monotonic() - began))
-
-
-class Subscription(_Subscription):
-    """Calls a function with events, in a thread of its own, until it is closed. Also a context manager."""
-
-    def __init__(self, feed: EventFeed, on_event: EventSink, client: ClusterClient) -> None:
-        super().__init__(feed, on_event)
-        self._client = client
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._deliver, name="turnwise-subscription", daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop, after the call that is under way. Closing twice is fine."""
-        self._closed.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _deliver(self) -> None:
-        while not self._closed.is_set():
-            began = time.monotonic()
-            try:
-                page = carry_out(self._feed.next_page(), self._client.portal)
-            except StoreClosedError:
-                return  # its manager was closed
-            except Exception as error:  # noqa: BLE001 - logged, and tried again
-                self._closed.wait(self._pause_s(began, error))
-                continue
-            if page is None:
-                self._closed.wait(self._pause_s(began))
-                continue
-            for event in page:
-                if self._closed.is_set():
-                    return
-                self._delivery.call(event)
-                self._feed.note(event)
-            self._feed.end_page()
-
-
-class AsyncSubscription(_Subscription):
-    """Calls a function, or a coroutine function, with events, in a task of its own, until it is closed."""
-
-    def __init__(self, feed: EventFeed, on_event: EventSink) -> None:
-        super().__init__(feed, on_event)
-        self._closed = asyncio.Event()
-        self._task = asyncio.create_task(self._deliver(), name="turnwise-subscription")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Stop, after the call or the pause between two queries that is under way. Closing twice is fine."""
-        self._closed.set()
-        if asyncio.current_task() is not self._task:
-            await asyncio.wait([self._task])
-
-    async def _deliver(self) -> None:
-        while not self._closed.is_set():
-            began = time.monotonic()
-            try:
-                page = await carry_out_async(self._feed.next_page())
-            except StoreClosedError:
-                return  # its manager was closed
-            except Exception as error:  # noqa: BLE001 - logged, and tried again
-                await asyncio.sleep(self._pause_s(began, error))
-                continue
-            if page is None:
-                await asyncio.sleep(self._pause_s(began))
-                continue
-            for event in page:
-                if self._closed.is_set():
-                    return
-                await self._delivery.call_awaited(event)
-                self._feed.note(event)
-            self._feed.end_page()

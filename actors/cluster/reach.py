@@ -133,6 +133,11 @@ async def answer_async(actor: Any, asked: asyncio.Future[Any], reach: Reach) -> 
         asked.cancel()
 
 
+def calls_of(actor: Any, *, is_repeated: bool) -> Any:
+    """Return the actor's method `call`. If the actor dies, Ray repeats the call (`is_repeated`), or the call fails."""
+    return actor.call if is_repeated else actor.call.options(max_task_retries=0)
+
+
 async def reached(actor: Any, ref: Any) -> Any:
     """Wait for the answer of an actor's call, for as long as the actor has a process or may soon have one.
 

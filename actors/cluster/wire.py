@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
@@ -14,9 +15,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans, cut, subtract, union
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
 
-READS = frozenset(("events", "expand", "info", "latest", "messages", "pending", "run", "runs", "turn", "turns", "wait"))
-"""The names of the read-only verbs."""
-
+Answer = TypeVar("Answer")
 
 STEP = 1_000
 """How many blocks are encoded before others get the event loop."""
@@ -40,6 +39,23 @@ class SessionRef(NamedTuple):
         return self.key.session_id
 
 
+class Message(NamedTuple):
+    """What a caller sends to a session's process: a verb by its name, and its arguments."""
+
+    session: SessionRef
+    verb: str
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    engine_id: str = ""
+    """The caller's engine, for a verb that needs one; the session's own if empty."""
+    engine: bytes = b""
+    """That engine, pickled, once the session has asked for it."""
+
+    def pickled(self) -> bytes:
+        """Return the message as it is sent; `pickle.loads` reads it."""
+        return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """An error as an answer: it is raised in the caller's process, without the traceback of the actor."""
@@ -50,6 +66,14 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class EngineWanted:
     """The session does not have the caller's engine: send it, then repeat the request."""
+
+
+class Waited(NamedTuple, Generic[Answer]):
+    """The answer to a verb that waits, as it is when its time is over or what it waits for is there."""
+
+    answer: Answer
+    is_over: bool
+    """Whether it is there, so that the caller need not ask again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import pickle
 from collections.abc import Callable
 from functools import partial
 
-from turnwise.actors.cluster.wire import Refused, SessionRef
+from turnwise.actors.cluster.wire import Message, Refused, SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
@@ -61,16 +62,15 @@ class DedicatedHost:
         self._idle: asyncio.Task[None] | None = None
 
     async def call(self, request: bytes) -> bytes:
-        """Carry out a pickled verb, with its session and arguments; return its answer, or `Refused`, pickled.
+        """Carry out a verb, by a pickled `Message`; return its answer, or `Refused`, pickled.
 
         The answer is pickled here, since Ray takes 0.1 ms longer to pickle a request and its answer.
         """
         self._calls += 1
         try:
-            ref, verb, *args = pickle.loads(request)
+            message: Message = pickle.loads(request)
             try:
-                resident = await self._loaded()
-                answer = await resident.carry_out(verb, args, ref.log)
+                answer = await (await self._loaded()).carry_out(message)
             except SessionNotFoundError as error:
                 # Another process is to say whether there is a session of this id again.
                 answer = Refused(SessionFencedError(self._key.session_id, 0) if self._has_no_session else error)
@@ -107,7 +107,7 @@ class DedicatedHost:
         await retry(self._warm, f"session {self._key.session_id!r}: recovery", until=_is_final)
 
     async def _warm(self) -> None:
-        answer = pickle.loads(await self.call(pickle.dumps((SessionRef(self._key), "warm"))))
+        answer = pickle.loads(await self.call(verbs.warm().to(SessionRef(self._key)).pickled()))
         if isinstance(answer, Refused):
             raise answer.error
 

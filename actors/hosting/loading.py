@@ -150,7 +150,7 @@ class Loading(Generic[Host]):
         from turnwise.errors import SessionLostError, TurnwiseError
 
         if not isinstance(error, TurnwiseError):
-            ref = pickle.loads(request)[0]
+            ref = pickle.loads(request).session
             why = f"its process, of Ray's actor {self._actor_name}, cannot load it ({type(error).__name__}: {error})"
             error = SessionLostError(ref.session_id, f"{why}: correct this on every node, or open a manager anew")
         return pickle.dumps(Refused(error), pickle.HIGHEST_PROTOCOL)

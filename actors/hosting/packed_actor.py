@@ -249,6 +249,7 @@ class _NewestHosts:
 
     async def warm(self, key: SessionKey) -> None:
         from turnwise.actors.cluster.wire import Refused, SessionRef
+        from turnwise.actors.hosting import verbs
         from turnwise.errors import SessionLostError
 
         layout = self._layout or (await asyncio.to_thread(find_layouts, self._namespace, self._store_id))[0]
@@ -256,7 +257,7 @@ class _NewestHosts:
         try:
             name = layout.actor_name(self._store_id, layout.index_of(key))
             actor: Any = await asyncio.to_thread(ray.get_actor, name, namespace=self._namespace)
-            answer = pickle.loads(await reached(actor, actor.call.remote(pickle.dumps((SessionRef(key), "warm")))))
+            answer = pickle.loads(await reached(actor, actor.call.remote(verbs.warm().to(SessionRef(key)).pickled())))
         except (RayActorError, NoProcessError, ValueError) as error:
             raise SessionLostError(key.session_id, "the host of the newest layout cannot be reached") from error
         if isinstance(answer, Refused):

@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Any, Protocol
 
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import HostLoad, Refused
+from turnwise.actors.cluster.wire import HostLoad, Message, Refused, SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
@@ -139,9 +140,9 @@ class PackedHost:
         await self._resources.open()
 
     async def call(self, request: bytes) -> bytes:
-        """Carry out a pickled verb, with its session and arguments; return its answer, or `Refused`, pickled."""
-        ref, verb, *args = pickle.loads(request)
-        key: SessionKey = ref.key
+        """Carry out a verb, by a pickled `Message`; return its answer, or `Refused`, pickled."""
+        message: Message = pickle.loads(request)
+        key = message.session.key
         if self._calls - self._waits.taken >= self._limits.max_calls:
             return _dumps(Refused(OverloadedError(key.session_id, "max_calls", self._limits.max_calls)))
         self._calls += 1
@@ -154,7 +155,7 @@ class PackedHost:
                     ):
                         return answer
                 else:
-                    return _dumps(await self._carry_out(key, ref.log, verb, args))
+                    return _dumps(await self._carry_out(message))
         except TurnwiseError as error:
             return _dumps(Refused(error))
         finally:
@@ -182,9 +183,10 @@ class PackedHost:
         try:
             return await self.call(request)
         except Exception as error:  # noqa: BLE001 - logged, and returned to the caller
-            ref, verb, *_ = pickle.loads(request)
-            _log.exception("%s failed for session %s", verb, ref.session_id)
-            return _dumps(Refused(SessionLostError(ref.session_id, f"{verb} failed there: {error!r}")))
+            message: Message = pickle.loads(request)
+            session_id, verb = message.session.session_id, message.verb
+            _log.exception("%s failed for session %s", verb, session_id)
+            return _dumps(Refused(SessionLostError(session_id, f"{verb} failed there: {error!r}")))
 
     async def retire(self) -> None:
         """Accept no more sessions, since newer hosts replace this one; give up each session once it is idle."""
@@ -262,7 +264,7 @@ class PackedHost:
         if not self._is_replaced:
             try:
                 if not await self._previous_host_of(key):
-                    await self._carry_out(key, "", "warm", ())
+                    await self._carry_out(verbs.warm().to(SessionRef(key)))
                 return
             except SessionFencedError:
                 if not self._is_replaced:
@@ -278,7 +280,8 @@ class PackedHost:
                     return previous
         return None
 
-    async def _carry_out(self, key: SessionKey, log: str, verb: str, args: Sequence[Any]) -> Any:
+    async def _carry_out(self, message: Message) -> Any:
+        key = message.session.key
         while True:
             resident = await self._resident(key)
             if resident.calls - resident.waits.taken >= (most := self._limits.max_session_calls):
@@ -286,7 +289,7 @@ class PackedHost:
             resident.calls += 1
             self._touch(key, resident)
             try:
-                return await resident.carry_out(verb, args, log)
+                return await resident.carry_out(message)
             except SessionNotFoundError as error:
                 if error.session_id != key.session_id:
                     raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from turnwise.actors.cluster.wire import Waited
 from turnwise.errors import OverloadedError
 
 SLICE_S = 10.0
@@ -44,15 +45,11 @@ class Waits:
         self,
         session_id: str,
         timeout_s: float | None,
-        ask: Callable[[float], Awaitable[Answer]],
-        is_there: Callable[[Answer], object],
-    ) -> Answer:
+        ask: Callable[[float], Awaitable[Waited[Answer]]],
+    ) -> Waited[Answer]:
         """Return the answer of `ask`, which may wait for `timeout_s` seconds, at most `SLICE_S`.
 
         Without a free place, `ask` may not wait at all.
-
-        Args:
-            is_there: returns whether an answer is the one that the caller waits for.
 
         Raises:
             OverloadedError: there is no free place, and the answer that the caller waits for is not there yet.
@@ -62,7 +59,7 @@ class Waits:
             return await ask(0.0)
         limits = self.limits
         if full := next((limit for limit in limits if limit.taken >= limit.most), None):
-            if is_there(answer := await ask(0.0)):
+            if (answer := await ask(0.0)).is_over:
                 return answer
             raise OverloadedError(session_id, full.setting, full.most)
         for limit in limits:

@@ -24,6 +24,7 @@ from turnwise.actors.session.run_resources import RunResources
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
+from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.errors import (
     DuplicateKeyError,
     EmptyTurnError,
@@ -140,6 +141,7 @@ class RunAdmission:
         *,
         driver: RunDriver,
         retrieval: MemoryRetrieval,
+        compaction: WindowCompaction,
         reads: SessionReads,
     ) -> None:
         self._state = state
@@ -148,6 +150,7 @@ class RunAdmission:
         self._engines = engines
         self._driver = driver
         self._retrieval = retrieval
+        self._compaction = compaction
         self._reads = reads
 
     async def append(self, prompts: Sequence[Prompt], key: str) -> int:
@@ -452,12 +455,13 @@ class RunAdmission:
             return await self.cancel(reason, run.record.leads_to, timeout_s)
         return run.record.state == "cancelled"
 
-    async def end_session(self, reason: str, timeout_s: float | None) -> bool:
+    async def end_session(self, reason: str = "session ended", timeout_s: float | None = None) -> bool:
         """End the session: accept no new runs, and cancel active and queued ones with this reason. Idempotent.
 
-        The session's end is durable before the active run is cancelled. Returns True when that run has ended, or False
-        after `timeout_s` seconds.
+        The compaction that is under way is cancelled first. The session's end is durable before the active run is
+        cancelled. Returns True when that run has ended, or False after `timeout_s` seconds.
         """
+        await self._compaction.stop()
 
         async def change() -> None:
             if self._journal.session.status == "active":

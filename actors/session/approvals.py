@@ -11,6 +11,7 @@ from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.prompt_joining import Joining, PromptJoining
+from turnwise.actors.session.reads import SessionReads
 from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.run_driver import RunDriver
 from turnwise.actors.session.run_events import about
@@ -42,7 +43,9 @@ class Approvals:
         *,
         driver: RunDriver,
         joining: PromptJoining,
+        reads: SessionReads,
     ) -> None:
+        self._reads = reads
         self._driver = driver
         self._joining = joining
         self._state = state
@@ -54,7 +57,8 @@ class Approvals:
         """Decide a waiting tool call; durable on return. The run continues when all of its calls are decided.
 
         Idempotent: repeating a decision changes nothing, whatever the run's state. A rejection or a provided result is
-        part of the run's output at once, so it is kept even if the run is cancelled afterwards.
+        part of the run's output at once, so it is kept even if the run is cancelled afterwards. Of a merged run, the
+        calls are those of the run that has its prompts.
 
         Raises:
             RunNotFoundError: the session has no such run.
@@ -64,6 +68,7 @@ class Approvals:
                 engine does not take an image or document; nothing was stored.
             EngineError: the arguments cannot be checked, since the engine cannot be built; nothing was stored.
         """
+        run_id = await self._reads.leading(run_id)
         await self._transactor.loaded()
         if decision.input is not None:
             await self._check_arguments(run_id, call_id, decision.input)

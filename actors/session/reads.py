@@ -1,4 +1,4 @@
-"""`SessionReads`: reads a session's runs, turns and events without changing it, and waits for runs."""
+"""`SessionReads`: reads a session's runs, turns and events without changing it, and waits for runs and events."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from turnwise.actors.session.run_events import turn_key
 from turnwise.actors.session.state import SessionState
@@ -21,7 +22,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
 from turnwise.memory.conversation.chat_messages import ChatMessage, chat_messages_of, parse_message_cursor
 from turnwise.memory.conversation.events import Event, RunCancelled
 from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.runs import RunRecord, Until
+from turnwise.memory.conversation.runs import RunRecord, Until, has_reached
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.tool_calls import PendingCall, decode_calls
@@ -35,19 +36,63 @@ MESSAGES_PAGE = 50
 """How many turns are read at once for their messages."""
 
 
-class SessionReads:
-    """The reads of a session. They take no lock and never wait for a change.
+class ReadSource(Protocol):
+    """Where the reads of a session find it: in the process that has activated it, or in its store."""
+
+    state: SessionState
+
+    async def look(self) -> None:
+        """Make sure that the session is there, and that its row is known."""
+
+    async def load(self) -> None:
+        """Make sure that `state` has the session's row, its newest turns and its open runs."""
+
+    async def wait_for_run(self, deadline: float | None) -> bool:
+        """Wait until an open run that `state` does not have may have changed; return False after the deadline."""
+
+    async def wait_for_events(self, deadline: float) -> None:
+        """Wait until there may be further events, or until the deadline."""
+
+
+class LiveSource:
+    """The session in its own process, which tells those who wait of each change.
 
     Args:
-        load: makes sure that the session is activated; see `Transactor.loaded`.
+        loaded: activates the session if its state is stale; see `Transactor.loaded`.
     """
 
-    def __init__(self, state: SessionState, load: Callable[[], Awaitable[None]]) -> None:
-        self.key = state.key
-        self.session_id = state.session_id
-        self._state = state
-        self._journal = state.journal
-        self._load = load
+    def __init__(self, state: SessionState, loaded: Callable[[], Awaitable[None]]) -> None:
+        self.state = state
+        self._loaded = loaded
+
+    async def look(self) -> None:
+        """See `load`."""
+        await self._loaded()
+
+    async def load(self) -> None:
+        """Activate the session if its state is stale."""
+        await self._loaded()
+
+    async def wait_for_run(self, deadline: float | None) -> bool:
+        """Activate the session again, which ends or resumes a run that was interrupted."""
+        await self.load()
+        return True
+
+    async def wait_for_events(self, deadline: float) -> None:
+        """Wait until an event is published."""
+        await self.state.journal.log.news(deadline - asyncio.get_running_loop().time())
+
+
+class SessionReads:
+    """The reads of a session. They change nothing, take no lock and never wait for a change to end."""
+
+    def __init__(self, source: ReadSource) -> None:
+        self._source = source
+        self._state = source.state
+        self._journal = source.state.journal
+        self._load = source.load
+        self.key = source.state.key
+        self.session_id = source.state.session_id
 
     async def wait(self, run_id: str, timeout_s: float | None = None, until: Until = "ended") -> Outcome:
         """Wait until the run has ended, or is suspended, and return how it stands. Does not change the run.
@@ -63,7 +108,7 @@ class SessionReads:
             RunNotFoundError: the session has no such run.
             StoreError: the run's end could not be stored.
         """
-        await self._load()
+        await self._source.look()
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while True:
@@ -79,18 +124,18 @@ class SessionReads:
             record, turn = ended or (await self.stored_run(run_id), None)
             if record.leads_to:
                 run_id = record.leads_to
-                continue
-            if ended:
+            elif ended or has_reached(record.state, until):
+                turn = turn if ended else await self._journal.records.find_turn_of(record)
                 return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)
-            if not record.is_open:
-                turn = await self._journal.records.find_turn_of(record)
-                return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)
-            if not self._state.open_run(run_id):
-                await self._load()  # the run was interrupted, and the next activation ends or resumes it
+            elif not self._state.open_run(run_id) and not await self._source.wait_for_run(deadline):
+                return Outcome(record, None)
 
     async def run(self, run_id: str) -> RunRecord:
         """Return the run's record, with its usage up to now; for a merged run, of the run that has its prompts."""
         await self._load()
+        return await self._current(run_id)
+
+    async def _current(self, run_id: str) -> RunRecord:
         while True:
             if run := self._state.open_run(run_id):
                 return replace(run.record, usage=run.spent)
@@ -270,7 +315,7 @@ class SessionReads:
         """
         await self._load()
         if run_id is not None:
-            record = await self.run(run_id)
+            record = await self._current(run_id)
             run_id, after = record.run_id, max(after, record.first_seq - 1)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
@@ -294,7 +339,7 @@ class SessionReads:
                     return chosen, after, bool(chosen) and is_all
                 return chosen, after, done or any(event.terminal for event in chosen if not is_merged)
             if not events:
-                await self._journal.log.news(left)
+                await self._source.wait_for_events(deadline)
 
     async def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
         """Return the blocks that a summary replaced, in order; summaries among them are expanded too.

@@ -1,9 +1,10 @@
-from turnwise.actors.client.execution import (
-    AsyncExecutionHandle as AsyncExecutionHandle,
-    ExecutionHandle as ExecutionHandle,
-)
-from turnwise.actors.client.manager import AsyncSessionManager as AsyncSessionManager, SessionManager as SessionManager
-from turnwise.actors.client.session import AsyncSession as AsyncSession, RunOptions as RunOptions, Session as Session
+from turnwise.actors.client.blocking.execution import ExecutionHandle as ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager as SessionManager
+from turnwise.actors.client.blocking.session import Session as Session
+from turnwise.actors.client.execution import AsyncExecutionHandle as AsyncExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager as AsyncSessionManager
+from turnwise.actors.client.session import AsyncSession as AsyncSession
+from turnwise.actors.client.shared.run_options import RunOptions as RunOptions
 from turnwise.actors.cluster.placement import Dedicated as Dedicated, Packed as Packed
 from turnwise.actors.inference.echo import EchoEngine as EchoEngine
 from turnwise.actors.inference.openai.engine import AzureOpenAI as AzureOpenAI, OpenAIEngine as OpenAIEngine

@@ -70,6 +70,7 @@ TurnwiseError
 ├── FrameworkError             another framework's installed release is not one that its adapter fits
 ├── ReadOnlyStoreError         the manager is read-only
 ├── SessionLostError           the session's process cannot be reached
+├── UnknownVerbError           the session's process has another version of turnwise
 └── StoreError                 the store cannot be read or written
     ├── StoreClosedError
     │   └── ManagerClosedError   its sessions and their runs continue
@@ -754,6 +755,17 @@ class SessionLostError(TurnwiseError):
     message = "session {session_id!r} cannot be reached: {why}; try again: all that it acknowledged is in the store"
     session_id: str
     why: str
+
+
+class UnknownVerbError(TurnwiseError):
+    """The session's process does not know what it was asked; nothing was changed."""
+
+    message = (
+        "the process of session {session_id!r} has another version of turnwise, which does not know {verb!r}: install"
+        " one version on every node, and restart the processes of sessions"
+    )
+    session_id: str
+    verb: str
 
 
 class StoreError(TurnwiseError):

@@ -88,7 +88,7 @@ class Stage:
         if not self._runs:
             await self.store.create(SessionRecord(session_id=SESSION))
         self._runs += 1
-        await self.core.start(list(prompts or ["go"]), run_id=f"run{self._runs}", **options)
+        await self.core.admission.start(list(prompts or ["go"]), run_id=f"run{self._runs}", **options)
         return f"run{self._runs}"
 
     async def run(self, *prompts: Any, **options: Any) -> Outcome:
@@ -154,7 +154,7 @@ async def test_an_agent_runs_its_tools_waits_for_approval_and_goes_on_in_another
             (call,) = await stage.until_waiting(run_id)
             assert (call.name, call.wants, dict(call.input)) == ("pay", "approval", {"amount": 5})
             core = stage.new_core()
-            await core.decide(run_id, call.call_id, ApprovalDecision(verdict="approved"))
+            await core.approvals.decide(run_id, call.call_id, ApprovalDecision(verdict="approved"))
             outcome = await stage.outcome(run_id)
             assert outcome.run.why is None and outcome.turn and outcome.turn.text == "All done."
             assert made == [(1, 2), (3, 4), 5], "nothing is made twice"
@@ -165,7 +165,9 @@ async def test_an_agent_runs_its_tools_waits_for_approval_and_goes_on_in_another
             assert outcome.turn.usage and (outcome.turn.usage.calls, outcome.turn.usage.tool_calls) == (3, 3)
             assert outcome.turn.usage.input_tokens and outcome.turn.usage.output_tokens
             waiting = await stage.until_waiting(await stage.start("again"))
-            await stage.core.decide("run2", waiting[0].call_id, ApprovalDecision(verdict="rejected", text="too much"))
+            await stage.core.approvals.decide(
+                "run2", waiting[0].call_id, ApprovalDecision(verdict="rejected", text="too much")
+            )
             second = await stage.outcome("run2")
             assert second.turn and second.turn.text == "All done." and len(made) == 5
             last = [block for block in second.turn.output if isinstance(block, ToolResult)][-1]
@@ -330,7 +332,7 @@ async def test_a_cancel_closes_the_connection_before_it_returns(guarded: bool) -
             async with asyncio.timeout(WAIT_S):
                 while not any(isinstance(event, TextDelta) for event in (await stage.core.reads.events())[0]):
                     await asyncio.sleep(0.005)
-            await stage.core.cancel("enough")
+            await stage.core.admission.cancel("enough")
             outcome = await stage.outcome(run_id)
             assert await asyncio.to_thread(provider.requests[0].ended.wait, WAIT_S)
     assert outcome.run.state == "cancelled" and provider.requests[0].hung_up_at is not None
@@ -395,7 +397,7 @@ async def test_a_call_within_an_agent_as_a_tool_is_rejected_also_if_an_outer_cal
     if waits:
         (asked,) = await stage.until_waiting(run_id)
         assert asked.input == {"what": "one"}
-        await stage.core.decide(run_id, asked.call_id, ApprovalDecision(verdict="approved"))
+        await stage.core.approvals.decide(run_id, asked.call_id, ApprovalDecision(verdict="approved"))
     outcome = await stage.outcome(run_id)
     assert outcome.run.why is None and outcome.turn and outcome.turn.text == "done"
     assert made == ["one"] * waits
@@ -416,7 +418,7 @@ async def test_a_call_of_an_agent_that_got_a_handoff_waits_for_approval(given: A
     stage = Stage(AgentsSDKEngine(lambda: before))
     run_id = await stage.start()
     (asked,) = await stage.until_waiting(run_id)
-    await stage.core.decide(run_id, asked.call_id, ApprovalDecision(verdict="approved"))
+    await stage.core.approvals.decide(run_id, asked.call_id, ApprovalDecision(verdict="approved"))
     outcome = await stage.outcome(run_id)
     assert outcome.turn and outcome.turn.text == "done" and made == ["one"]
 
@@ -471,7 +473,7 @@ async def test_a_prompt_that_was_not_answered_stays_an_item_of_its_own() -> None
     stage = Stage(AgentsSDKEngine(lambda: agent))
     assert (await stage.run("you rude thing")).run.code == "guardrail"
     assert (await stage.run("hello")).run.state == "completed"
-    await stage.core.append(["by the way"], key="k")
+    await stage.core.admission.append(["by the way"], key="k")
     assert (await stage.run("and now?")).run.state == "completed"
     assert seen == [
         ["you rude thing"],
@@ -555,7 +557,7 @@ async def test_a_run_has_a_model_parameters_instructions_and_tools_of_its_own() 
             run_id = await stage.start(model="gpt-y", params=params, instructions="In English.", tools=where)
             (call,) = await stage.until_waiting(run_id)
             assert (call.name, call.wants) == ("where", "result")
-            await stage.core.decide(run_id, call.call_id, ApprovalDecision(verdict="provided", text="Paris"))
+            await stage.core.approvals.decide(run_id, call.call_id, ApprovalDecision(verdict="provided", text="Paris"))
             outcome = await stage.outcome(run_id)
     assert outcome.turn and outcome.turn.text == "In Paris."
     body = provider.requests[-1].body
@@ -693,7 +695,7 @@ async def test_results_with_pictures_are_recorded_and_given_again() -> None:
     run_id = await stage.start()
     await stage.until_waiting(run_id)
     stage.new_core()
-    await stage.core.decide(run_id, "c2", ApprovalDecision(verdict="approved"))
+    await stage.core.approvals.decide(run_id, "c2", ApprovalDecision(verdict="approved"))
     outcome = await stage.outcome(run_id)
     assert outcome.turn
     drawn = next(block for block in outcome.turn.output if isinstance(block, ToolResult))
@@ -715,7 +717,7 @@ async def test_edited_arguments_are_those_that_the_tool_gets() -> None:
     stage = Stage(AgentsSDKEngine(lambda: agent))
     run_id = await stage.start()
     await stage.until_waiting(run_id)
-    await stage.core.decide(run_id, "c1", ApprovalDecision(verdict="approved", input={"amount": 5}))
+    await stage.core.approvals.decide(run_id, "c1", ApprovalDecision(verdict="approved", input={"amount": 5}))
     outcome = await stage.outcome(run_id)
     assert outcome.turn and outcome.turn.text == "done" and made == [5]
 

@@ -12,7 +12,8 @@ from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, func
 from openai import AsyncOpenAI
 
 from test_sessions_on_ray import kill
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.session.config import SessionConfig
 from turnwise.adapters import AgentsSDKEngine
 from turnwise.errors import RunFailedError

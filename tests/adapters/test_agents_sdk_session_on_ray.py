@@ -16,7 +16,8 @@ from agents import Agent, Runner, function_tool, set_tracing_disabled
 from agents.memory import Session as Contract, SessionSettings
 from agents.testing import ModelStep, ScriptedModel, assistant_message, function_call
 
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.no_answer import NoAnswer

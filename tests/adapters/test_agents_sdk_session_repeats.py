@@ -38,7 +38,7 @@ class Direct(AsyncSession):
         fault, self.fault = self.fault, None
         if fault == "call":
             raise StoreError("the store is away")
-        index = await self.core.append(prompts, new_id())
+        index = await self.core.admission.append(prompts, new_id())
         if fault == "answer":
             raise StoreError("the connection broke")
         return (await self.turns(index - 1, 1))[0]

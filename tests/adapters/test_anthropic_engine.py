@@ -348,13 +348,13 @@ async def test_a_session_thinks_calls_tools_waits_for_an_approval_and_goes_on_in
         return SessionCore(SessionKey("s1"), store, engine, SessionConfig(), off_loop=inline)
 
     core = process()
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     while (await core.reads.run("run")).state != "awaiting_approval":
         await asyncio.sleep(0.01)
     await core.engines.close(core.engines.remove_all())
     core = process()
     (call,) = await core.reads.pending("run")
-    await core.decide("run", call.call_id, ApprovalDecision(verdict="approved"))
+    await core.approvals.decide("run", call.call_id, ApprovalDecision(verdict="approved"))
     outcome = await core.reads.wait("run")
     assert outcome is not None and outcome.turn is not None
     assert outcome.run.state == "completed", outcome.run.why

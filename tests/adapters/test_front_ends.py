@@ -15,7 +15,8 @@ from pydantic import TypeAdapter
 from front_end_readers import AgUiThread, UiMessage, plain
 from scale import share
 from test_projection import ASK, LOOK, PAY, RUN, Log
-from turnwise.actors.client.execution import EventPage, ExecutionHandle
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.shared.event_page import EventPage
 from turnwise.adapters import AgUiEncoder, Frame, FrontEndEncoder, VercelEncoder, front_end_stream
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.blocks import Citations, Document, Image, Text, Thinking, ToolResult, ToolUse

@@ -81,8 +81,8 @@ async def test_claude_takes_what_begins_or_ends_with_the_assistant(
     await store.create(SessionRecord(session_id="s"))
     with LocalProvider(reply=lambda _: "Yes?") as provider:
         core = SessionCore(SessionKey("s"), store, engine(provider), SessionConfig(), off_loop=inline)
-        await core.append(appended, "key")
-        await core.start([prompt], run_id="run")
+        await core.admission.append(appended, "key")
+        await core.admission.start([prompt], run_id="run")
         outcome = await core.reads.wait("run")
         await core.engines.close(core.engines.remove_all())
     assert outcome.turn and outcome.run.state == "completed", outcome

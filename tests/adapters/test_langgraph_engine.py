@@ -107,7 +107,7 @@ async def test_a_decision_about_an_interrupt_is_the_value_that_the_graph_gets(de
     assert list(saver.storage) == [again], "the checkpoints of a turn are deleted when the next one begins"
     model = stage.engine.graph.nodes["agent"].runnable.afunc.__closure__[0].cell_contents
     assert [message.text for message in model.asked[-1]] == ["go", f"Shall I?got {value}", "again"]
-    await stage.core.cancel("second")
+    await stage.core.admission.cancel("second")
     assert (await stage.outcome("second")).run.state == "cancelled"
 
 
@@ -366,7 +366,7 @@ async def test_a_cancel_closes_the_connection_to_the_provider(provider: LocalPro
     await stage.begin()
     while not any(isinstance(event, TextDelta) for event in await stage.events()):
         await asyncio.sleep(0.005)
-    await stage.core.cancel("run")
+    await stage.core.admission.cancel("run")
     outcome = await stage.outcome()
     assert outcome.run.state == "cancelled" and outcome.turn and outcome.turn.text.startswith("word")
     (request,) = provider.requests

@@ -10,7 +10,8 @@ import pytest
 
 from engines import process_of
 from langgraph_models import graph_that_asks
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.adapters import LangGraphEngine, TurnwiseSaver
 

@@ -73,7 +73,7 @@ class Stage:
 
     async def run(self, prompt: str, **options: Any) -> Any:
         """Run a prompt; return the outcome. The run's id is the prompt."""
-        await self.core.start([prompt], run_id=prompt, **options)
+        await self.core.admission.start([prompt], run_id=prompt, **options)
         return await self.outcome(prompt)
 
     async def outcome(self, run_id: str) -> Any:
@@ -233,11 +233,11 @@ async def test_an_approval_is_decided_in_another_process(
 ) -> None:
     agent = agent_of([("look", {"at": "it"}), ("pay", {"euros": 5})], "Done.")
     async with Stage(PydanticAIEngine(agent)) as stage:
-        await stage.core.start(["Pay!"], run_id="r")
+        await stage.core.admission.start(["Pay!"], run_id="r")
         (call,) = await stage.pending("r")
         assert (call.name, call.input, call.wants) == ("pay", {"euros": 5}, "approval")
         await stage.restart()
-        await stage.core.decide("r", call.call_id, decision)
+        await stage.core.approvals.decide("r", call.call_id, decision)
         outcome = await stage.outcome("r")
         assert outcome.run.state == "completed", outcome.run.why
         said, is_error = results(outcome)[1]
@@ -263,11 +263,11 @@ async def test_two_calls_of_one_id_are_decided_one_by_one(stream: bool) -> None:
     agent = agent_of("")
     agent.model = FunctionModel(whole, stream_function=streamed)
     async with Stage(PydanticAIEngine(agent, stream=stream)) as stage:
-        await stage.core.start(["Pay!"], run_id="r")
+        await stage.core.admission.start(["Pay!"], run_id="r")
         small, large = await stage.pending("r")
         assert (small.call_id, large.call_id) == ("call_0", "call_0_2") and large.input == {"euros": 500}
-        await stage.core.decide("r", small.call_id, ApprovalDecision(verdict="approved"))
-        await stage.core.decide("r", large.call_id, ApprovalDecision(verdict="rejected", text="too much"))
+        await stage.core.approvals.decide("r", small.call_id, ApprovalDecision(verdict="approved"))
+        await stage.core.approvals.decide("r", large.call_id, ApprovalDecision(verdict="rejected", text="too much"))
         outcome = await stage.outcome("r")
         assert outcome.run.state == "completed", outcome.run.why
         assert DONE == ["pay 5"] and outcome.turn.text == "Done."
@@ -288,12 +288,12 @@ async def test_tools_that_defer_calls_themselves_make_the_run_wait() -> None:
         return "up"
 
     async with Stage(PydanticAIEngine(agent)) as stage:
-        await stage.core.start(["Go!"], run_id="r")
+        await stage.core.admission.start(["Go!"], run_id="r")
         calls = {call.name: call for call in await stage.pending("r")}
         assert calls["ask"].wants == "result" and calls["deploy"].why == "it is live"
-        await stage.core.decide("r", calls["ask"].call_id, ApprovalDecision(verdict="provided", text="yes"))
+        await stage.core.approvals.decide("r", calls["ask"].call_id, ApprovalDecision(verdict="provided", text="yes"))
         await stage.restart()
-        await stage.core.decide("r", calls["deploy"].call_id, ApprovalDecision(verdict="approved"))
+        await stage.core.approvals.decide("r", calls["deploy"].call_id, ApprovalDecision(verdict="approved"))
         outcome = await stage.outcome("r")
         assert outcome.run.state == "completed", outcome.run.why
         assert results(outcome) == [("yes", False), ("up", False)] and DONE == ["deployed"]
@@ -314,7 +314,7 @@ async def test_after_a_kill_settled_calls_are_not_made_again(repeatable: bool) -
 
     engine = PydanticAIEngine(agent, repeatable=["slow"] if repeatable else [])
     async with Stage(engine, on_lost="resume") as stage:
-        await stage.core.start(["Go!"], run_id="r")
+        await stage.core.admission.start(["Go!"], run_id="r")
         await begun.wait()
         while "tool_ended" not in [event.kind for event in (await stage.core.reads.events())[0]]:
             await asyncio.sleep(0.005)
@@ -363,7 +363,7 @@ async def test_a_result_is_recorded_while_another_tool_runs_also_if_it_comes_dur
     stage.store = SlowStore()
     async with stage:
         await stage.restart()
-        await stage.core.start(["Go!"], run_id="r")
+        await stage.core.admission.start(["Go!"], run_id="r")
         await begun.wait()
         async with asyncio.timeout(10):
             while [event.kind for event in (await stage.core.reads.events())[0]].count("tool_ended") < 2:
@@ -388,13 +388,13 @@ async def test_a_kill_at_any_commit_makes_no_call_twice_and_leaves_a_valid_turn(
         while (run := await stage.core.reads.run("r")).state not in ("completed", "failed"):
             if run.state == "awaiting_approval":
                 for call in await stage.core.reads.pending("r"):
-                    await stage.core.decide("r", call.call_id, ApprovalDecision(verdict="approved"))
+                    await stage.core.approvals.decide("r", call.call_id, ApprovalDecision(verdict="approved"))
             await asyncio.sleep(0.005)
         return await stage.outcome("r")
 
     async with stage:
         await stage.restart()
-        await stage.core.start(["Go!"], run_id="r")
+        await stage.core.admission.start(["Go!"], run_id="r")
         await to_the_end(stage)
     assert sorted(DONE) == ["look map", "look sea", "look sky", "pay 5"] and len(kills) > 8
     for store, before in kills[1:-1]:
@@ -413,11 +413,11 @@ async def test_a_kill_at_any_commit_makes_no_call_twice_and_leaves_a_valid_turn(
 async def test_a_cancel_reaches_the_provider_and_keeps_what_was_said() -> None:
     with LocalProvider() as provider:
         async with Stage(claude(provider, "claude/stall-once")) as stage:
-            await stage.core.start(["Hello"], run_id="r")
+            await stage.core.admission.start(["Hello"], run_id="r")
             record = await asyncio.to_thread(provider.wait_for_request)
             while "text_delta" not in [event.kind for event in (await stage.core.reads.events())[0]]:
                 await asyncio.sleep(0.005)
-            assert await stage.core.cancel("stop", "r")
+            assert await stage.core.admission.cancel("stop", "r")
             assert await asyncio.to_thread(record.ended.wait, 30) and record.hung_up_at is not None
             outcome = await stage.outcome("r")
             assert outcome.run.state == "cancelled"
@@ -473,7 +473,7 @@ async def test_a_run_can_have_a_type_tools_instructions_and_parameters_of_its_ow
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
     record = OutputType(schema=City.model_json_schema(), retries=1).record  # type: ignore[arg-type]
     async with Stage(engine) as stage:
-        await stage.core.start(
+        await stage.core.admission.start(
             ["Go"],
             run_id="r",
             output=record,
@@ -482,7 +482,7 @@ async def test_a_run_can_have_a_type_tools_instructions_and_parameters_of_its_ow
             params={"temperature": 0.5, "stop": "END", "max_output_tokens": 9},
         )
         (call,) = await stage.pending("r")
-        await stage.core.decide("r", call.call_id, ApprovalDecision(verdict="provided", text="rain"))
+        await stage.core.approvals.decide("r", call.call_id, ApprovalDecision(verdict="provided", text="rain"))
         outcome = await stage.outcome("r")
         assert outcome.run.state == "completed", outcome.run.why
         assert outcome.turn.text == '{"name":"Oslo"}' and results(outcome)[1][1]

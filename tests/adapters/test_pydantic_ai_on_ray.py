@@ -13,7 +13,8 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 
 from test_sessions_on_ray import kill
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.session.config import SessionConfig
 from turnwise.adapters import PydanticAIEngine
 from turnwise.testing import LocalProvider, tool_script

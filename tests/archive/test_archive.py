@@ -274,16 +274,16 @@ async def test_a_session_longer_than_a_page_is_imported_whole_and_can_be_continu
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, EchoEngine())
     for number in range(PAGE + 5):
-        await core.start([f"prompt {number}"], run_id=f"r{number}")
+        await core.admission.start([f"prompt {number}"], run_id=f"r{number}")
         await core.reads.wait(f"r{number}")
-    fork = await core.fork(None, "f")
+    fork = await core.forking.fork(None, "f")
     core = SessionCore(SessionKey("f"), store, EchoEngine())
-    await core.start(["in the fork"], run_id="f")
+    await core.admission.start(["in the fork"], run_id="f")
     await core.reads.wait("f")
     for name in ("s", fork.session_id):
         await import_session(other, await exported(store, SessionKey(name)))
         again = SessionCore(SessionKey(name), other, EchoEngine())
-        await again.start(["after the import"], run_id=f"after {name}")
+        await again.admission.start(["after the import"], run_id=f"after {name}")
         outcome = await again.reads.wait(f"after {name}")
         assert outcome.turn and outcome.turn.text == "after the import"
         assert len(outcome.turn.blocks) >= 2 * PAGE + 12

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from open_stores import closing, own
-from turnwise.actors.client.expiry import sweep as sweep_live
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.client.requests import AwaitStep, Request, carry_out_async
+from turnwise.actors.client import expiry as live_expiry
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
@@ -179,8 +179,10 @@ async def test_an_archive_is_in_its_folder_before_its_session_is_deleted(tmp_pat
 class Asked:
     """A cluster client for sessions that all have a process, which answers with an error."""
 
+    portal = None
+
     def __init__(self, store: InMemoryStore, error: TurnwiseError, *, deletes: bool) -> None:
-        self._store, self._error, self._deletes = store, error, deletes
+        self.store, self.error, self.deletes = store, error, deletes
 
     def open_history(self) -> None:
         return None
@@ -188,25 +190,34 @@ class Asked:
     def is_live(self, ref: SessionRef) -> bool:
         return True
 
-    def delete(self, ref: SessionRef, **_: object) -> Request[None]:
-        if self._deletes:
-            yield AwaitStep(lambda: self._store.delete(ref.key))
-        raise self._error
+
+class Host:
+    """The process of one of these sessions."""
+
+    def __init__(self, client: Asked, ref: SessionRef) -> None:
+        self._client, self._ref = client, ref
+
+    async def delete(self, **_: object) -> None:
+        if self._client.deletes:
+            await self._client.store.delete(self._ref.key)
+        raise self._client.error
 
 
 @pytest.mark.parametrize("error", [StoreError("away"), SessionLostError("s", "killed"), SessionChangedError("s")])
-async def test_the_file_of_a_session_that_may_be_deleted_is_kept(error: TurnwiseError, tmp_path: Path) -> None:
+async def test_the_file_of_a_session_that_may_be_deleted_is_kept(
+    error: TurnwiseError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process was killed, or its store went away, between the deletion and the answer."""
-
+    monkeypatch.setattr(live_expiry, "AsyncSessionHost", Host)
     store = InMemoryStore()
     await put(store, "s")
     client: Any = Asked(store, error, deletes=True)
-    swept = await carry_out_async(sweep_live(client, store, tmp_path, memory=False))
+    swept = await live_expiry.sweep(client, store, tmp_path, memory=False)
     assert swept.deleted == () and await store.count() == 0
     (path,) = files(tmp_path)
     await import_session(store, path.read_text().splitlines())
     client = Asked(store, SessionBusyError("s", "run"), deletes=False)
-    assert await carry_out_async(sweep_live(client, store, tmp_path, memory=False)) == Swept(busy=keys("s"))
+    assert await live_expiry.sweep(client, store, tmp_path, memory=False) == Swept(busy=keys("s"))
     assert files(tmp_path) == [], "this one is known to be there"
 
 
@@ -250,7 +261,7 @@ async def test_a_deletion_that_fails_halfway_keeps_the_complete_archive(
     await store.create(SessionRecord(session_id="s", ttl_s=10.0, updated_at=100.0))
     core = SessionCore(SessionKey("s"), store, EchoEngine(), history=history, clock=lambda: 100.0)
     for name in "abc":
-        await core.start([name], run_id=name)
+        await core.admission.start([name], run_id=name)
         await core.reads.wait(name)
         while await history.last_seq(SessionKey("s")) < (await store.events(SessionKey("s")))[-1].seq:
             await asyncio.sleep(0)
@@ -264,7 +275,7 @@ async def test_a_deletion_that_fails_halfway_keeps_the_complete_archive(
     assert file
     path, whole = file.path, file.path.read_text()
     with pytest.raises(StoreError, match="away"):
-        await core.delete(memory=False, updated_at=found.updated_at)
+        await core.forgetting.delete(memory=False, updated_at=found.updated_at)
     assert await history.last_seq(SessionKey("s")) == 0
     assert await archived(store, found, tmp_path, history) and files(tmp_path) == [path]
     assert path.read_text() == whole and whole.count('"event"') == 6
@@ -301,17 +312,17 @@ async def test_a_refresh_counts_as_use_and_a_delete_can_require_an_unchanged_ses
     store, times = InMemoryStore(), iter(range(1000, 2000))
     await put(store, "s")
     core = SessionCore(SessionKey("s"), store, EchoEngine(), clock=lambda: float(next(times)))
-    await core.refresh()
+    await core.row.refresh()
     first = (await store.get(SessionKey("s"))).updated_at
     assert first >= 1000 and await sweep(store, first + 9.9) == Swept()
-    await core.start(["hello"], run_id="r")
+    await core.admission.start(["hello"], run_id="r")
     await core.reads.wait("r")
     assert (await store.get(SessionKey("s"))).ttl_s == 10.0
     with pytest.raises(SessionChangedError, match="'s'"):
-        await core.delete(updated_at=first)
-    fork = await core.fork(None, "f")
+        await core.forgetting.delete(updated_at=first)
+    fork = await core.forking.fork(None, "f")
     assert fork.ttl_s == 10.0
-    await core.delete(updated_at=(await store.get(SessionKey("s"))).updated_at)
+    await core.forgetting.delete(updated_at=(await store.get(SessionKey("s"))).updated_at)
     assert [session.session_id for session in await store.query()] == ["f"]
 
 

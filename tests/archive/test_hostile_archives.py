@@ -76,7 +76,7 @@ class CheckingEngine:
 
 async def talk(core: SessionCore, *prompts: Any) -> None:
     run_id = f"{core.session_id} {len(await core.reads.runs(limit=1000))}"
-    await core.start(list(prompts), run_id=run_id, idempotency_key=f"key of {run_id}", labels={"a": "b"})
+    await core.admission.start(list(prompts), run_id=run_id, idempotency_key=f"key of {run_id}", labels={"a": "b"})
     await core.reads.wait(run_id)
 
 
@@ -91,15 +91,15 @@ async def write_session() -> list[str]:
     await talk(parent, "hello")
     await talk(parent, "use tools", Document(name="a.txt", text="b"))
     await talk(parent, "look", PICTURE)
-    await parent.fork(None, "s")
+    await parent.forking.fork(None, "s")
     config = SessionConfig(max_context_tokens=600, reserve_output_tokens=10, token_counter=ByteCounter())
     folding = Summarize(model=Summariser(), trigger_ratio=0.5, keep_turns=1, max_summary_tokens=100)
     core = SessionCore(SessionKey("s"), store, CheckingEngine(), config, overflow=folding)
     for prompt in ("one", "use tools", "three", "use tools", "five"):
         await talk(core, prompt, "x" * 40)
-        await core.compact()
-    await core.forget_turn((await core.reads.turns(limit=1000))[-2].index)
-    await core.append(["later"], "a key")
+        await core.compaction.compact()
+    await core.forgetting.forget_turn((await core.reads.turns(limit=1000))[-2].index)
+    await core.admission.append(["later"], "a key")
     await settled(core)
     lines = await exported(store, SessionKey("s"))
     found = [decode(json.loads(line)["block"]) for line in lines if line.startswith('{"block"')]
@@ -149,11 +149,11 @@ async def check_works(store: InMemoryStore, session_id: str) -> None:
         await check_runs(core)
     ended = [one.index for one in turns if one.status not in ("pending", "queued", "running")]
     for number, index in enumerate([None, *ended[:1], *ended[-1:]] if ended else []):
-        fork = await core.fork(index, f"a fork {number}")
+        fork = await core.forking.fork(index, f"a fork {number}")
         await check_runs(SessionCore(fork.key, store, CheckingEngine()))
     if ended:
-        await core.forget_turn(ended[0])
-        await check_runs(SessionCore((await core.fork(None, "forgetting")).key, store, CheckingEngine()))
+        await core.forgetting.forget_turn(ended[0])
+        await check_runs(SessionCore((await core.forking.fork(None, "forgetting")).key, store, CheckingEngine()))
     await settled(core)
     other = InMemoryStore()
     lines: list[str] = []
@@ -164,7 +164,7 @@ async def check_works(store: InMemoryStore, session_id: str) -> None:
 
 async def check_runs(core: SessionCore) -> None:
     run_id = f"a run of {core.session_id}"
-    await core.start(["and now?"], run_id=run_id)
+    await core.admission.start(["and now?"], run_id=run_id)
     outcome = await core.reads.wait(run_id, OPEN_S)
     assert outcome.run.state == "completed", outcome.run.why
 
@@ -435,7 +435,7 @@ async def test_checking_overlapping_summaries_takes_linear_time() -> None:
         found = decode(encoded)
         assert isinstance(found, Summary)
         assert await core.reads.expand(found) == (HI,)
-    await core.fork(None, "f")
+    await core.forking.fork(None, "f")
     idle.cancel()
     assert (await asyncio.gather(idle))[0] < MOST_CALLS, "somebody else on the event loop waited"
     await check_runs(core)

@@ -62,7 +62,7 @@ async def compare(table: Table, name: str, engine: Any, alone: Alone, turns: int
             for number in range(turns + 5):
                 for each, core in cores.items():
                     run, began = f"{each} {prompt} {number}", time.process_time()
-                    await core.start([f"{prompt} {number}"], run_id=run)
+                    await core.admission.start([f"{prompt} {number}"], run_id=run)
                     ended = await core.reads.wait(run)
                     spent[each].append(time.process_time() - began)
                     assert ended.run.state == "completed", ended
@@ -189,12 +189,12 @@ async def cancel(table: Table, cancels: int) -> None:
             core = SessionCore(SessionKey(name), store, make(provider.base_url), SessionConfig())
             await store.create(SessionRecord(session_id=name))
             for number in range(cancels):
-                await core.start(["Tell me all."], run_id=f"run {number}")
+                await core.admission.start(["Tell me all."], run_id=f"run {number}")
                 record = await asyncio.to_thread(provider.wait_for_request, number + 1, 30)
                 while not await _streams(core, number):
                     await asyncio.sleep(0.002)
                 began = time.monotonic()
-                await core.cancel("enough")
+                await core.admission.cancel("enough")
                 await asyncio.to_thread(record.ended.wait, 30)
                 assert record.hung_up_at, record
                 taken.append(record.hung_up_at - began)

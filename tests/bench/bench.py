@@ -56,7 +56,7 @@ from turnwise import (
     Turn,
     tool,
 )
-from turnwise.actors.client.actor_lookup import MAX_CALLS
+from turnwise.actors.client.shared.actor_lookup import MAX_CALLS
 from turnwise.actors.session.core import SessionCore
 from turnwise.engines import EngineBuilder, RunContext, SessionView, ToolLoop, ToolRegistry
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
@@ -365,13 +365,13 @@ class Bench:
         sa.event.listen(store._engine, "connect", lambda connection, _: connection.set_trace_callback(trace))
         await store.create(SessionRecord(session_id=name))
         core = SessionCore(SessionKey(name), store, engine)
-        await core.activate()
+        await core.transactor.activate()
         return core, store
 
     async def _turns_of(self, core: SessionCore, prompt: str, turns: int, samples: Samples) -> None:
         for _ in range(turns):
             with samples.timed():
-                started = await core.start([prompt], run_id=new_id())
+                started = await core.admission.start([prompt], run_id=new_id())
                 await core.reads.wait(started.run_id)
 
     def growths(self) -> None:
@@ -521,7 +521,7 @@ class Bench:
         store = SQLStore(self.url(name))
         await store.create(SessionRecord(session_id="sample"))
         core = SessionCore(SessionKey("sample"), store, Agent())
-        started = await core.start(["3"], run_id=new_id())
+        started = await core.admission.start(["3"], run_id=new_id())
         await core.reads.wait(started.run_id)
         await core.ownership.leave()
         sample = await store.get(SessionKey("sample"))

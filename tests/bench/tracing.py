@@ -51,10 +51,10 @@ async def turn_s(turns: int, config: SessionConfig) -> float:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, EchoEngine(), config)
-    await core.activate()
+    await core.transactor.activate()
     began = time.process_time()
     for number in range(turns):
-        await core.start(["hello"], run_id=f"{number}")
+        await core.admission.start(["hello"], run_id=f"{number}")
         await core.reads.wait(f"{number}")
     return (time.process_time() - began) / turns
 

@@ -71,7 +71,7 @@ async def _talk(store: SessionStore, session: SessionRecord, prompts: Mapping[st
     await store.create(session)
     core = SessionCore(session.key, store, ScriptedEngine(script, tools=[weather, pay]))
     for run_id, prompt in prompts.items():
-        await core.start([prompt], run_id=run_id)
+        await core.admission.start([prompt], run_id=run_id)
         while (await core.reads.run(run_id)).state == "running" and session.session_id != "long":
             await asyncio.sleep(0.005)
 

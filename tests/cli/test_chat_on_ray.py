@@ -16,7 +16,7 @@ import pytest
 
 from late_ray import without_late_start
 from terminal import CTRL_C, CTRL_D, Terminal, turnwise
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.memory.stores.sharing import naming

@@ -13,7 +13,7 @@ import pytest
 
 from late_ray import without_late_start
 from terminal import turnwise
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.memory.stores.sharing import naming
 from turnwise.testing import LocalProvider
 

@@ -27,7 +27,7 @@ async def fill(url: str, ttl_s: float | None = None) -> None:
         SessionRecord(session_id="chat", user_id="ann", title=SECRET, created_at=1.0, updated_at=1.0, ttl_s=ttl_s)
     )
     core = SessionCore(SessionKey("chat", "ann"), store, ScriptedEngine([f"a {SECRET}"]))
-    await core.start([SECRET], run_id="r-1", labels={"a": SECRET})
+    await core.admission.start([SECRET], run_id="r-1", labels={"a": SECRET})
     await core.reads.wait("r-1")
     await store.close()
 

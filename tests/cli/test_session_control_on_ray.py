@@ -15,7 +15,7 @@ import pytest
 from engines import ScriptedEngine as Echo
 from filled import filled, pay, turnwise
 from late_ray import without_late_start
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.testing.scripted_engine import ScriptedEngine
 

@@ -78,7 +78,7 @@ async def _remembering(url: str) -> None:
         await store.create(SessionRecord(session_id="chat"))
         core = SessionCore(SessionKey("chat"), store, ScriptedEngine(["Here.", "There."]))
         for run_id, use in _USES.items():
-            await core.start(["Where?"], run_id=run_id, memory=use)
+            await core.admission.start(["Where?"], run_id=run_id, memory=use)
             while (await core.reads.run(run_id)).is_open:
                 await asyncio.sleep(0.005)
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 from engines import ScriptedEngine
 from terminal import CTRL_C, Terminal, turnwise
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.inference.engine import RunContext
 from turnwise.actors.inference.function_engine import FunctionEngine

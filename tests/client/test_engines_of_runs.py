@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from packed_hosts import Hosting, OpenResources, refused
+from packed_hosts import Hosting, OpenResources, answer_of, refused
 from scale import share
 from schedules import DawdlingStore, explore
 from session_memories import Book
@@ -18,8 +17,10 @@ from test_packed_host import Asking, Named
 from test_tool_loop import Stage
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import EngineWanted, SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.engine_overrides import EngineOverride
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.hosting.worker_resources import MAX_CACHED, SessionSetup
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.memory.attached import MemorySlot
@@ -46,15 +47,13 @@ class Manager:
         self.calls = 0
 
     async def start(self, session_id: str, run_id: str, **settings: Any) -> Any:
-        args = (("hello",), {"run_id": run_id, **settings}, ())
+        call = verbs.start(("hello",), {"run_id": run_id, **settings}, ())  # type: ignore[typeddict-item]
         self.calls += 1
-        answer = await self.hosting.ask(session_id, "start", self.engine_id, *args)
+        answer = await self.hosting.ask(session_id, call, self.engine_id)
         while isinstance(answer, EngineWanted):
             self.calls += 1
             self.hosting.sent[b"sent " + self.engine_id.encode()] = self.setup
-            answer = await self.hosting.ask(
-                session_id, "load_engine", self.engine_id, b"sent " + self.engine_id.encode(), "start", args
-            )
+            answer = await self.hosting.ask(session_id, call, self.engine_id, b"sent " + self.engine_id.encode())
         return answer
 
 
@@ -68,10 +67,10 @@ async def said(store: Any, session_id: str) -> dict[str, str]:
 
 
 async def approve(hosting: Hosting, session_id: str, run_id: str) -> None:
-    while not await hosting.ask(session_id, "pending", run_id):
+    while not await hosting.ask(session_id, verbs.pending(run_id)):
         await asyncio.sleep(0.1)
-    await hosting.ask(session_id, "decide", run_id, "call", APPROVED)
-    assert (await hosting.ask(session_id, "wait", run_id, None, ())).state == "completed"
+    await hosting.ask(session_id, verbs.decide(run_id, "call", APPROVED))
+    assert (await hosting.ask(session_id, verbs.wait(None, run_id, ()))).state == "completed"
 
 
 async def test_each_of_two_managers_that_alternate_has_its_engine_at_one_call_for_each_start() -> None:
@@ -82,7 +81,7 @@ async def test_each_of_two_managers_that_alternate_has_its_engine_at_one_call_fo
     for number in range(20):
         manager = managers[number % 2]
         await manager.start("a", f"{manager.engine_id}-{number}")
-        await hosting.ask("a", "wait", f"{manager.engine_id}-{number}", None, ())
+        await hosting.ask("a", verbs.wait(None, f"{manager.engine_id}-{number}", ()))
     found = await said(store, "a")
     assert len(found) == 20
     assert all(run_id.startswith(answer) for run_id, answer in found.items())
@@ -103,10 +102,10 @@ def test_managers_that_start_runs_at_once_have_their_engines_for_them() -> None:
                 run_id = f"{manager.engine_id} {number}"
                 await manager.start("a", run_id, if_busy="enqueue")
                 if dice.random() < 0.5:
-                    await hosting.ask("a", "wait", run_id, None, ())
+                    await hosting.ask("a", verbs.wait(None, run_id, ()))
 
         await asyncio.gather(*map(client, managers))
-        while (await hosting.ask("a", "info")).active_run_id:
+        while (await hosting.ask("a", verbs.info())).active_run_id:
             await asyncio.sleep(1)
         found = await said(store.inner, "a")
         assert len(found) == 16 and all(run_id.startswith(answer) for run_id, answer in found.items())
@@ -126,12 +125,12 @@ async def test_a_run_that_waits_and_one_behind_it_have_the_engines_of_their_mana
     if lost:
         others = {name: Asking(name) for name in ("second", "third")}
         hosting = Hosting(store, Asking("first"), others=others, overrides=hosting.overrides)
-        await hosting.ask("a", "warm")
+        await hosting.ask("a", verbs.warm())
         await Manager(hosting, "fourth", Named("fourth")).start("a", "fourth", if_busy="enqueue")
     for engine_id in ("second", "third", "first"):
         await approve(hosting, "a", engine_id)
     if lost:
-        await hosting.ask("a", "wait", "fourth", None, ())
+        await hosting.ask("a", verbs.wait(None, "fourth", ()))
     found = await said(store, "a")
     assert [found[name] for name in ("second", "third", "first")] == ["second", "third", "first"]
 
@@ -142,14 +141,14 @@ async def test_a_session_that_is_loaded_again_keeps_the_engines_of_its_waiting_r
     await hosting.create("a", "b")
     await Manager(hosting, "first", Asking("first")).start("a", "first")
     await asyncio.sleep(1)
-    await hosting.ask("b", "info")
+    await hosting.ask("b", verbs.info())
     assert hosting.residents == ["b"]
     await Manager(hosting, "second", Asking("second")).start("a", "second", if_busy="enqueue")
     for name in ("first", "second"):
         await approve(hosting, "a", name)
     assert await said(store, "a") == {"first": "first", "second": "second"}
     assert hosting.overrides == {SessionKey("a"): EngineOverride("second", {"first": "first"})}
-    await hosting.ask("b", "info")
+    await hosting.ask("b", verbs.info())
     assert not hosting.overrides, "nothing waits any more"
 
 
@@ -187,7 +186,7 @@ async def test_an_evicted_engine_is_cached_again_when_its_session_runs() -> None
         hosting.bring(f"newer {number}", Named("newer"))
     await hosting.start("a", "hello", "second")
     await asyncio.sleep(1)
-    await hosting.ask("b", "info")
+    await hosting.ask("b", verbs.info())
     await approve(hosting, "a", "second")
     assert await said(store, "a") == {"first": "asking", "second": "asking"}
 
@@ -231,16 +230,16 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
             )
             return host, has_left
 
-        async def call(host: DedicatedHost, verb: str, *args: Any) -> Any:
-            return pickle.loads(await host.call(pickle.dumps((SessionRef(SessionKey("s")), verb, *args))))
+        async def call(host: DedicatedHost, call: VerbCall[Any], engine_id: str = "") -> Any:
+            return answer_of(await host.call(call.to(SessionRef(SessionKey("s")), engine_id).pickled()))
 
         host, has_left = await process("first", 0.05)
-        await call(host, "start", "first", ("hello",), {"run_id": "run"}, ())
+        await call(host, verbs.start(("hello",), {"run_id": "run"}, ()), "first")
         await has_left.wait()
         assert not failures and host.left_waiting, "it stayed until its note was taken"
         host, has_left = await process("second", 0.5)
-        await call(host, "decide", "run", "call", APPROVED)
-        assert (await call(host, "wait", "run", None, ())).state == "completed"
+        await call(host, verbs.decide("run", "call", APPROVED))
+        assert (await call(host, verbs.wait(None, "run", ()))).state == "completed"
         assert await said(store, "s") == {"run": "first"}
         await has_left.wait()
         assert not host.left_waiting, "nothing waits any more"
@@ -289,14 +288,14 @@ async def stage_of(engine: Building) -> Stage:
 async def test_the_runner_of_an_engine_that_changes_while_it_is_built_serves_its_run_and_is_closed() -> None:
     first, second = Building("first"), Building("second")
     stage = await stage_of(first)
-    await stage.core.start(["hello"], run_id="first")
+    await stage.core.admission.start(["hello"], run_id="first")
     await first.begun.wait()
     stage.core.use(second, stage.config)
     first.goes_on.set()
     second.goes_on.set()
     await stage.core.reads.wait("first")
     await first.closed.wait()
-    await stage.core.start(["hello"], run_id="second")
+    await stage.core.admission.start(["hello"], run_id="second")
     await stage.core.reads.wait("second")
     assert await said(stage.store, "session") == {"first": "first", "second": "second"}
     assert not second.closed.is_set()
@@ -305,10 +304,10 @@ async def test_the_runner_of_an_engine_that_changes_while_it_is_built_serves_its
 async def test_a_runner_that_is_built_too_late_is_closed_or_serves_the_next_run() -> None:
     engine = Building("late")
     stage = await stage_of(engine)
-    await stage.core.start(["hello"], run_id="first")
+    await stage.core.admission.start(["hello"], run_id="first")
     await engine.begun.wait()
-    assert await stage.core.cancel("too long", "first")
-    await stage.core.start(["hello"], run_id="second")
+    assert await stage.core.admission.cancel("too long", "first")
+    await stage.core.admission.start(["hello"], run_id="second")
     engine.goes_on.set()
     await stage.core.reads.wait("second")
     assert (await said(stage.store, "session"))["second"] == "late" and engine.built == 1
@@ -316,9 +315,9 @@ async def test_a_runner_that_is_built_too_late_is_closed_or_serves_the_next_run(
 
     engine = Building("later")
     stage = await stage_of(engine)
-    await stage.core.start(["hello"], run_id="first")
+    await stage.core.admission.start(["hello"], run_id="first")
     await engine.begun.wait()
-    assert await stage.core.cancel("too long", "first")
+    assert await stage.core.admission.cancel("too long", "first")
     assert await stage.core.ownership.leave()
     engine.goes_on.set()
     await engine.closed.wait()
@@ -331,12 +330,12 @@ async def test_a_run_asks_the_memories_of_its_own_manager() -> None:
     await stage.store.create(SessionRecord(session_id="session"))
     slots = [MemorySlot(memory=book, name="book", section=None) for book in (first, second)]
     stage.core.use(engine, stage.config, None, slots[:1])
-    await stage.core.start(["hello"], run_id="first")
-    await stage.core.start(["hello"], run_id="queued", if_busy="enqueue")
+    await stage.core.admission.start(["hello"], run_id="first")
+    await stage.core.admission.start(["hello"], run_id="queued", if_busy="enqueue")
     stage.core.use(Named("second"), stage.config, None, slots[1:])
     for name in ("first", "queued"):
         while not await stage.core.reads.pending(name):
             await asyncio.sleep(1)
-        await stage.core.decide(name, "call", APPROVED)
+        await stage.core.approvals.decide(name, "call", APPROVED)
         await stage.core.reads.wait(name)
     assert first.asked and not hasattr(second, "asked")

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from engines import ScriptedEngine
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 
 pytestmark = pytest.mark.ray

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from threading import Event
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -20,25 +20,25 @@ from hypothesis import given, settings, strategies as st
 from pydantic_core.core_schema import CoreSchema, any_schema
 
 from engines import ScriptedEngine
+from local_realm import PORTAL, LocalRealm, calls_within_this_process
 from scale import share
-from turnwise.actors.client import arguments as inputs, execution, session_memory
-from turnwise.actors.client.cluster_client import ClusterClient
-from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.client.manager_requests import ManagerRequests
-from turnwise.actors.client.requests import AwaitStep, Portal, Request
-from turnwise.actors.client.session import AsyncSession, RunOptions, Session
-from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
-from turnwise.actors.client.subscriptions import AsyncSubscription, Subscription
+from turnwise.actors.client import session_memory
+from turnwise.actors.client.blocking import session_memory as blocking_session_memory
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.blocking.session_memory import SessionMemory
+from turnwise.actors.client.blocking.subscriptions import Subscription
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.session_memory import AsyncSessionMemory
+from turnwise.actors.client.shared import arguments as inputs, provided_result
+from turnwise.actors.client.shared.run_options import RunOptions
+from turnwise.actors.client.subscriptions import AsyncSubscription
 from turnwise.actors.cluster.wire import SessionRef
-from turnwise.actors.hosting.engine_overrides import EngineOverride
-from turnwise.actors.hosting.session_service import SessionService
-from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.actors.inference.engine import EngineBuilder
-from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     EngineError,
     InvalidInputError,
@@ -62,17 +62,14 @@ from turnwise.memory.longterm.items.base import FactStore
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.redis import RedisFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.base import InMemoryNotes, NoteStore
-from turnwise.memory.working.memory import WorkingMemory
 from turnwise.memory.working.sql import SQLNotes
 
-PORTAL = Portal()
 SESSION, USER, RUN = "chat", "ann", "run"
 REF = SessionRef(SessionKey(SESSION, USER))
 
@@ -107,47 +104,6 @@ VALID: dict[str, Any] = {
 """For each parameter that has to be given, a value that its verb takes."""
 
 
-class LocalRealm(ClusterClient):
-    """The way to sessions in this process: the same requests, through a pickle, to the same verbs, without Ray."""
-
-    def __init__(self, store: SessionStore, facts: FactStore, notes: NoteStore) -> None:
-        super().__init__("local", "local")
-        self.memories = (MemorySlot(memory=LexicalMemory(facts), name="facts", section=None),)
-        self.working_memory = WorkingMemory(notes)
-        self.store = store
-        self.engine: EngineBuilder = EchoEngine()
-        self.portal = PORTAL
-        self.config = SessionConfig()
-        self.residents: dict[SessionKey, SessionService] = {}
-        self.asked: list[str] = []
-
-    def ask(
-        self, ref: SessionRef, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
-    ) -> Request[Any]:
-        request = pickle.dumps(("", *args) if with_engine else args)
-        self.asked.append(verb)
-        return (yield AwaitStep(lambda: self._resident(ref.key).carry_out(verb, pickle.loads(request))))
-
-    def _resident(self, key: SessionKey) -> SessionService:
-        if key not in self.residents or self.residents[key].is_deleted:
-            parts = {"memories": self.memories, "working": self.working_memory}
-            core = SessionCore(key, self.store, self.engine, self.config, **parts)  # type: ignore[arg-type]
-            waits = Waits("max_waits", 10)
-            resources: Any = SimpleNamespace(engine_id="", get=lambda _: ((), b""), has=lambda _: True)
-            resident = SessionService(core, EngineOverride(""), resources, _nothing, "node", waits=waits)  # type: ignore[arg-type]
-            self.residents[key] = resident
-        return self.residents[key]
-
-    def warm(self, ref: SessionRef) -> None:
-        pass
-
-    def open_store(self) -> SessionStore:
-        return self.store
-
-    def is_live(self, ref: SessionRef) -> bool:
-        return ref.key in self.residents
-
-
 class World:
     """A session with one run behind it, and what callers hold of it."""
 
@@ -160,18 +116,17 @@ class World:
         self.client = LocalRealm(make_store(), make_facts(), make_notes())
         PORTAL.run(self.client.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
         core = self.client._resident(REF.key).core
-        PORTAL.run(core.start(["hello"], run_id=RUN))
+        PORTAL.run(core.admission.start(["hello"], run_id=RUN))
         PORTAL.run(core.reads.wait(RUN))
         self.client.asked.clear()
         self.subjects: dict[Any, Any] = {}
 
     def subject(self, family: Any) -> Any:
         if issubclass(family, SessionManager | AsyncSessionManager):
-            manager = object.__new__(family)
-            manager._starts_at_once = False
-            ManagerRequests.__init__(manager, "memory://unused", engine=self.client.engine)
-            here = {"_client": self.client, "_store": self.client.store}
-            vars(manager).update(here, _started=_nothing, _knows_rivals=True, _once=self.client)
+            local: Any = type(family.__name__, (family,), {"_connect": lambda manager: None})
+            manager = local("memory://unused", engine=self.client.engine)
+            manager._client = manager._store._client = manager._once._client = self.client
+            manager._store._knows_rivals = True
             return manager
         if issubclass(family, SessionMemory | AsyncSessionMemory):
             return family(self.client, REF)
@@ -190,10 +145,6 @@ class World:
         run = self.subject(Session).run(prompt, **options)
         turn: Turn = run.wait(10)
         return turn
-
-
-async def _nothing() -> None:
-    pass
 
 
 def parameters_of(options: type) -> list[inspect.Parameter]:
@@ -259,6 +210,12 @@ VERBS = [
     if not name.startswith("_") and name != "close"
 ]
 PARAMETERS = [pytest.param(verb, each, id=f"{verb}-{each.name}") for verb in VERBS for each in verb.parameters]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_calls() -> Iterator[None]:
+    with calls_within_this_process():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +319,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
 ) -> None:
     # What holds itself again and again is copied up to the limit, which takes its time.
     monkeypatch.setattr(inputs.json_object, "__defaults__", (inputs.MAX_JSON_BYTES // 200,))
-    for module in (execution, session_memory):
+    for module in (provided_result, session_memory, blocking_session_memory):
         monkeypatch.setattr(module, "MAX_JSON_BYTES", inputs.MAX_JSON_BYTES // 200)
     world.client.asked.clear()
     for value in wrong_values(parameter.annotation):
@@ -436,7 +393,7 @@ def test_values_of_kinds_that_mean_the_same_are_taken() -> None:
 def test_limits_of_metadata_and_labels_can_be_set() -> None:
     world = World()
     manager = world.subject(SessionManager)
-    manager._max_metadata_bytes = 12
+    manager._config = SessionConfig(max_metadata_bytes=12)
     with pytest.raises(InvalidInputError, match=r"metadata=.*at most 12 bytes"):
         manager.open("new", metadata={"a": "12345"})
     manager.open("new", metadata={"a": "1234"})
@@ -621,8 +578,7 @@ def test_a_second_thread_may_make_a_request_while_the_first_one_is_prepared() ->
     def request(fields: Any, text: inputs.Text) -> str:
         return text
 
-    request.__annotations__["fields"] = fields_type
-    made = inputs.checked(request)
+    made = inputs.checked(fields=fields_type, text=inputs.Text)(request)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(made, fields_type(1), "first")
         assert reached.wait(30)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.errors import InvalidInputError
 from turnwise.memory.longterm.items.sql import SQLFacts
@@ -80,7 +81,7 @@ def test_what_cannot_be_used_is_refused_by_name_and_the_session_goes_on(
 async def test_callers_that_await_get_the_same_errors(make_manager: MakeManager, tmp_path: Path) -> None:
     memory = [LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))]
     settings: dict[str, Any] = {"engine": ScriptedEngine(), "memory": memory}
-    namespace = make_manager(**settings).open("chat").memory._client.namespace
+    namespace = make_manager(**settings)._client.namespace
 
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings, namespace=namespace) as manager:
         chat = await manager.open("chat")

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
+from packed_hosts import answer_of
 from scale import share
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import PackedOutcome, Refused, SessionRef
+from turnwise.actors.cluster.wire import PackedOutcome, SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.packed_host import PackedHost
-from turnwise.actors.hosting.stored_session import TAIL, StoredSession, UnattendedError
+from turnwise.actors.hosting.stored_source import TAIL, StoredSource, UnattendedError
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -114,25 +117,23 @@ def test_reading_from_the_store_gives_the_owners_answers_and_does_not_take_the_s
         for number in range(dice.randint(1, 12)):
             match dice.choice(["append", "run", "run", "queue", "interrupt", "cancel"]):
                 case "append":
-                    await core.append([f"note {number}"], f"key {number}")
+                    await core.admission.append([f"note {number}"], f"key {number}")
                 case "cancel" if core.reads.active_run_id:
-                    await core.cancel("enough")
+                    await core.admission.cancel("enough")
                 case "run" if not core.reads.active_run_id:
-                    await core.start([f"prompt {number}"], run_id=f"run {number}")
+                    await core.admission.start([f"prompt {number}"], run_id=f"run {number}")
                     await core.reads.wait(f"run {number}")
                 case "interrupt":
-                    await core.start(["slow 100000"], run_id=f"run {number}", if_busy="interrupt")
+                    await core.admission.start(["slow 100000"], run_id=f"run {number}", if_busy="interrupt")
                 case _:
-                    await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
+                    await core.admission.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
             epoch = (await store.get(SessionKey("chat", "ada"))).epoch
             if core.state.journal.forwarder:
                 await core.state.journal.forwarder.flush(5.0)
-            stored = StoredSession(SessionKey("chat", "ada"), store, history)
-            assert await all_that_is_read(stored.reads) == await all_that_is_read(core.reads), (
-                f"seed {seed}, step {number}"
-            )
+            stored = SessionReads(StoredSource(SessionKey("chat", "ada"), store, history))
+            assert await all_that_is_read(stored) == await all_that_is_read(core.reads), f"seed {seed}, step {number}"
             assert (await store.get(SessionKey("chat", "ada"))).epoch == epoch
-        await core.end()
+        await core.admission.end_session()
 
     for seed in range(share(40, 4)):
         play(story(seed))
@@ -142,24 +143,24 @@ async def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> No
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="chat"))
     core = SessionCore(SessionKey("chat"), store, ScriptedEngine(), SessionConfig(max_queued=1000))
-    await core.start(["first"], run_id="first")
+    await core.admission.start(["first"], run_id="first")
     await core.reads.wait("first")
     for number in range(2 * TAIL + 3):
-        await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
-    stored = StoredSession(SessionKey("chat"), store, None)
-    assert shown(await stored.reads.latest()) == shown(await core.reads.latest())
-    assert stored.reads.queued_run_ids == core.reads.queued_run_ids
-    await core.end()
+        await core.admission.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
+    stored = SessionReads(StoredSource(SessionKey("chat"), store, None))
+    assert shown(await stored.latest()) == shown(await core.reads.latest())
+    assert stored.queued_run_ids == core.reads.queued_run_ids
+    await core.admission.end_session()
 
 
 async def test_a_wait_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
     store = SharedStore()
     store.others = ["10.0.0.1:6379"]
     core = await owned(store)
-    await core.start(["slow 40"], run_id="run")
-    stored = StoredSession(SessionKey("chat", "ada"), store, None)
+    await core.admission.start(["slow 40"], run_id="run")
+    stored = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
     assert (await stored.wait("run", 0.01)).run.is_open
-    waiting = asyncio.create_task(stored.wait("run"))
+    waiting = asyncio.create_task(SessionReads(StoredSource(SessionKey("chat", "ada"), store, None)).wait("run"))
     after, done, seen = 0, False, []
     while not done:
         page, after, done = await stored.events(after, run_id="run", timeout_s=20.0)
@@ -174,48 +175,47 @@ async def test_a_wait_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
 async def test_a_run_that_no_process_can_be_running_is_ended_by_a_new_owner(verb: str) -> None:
     store = SharedStore()
     core = await owned(store)
-    await core.start(["slow 100000"], run_id="run")
-    stored = StoredSession(SessionKey("chat", "ada"), store, None)
-    asks: dict[str, Callable[[StoredSession], Coroutine[Any, Any, Any]]] = {
+    await core.admission.start(["slow 100000"], run_id="run")
+    stored = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
+    asks: dict[str, Callable[[SessionReads], Coroutine[Any, Any, Any]]] = {
         "wait": lambda stored: stored.wait("run"),
         "events": lambda stored: stored.events(100, run_id="run", timeout_s=60.0),
     }
     with pytest.raises(UnattendedError):
         await asks[verb](stored)
     reading = asyncio.create_task(
-        asks[verb](StoredSession(SessionKey("chat", "ada"), store, None, raises_unattended=False))
+        asks[verb](SessionReads(StoredSource(SessionKey("chat", "ada"), store, None, raises_unattended=False)))
     )
-    await core.cancel("enough")
+    await core.admission.cancel("enough")
     await reading
 
 
 class TakenOverMeanwhile(InMemoryStore):
     """A store in which another process activates the session while it is being read, behind its row."""
 
-    reads_before = -2
-    """After how many reads of turns."""
+    is_taken_over = True
 
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
-        self.reads_before -= 1
-        if self.reads_before == -1:
-            await SessionCore(SessionKey("chat", "ada"), self, ScriptedEngine()).activate()
+        if not self.is_taken_over:
+            self.is_taken_over = True
+            await SessionCore(SessionKey("chat", "ada"), self, ScriptedEngine()).transactor.activate()
         return await super().turns(key, after=after, limit=limit)
 
 
-@pytest.mark.parametrize("reads_before", [0, 1])
-async def test_a_follower_sees_the_end_of_a_run_that_is_repaired_while_the_store_is_read(reads_before: int) -> None:
+async def test_a_follower_sees_the_end_of_a_run_that_is_repaired_while_the_store_is_read() -> None:
     store = TakenOverMeanwhile()
     owner = await owned(store)
-    started = await owner.start(["slow 1000"], run_id="run-1")
+    started = await owner.admission.start(["slow 1000"], run_id="run-1")
     seen = (await owner.reads.events(run_id=started.run_id))[1]
-    store.reads_before = reads_before
-    events, _, done = await StoredSession(SessionKey("chat", "ada"), store, None).events(seen, run_id=started.run_id)
+    store.is_taken_over = False
+    stored = SessionReads(StoredSource(SessionKey("chat", "ada"), store, None))
+    events, _, done = await stored.events(seen, run_id=started.run_id)
     assert done and [event.kind for event in events] == ["run_interrupted"]
 
 
 async def test_a_session_that_is_not_there_cannot_be_read() -> None:
-    stored = StoredSession(SessionKey("chat", "ada"), InMemoryStore(), None)
-    for ask in (stored.reads.latest, stored.reads.turns, stored.reads.runs, stored.events, stored.reads.session):
+    stored = SessionReads(StoredSource(SessionKey("chat", "ada"), InMemoryStore(), None))
+    for ask in (stored.latest, stored.turns, stored.runs, stored.events, stored.session):
         with pytest.raises(SessionNotFoundError):
             await ask()
 
@@ -235,37 +235,32 @@ async def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_w
     store = SharedStore()
     store.others = ["10.0.0.1:6379"]
     core = await owned(store)
-    await core.start(["slow 100000"], run_id="run")
+    await core.admission.start(["slow 100000"], run_id="run")
     host = packed_host(store)
 
-    async def ask(*request: Any) -> Any:
-        answer = pickle.loads(await host.call(pickle.dumps((SessionRef(SessionKey("chat", "ada")), *request))))
-        if isinstance(answer, Refused):
-            raise answer.error
-        return answer
+    async def ask(call: VerbCall[Any]) -> Any:
+        return answer_of(await host.call(call.to(SessionRef(SessionKey("chat", "ada"))).pickled()))
 
-    assert (await ask("latest", ())).record.run_id == "run"
-    assert (await ask("info")).active_run_id == "run"
-    assert (await ask("run", "run")).state == "running"
-    turns, _ = await ask("turns", -1, 100, ())
+    assert (await ask(verbs.latest(()))).record.run_id == "run"
+    assert (await ask(verbs.info())).active_run_id == "run"
+    assert (await ask(verbs.run("run"))).state == "running"
+    turns, _ = await ask(verbs.turns(-1, 100, ()))
     assert len(turns) == 1
-    assert (await ask("wait", "run", 0.01, ())).state == "running"
+    assert (await ask(verbs.wait(0.01, "run", ()))).state == "running"
     assert (await store.get(SessionKey("chat", "ada"))).epoch == 1
-    waiting = asyncio.create_task(ask("wait", "run", None, ()))
-    await ask("append", ("and?",), "key", ())
+    waiting = asyncio.create_task(ask(verbs.wait(None, "run", ())))
+    await ask(verbs.append(("and?",), "key", ()))
     assert (await store.get(SessionKey("chat", "ada"))).epoch == 2
     ended = await waiting
     assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"
     with pytest.raises(SessionFencedError):
-        await core.append(["late"], "late")
+        await core.admission.append(["late"], "late")
 
 
 async def test_a_packed_host_settles_a_run_that_is_waited_for_and_was_lost() -> None:
     store = SharedStore()
     core = await owned(store)
-    await core.start(["slow 100000"], run_id="run")
-    answer = await packed_host(store).call(
-        pickle.dumps((SessionRef(SessionKey("chat", "ada")), "wait", "run", None, ()))
-    )
-    ended = pickle.loads(answer)
+    await core.admission.start(["slow 100000"], run_id="run")
+    request = verbs.wait(None, "run", ()).to(SessionRef(SessionKey("chat", "ada")))
+    ended = answer_of(await packed_host(store).call(request.pickled()))
     assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import pickle
 import signal
@@ -24,9 +23,11 @@ from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine, UnpicklableThere, process_of
 from scale import share
 from schedules import texts
-from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -369,7 +370,7 @@ def test_of_two_owners_the_store_refuses_the_stale_one_and_callers_find_the_othe
     async def usurp() -> None:
         store = SQLStore(f"sqlite:///{tmp_path}/chats.db")
         core = SessionCore(SessionKey("chat"), store, ScriptedEngine())
-        await core.append(["from the other owner"], key="usurper")
+        await core.admission.append(["from the other owner"], key="usurper")
         await store.close()
 
     asyncio.run(usurp())
@@ -587,12 +588,12 @@ def test_without_a_manager_a_session_that_is_not_live_says_what_to_do(make_manag
     chat = manager.open("chat")
     execution = chat.run("hello")
     execution.wait()
-    execution._client = type(execution._client)(manager._client.namespace, manager._client.name)
-    execution._outcome = None
+    client = ClusterClient(manager._client.namespace, manager._client.name)
+    execution = ExecutionHandle(client, execution._ref, execution.run_id, execution.turn_index)
     assert execution.wait().text == "hello"
     chat.delete()
     time.sleep(0.5)
-    execution._client.lookup.invalidate(SessionKey("chat"))
+    client.lookup.invalidate(SessionKey("chat"))
     with pytest.raises(SessionLostError, match="SessionManager"):
         execution.wait()
 
@@ -659,25 +660,6 @@ async def test_the_async_family_does_the_same(make_manager: MakeManager) -> None
         await chat.delete()
     with pytest.raises(StoreClosedError, match="AsyncSessionManager"):
         await opened.open("chat")
-
-
-@pytest.mark.parametrize(
-    ("blocking", "awaiting"),
-    [(SessionManager, AsyncSessionManager), (Session, AsyncSession), (ExecutionHandle, AsyncExecutionHandle)],
-)
-def test_the_two_families_have_the_same_verbs_and_signatures(blocking: type, awaiting: type) -> None:
-    def verbs(family: type) -> dict[str, list[tuple[str, Any, Any]]]:
-        members = inspect.getmembers(family, inspect.isfunction)
-        return {
-            name: [(each.name, each.kind, each.default) for each in inspect.signature(member).parameters.values()]
-            for name, member in members
-            if not name.startswith("_")
-        }
-
-    assert verbs(blocking) == verbs(awaiting)
-    for name in verbs(awaiting):
-        member = getattr(awaiting, name)
-        assert inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member), name
 
 
 def test_a_provider_that_fails_fails_its_turn_only_whatever_it_does(make_manager: MakeManager) -> None:

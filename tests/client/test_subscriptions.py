@@ -8,15 +8,16 @@ import random
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from engines import ScriptedEngine
 from turnwise.actors.client import subscriptions
-from turnwise.actors.client.manager_requests import ManagerRequests
-from turnwise.actors.client.requests import Portal, carry_out_async
-from turnwise.actors.client.subscriptions import AsyncSubscription, EventFeed, Subscription
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.blocking.subscriptions import EventFeed, Subscription
+from turnwise.actors.client.shared.portal import Portal
+from turnwise.actors.client.subscriptions import AsyncEventFeed, AsyncSubscription
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, StoreError
 from turnwise.memory.conversation.events import AnyEvent
@@ -57,23 +58,27 @@ class Chats:
             self.cores[name] = SessionCore(
                 SessionKey(name, user_id), self.store, ScriptedEngine(), history=self.history, clock=self.clock
             )
-        run = await self.cores[name].start([prompt], run_id=f"{name} {prompt}")
+        run = await self.cores[name].admission.start([prompt], run_id=f"{name} {prompt}")
         await self.cores[name].reads.wait(run.run_id)
 
     async def stored(self, name: str) -> list[AnyEvent]:
         events = (await self.cores[name].reads.events(limit=10_000))[0]
         return [event for event in events if not event.live]  # type: ignore[misc]
 
-    def feed(self, cursor: str | None = None, **settings: Any) -> EventFeed:
+    def feed(self, cursor: str | None = None, **settings: Any) -> AsyncEventFeed:
+        return AsyncEventFeed(**self.asked(cursor, **settings))
+
+    def asked(self, cursor: str | None = None, **settings: Any) -> dict[str, Any]:
+        """Return the arguments of a feed of either family."""
         query: Any = {name: settings.pop(name) for name in ("user_id", "agent") if name in settings}
-        given = {"session": None, "kinds": None, "at": self.clock(), **settings}
-        return EventFeed(self.client, query, cursor=cursor, **given)
+        where = {"session": None, "kinds": None, "at": self.clock(), **settings}
+        return {"client": self.client, "query": query, "cursor": cursor, **where}
 
 
-async def take(feed: EventFeed, most: int = 10**6) -> list[AnyEvent]:
+async def take(feed: AsyncEventFeed, most: int = 10**6) -> list[AnyEvent]:
     """Take what there is now, up to `most` events, and stop there as a subscription that is closed."""
     found: list[AnyEvent] = []
-    while (page := await carry_out_async(feed.next_page())) is not None:
+    while (page := await feed.next_page()) is not None:
         for event in page:
             if len(found) == most:
                 return found
@@ -102,7 +107,7 @@ async def test_events_from_now_on_come_once_also_of_sessions_that_were_there_bef
     assert told(events, "old") == (await chats.stored("old"))[before:] and not told(events, "idle")
     assert told(events, "new") == await chats.stored("new")
     assert await take(feed) == []
-    await chats.cores["idle"].append(["and"], "key")
+    await chats.cores["idle"].admission.append(["and"], "key")
     assert [event.kind for event in await take(feed)] == ["prompt_appended"]
 
 
@@ -148,7 +153,7 @@ async def test_filters_choose_sessions_and_kinds() -> None:
         "ends": {"one", "two", "three"},
     }
     assert {event.kind for event in found["ends"]} == {"run_completed"}
-    await chats.cores["one"].delete()
+    await chats.cores["one"].forgetting.delete()
     assert await take(feeds["one"]) == [], "a session that was deleted has no more"
 
 
@@ -164,7 +169,7 @@ def test_a_cursor_that_is_none_is_refused(cursor: str) -> None:
 @pytest.mark.parametrize("kinds", ["run_completed", ["nope"], [1], ["text_delta"]])
 def test_kinds_that_are_not_stored_are_refused(kinds: Any) -> None:
     with pytest.raises(InvalidInputError, match="kinds"):
-        ManagerRequests._subscribe(None, print, None, None, None, kinds=kinds, cursor=None)  # type: ignore[arg-type]
+        SessionManager.subscribe(cast("SessionManager", None), print, kinds=kinds)
 
 
 async def test_a_function_or_a_store_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +203,7 @@ async def test_a_function_or_a_store_that_fails_ends_nothing(monkeypatch: pytest
 
 async def test_a_subscription_can_be_closed_by_its_own_function() -> None:
     chats = Chats()
-    feed = chats.feed()
+    feed = EventFeed(**chats.asked())
     await chats.say("one", "hello")
     seen: list[str] = []
     is_made = threading.Event()
@@ -208,8 +213,8 @@ async def test_a_subscription_can_be_closed_by_its_own_function() -> None:
         is_made.wait()
         subscription.close()
 
-    subscription = Subscription(feed, sink, chats.client)
+    subscription = Subscription(feed, sink)
     is_made.set()
-    await asyncio.to_thread(subscription._thread.join)
+    await asyncio.to_thread(subscription._work.ended)
     subscription.close()
     assert seen == ["run_started"] and len(await take(chats.feed(subscription.cursor))) == 1

@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from engines import ScriptedEngine, process_of
-from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.errors import (
     EmptyTurnError,

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, 
 from console_engine import Engine
 from console_server import NAMESPACE, Console
 from programs import path_to
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 
 PATIENCE_MS = 60_000

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from console_engine import Engine
 from console_server import NAMESPACE, Console
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.urls import open_store

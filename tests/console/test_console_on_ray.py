@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from console_server import Console
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 
 pytestmark = pytest.mark.ray
 pytest_plugins = ["console_pages"]  # which starts a Ray: ray_session

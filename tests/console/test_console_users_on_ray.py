@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from console_engine import Engine
 from console_server import NAMESPACE, TOKENS, Console
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 
 pytestmark = pytest.mark.ray

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from turnwise.actors.client.execution import AsyncExecutionHandle, EventPage, ExecutionHandle
-from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.event_page import EventPage
 from turnwise.actors.cluster.wire import ClientOutcome, SessionInfo, SessionRef
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, Thinking, ToolResult, ToolUse, User

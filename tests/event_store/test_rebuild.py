@@ -42,7 +42,7 @@ async def a_core(store: Any, history: Any, session_id: str = "s", **parts: Any) 
 async def say(core: SessionCore, *prompts: str, **options: Any) -> list[Block]:
     """Run the prompts, one after the other; return the blocks of the last turn."""
     for prompt in prompts:
-        await core.start([prompt], run_id=f"{core.session_id} {prompt}", **options)
+        await core.admission.start([prompt], run_id=f"{core.session_id} {prompt}", **options)
         outcome = await core.reads.wait(f"{core.session_id} {prompt}")
         assert outcome.run.state == "completed", outcome
     turn = await core.reads.latest()
@@ -60,7 +60,7 @@ async def kept(core: SessionCore, history: HistoryStore) -> Sequence[AnyEvent]:
 
 async def test_a_history_is_enough_to_rebuild_the_conversation(history: HistoryStore) -> None:
     core = await a_core(InMemoryStore(), history)
-    await core.append(["earlier"], key="k")
+    await core.admission.append(["earlier"], key="k")
     blocks = await say(core, "one", "two")
     events = await kept(core, history)
     assert rebuild(events) == blocks
@@ -76,7 +76,7 @@ async def test_a_history_is_enough_to_rebuild_the_conversation(history: HistoryS
 async def test_a_discarded_turn_is_not_rebuilt(history: HistoryStore) -> None:
     core = await a_core(InMemoryStore(), history)
     blocks = await say(core, "one")
-    await core.start(["slow 500"], run_id="slow")
+    await core.admission.start(["slow 500"], run_id="slow")
     assert rebuild(await kept(core, history)) == [*blocks, User(text="slow 500")]
     after = await say(core, "three", if_busy="rollback")
     assert rebuild(await kept(core, history)) == after
@@ -98,7 +98,7 @@ async def test_a_forks_history_needs_not_its_parents(history: HistoryStore) -> N
     store = InMemoryStore()
     core = await a_core(store, history)
     parents = await say(core, "one", "two")
-    await core.fork(0, "fork")
+    await core.forking.fork(0, "fork")
     fork = await a_core(store, history, "fork")
     blocks = await say(fork, "three", "four")
     assert blocks[:2] == parents[:2]
@@ -124,7 +124,7 @@ async def test_a_forks_history_is_whole_whatever_its_id_has_of_its_parents(fork_
     await store.create(SessionRecord(session_id="a#b"))
     core = SessionCore(SessionKey("a#b"), store, ScriptedEngine(), history=history)
     await say(core, "one")
-    await core.fork(None, "fork")
+    await core.forking.fork(None, "fork")
     lines: list[str] = []
     await export_session(store, SessionKey("fork"), lines.append, history=history)
     await import_session(store, lines, session_id=fork_id, user_id="bob")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from test_packed_host import Patient
 from turnwise.actors.cluster.batcher import Batcher
 from turnwise.actors.cluster.memory_actor import MemoryHost
 from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.shutdown import Shutdown
 from turnwise.actors.inference.echo import EchoEngine
@@ -76,9 +76,9 @@ def test_a_run_that_could_not_be_ended_is_seen_to_though_the_store_raises_an_err
     async def story() -> None:
         stage = await MemoryStage.opened(store_retry_s=0.05)
         commit, stage_activate = stage.store.commit, stage.store.activate
-        await stage.core.activate()
+        await stage.core.transactor.activate()
         stage.engine.pause_s = 1.0
-        await stage.core.start([SECRET], run_id="run")
+        await stage.core.admission.start([SECRET], run_id="run")
 
         async def away(*args: Any, **settings: Any) -> Any:
             raise OSError("away")
@@ -106,7 +106,7 @@ def test_unsaved_turns_are_found_though_the_store_raises_an_error_of_its_own(
         stage.memories = (book := Book(),)
         stage.new_core()
         failed = fail_once(stage.store, "turns")
-        await stage.core.activate()
+        await stage.core.transactor.activate()
         await asyncio.sleep(100)
         assert failed.is_set() and book.turns == [0], "no turn had to come to go on with it"
 
@@ -150,13 +150,13 @@ def test_a_corrupt_turn_above_the_mark_is_reported_and_later_ones_are_saved(
             return found
 
         setattr(stage.store, verb, read)
-        await stage.core.activate()
-        assert not await stage.core.wait_for_memory(), "one is not saved"
+        await stage.core.transactor.activate()
+        assert not await stage.core.ingestion.wait_for_memory(), "one is not saved"
         assert book.turns == another.turns == [0, 1, 3, 4]
         reported = await stage.events_of(TurnNotSaved)
         assert [(event.turn_index, event.memory) for event in reported] == [(2, "memory 0"), (2, "memory 1")]
         await stage.say("later")
-        await stage.core.wait_for_memory()
+        await stage.core.ingestion.wait_for_memory()
         assert book.turns == [0, 1, 3, 4, 5] and len(await stage.events_of(TurnNotSaved)) == 2, "it is told once"
 
     play(story())
@@ -170,7 +170,7 @@ def test_a_history_that_raises_an_error_of_its_own_is_caught_up(caplog: pytest.L
         failed = fail_once(history, "append")
         core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
         for name in ("first", "second"):
-            await core.start([SECRET], run_id=name)
+            await core.admission.start([SECRET], run_id=name)
             await core.reads.wait(name)
             await failed.wait()
         seqs = [event.seq for event in await store.events(SessionKey(SESSION))]
@@ -185,7 +185,7 @@ def test_a_history_that_raises_an_error_of_its_own_is_caught_up(caplog: pytest.L
 def test_a_process_that_meets_an_error_when_it_leaves_leaves_later(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         host, has_left, _ = await session_host(EchoEngine(), idle_s=0.05)
-        await host.call(pickle.dumps((SessionRef(SessionKey("s")), "info")))
+        await host.call(verbs.info().to(SessionRef(SessionKey("s"))).pickled())
         assert host._resident
         failed = fail_once(host._resident.core.ownership, "leave")
         await failed.wait()
@@ -217,7 +217,7 @@ def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(
 ) -> None:
     async def story() -> None:
         lost, has_left, store = await session_host(Patient(), idle_s=1e9)
-        await lost.call(pickle.dumps((SessionRef(SessionKey("s")), "start", "", (SECRET,), {"run_id": "run"}, ())))
+        await lost.call(verbs.start((SECRET,), {"run_id": "run"}, ()).to(SessionRef(SessionKey("s"))).pickled())
         host = host_of(store, EchoEngine(), has_left, 1e9)
         fail_once(store, "activate", StoreError("away"))
         fail_once(store, "activate")
@@ -351,7 +351,7 @@ async def test_a_batch_without_answers_leaves_nobody_waiting(answers: str) -> No
 def test_the_error_of_a_change_whose_caller_has_gone_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         stage = await MemoryStage.opened()
-        await stage.core.activate()
+        await stage.core.transactor.activate()
         begun, goes_on = asyncio.Event(), asyncio.Event()
 
         async def commit(*args: Any) -> None:
@@ -360,7 +360,7 @@ def test_the_error_of_a_change_whose_caller_has_gone_is_logged(caplog: pytest.Lo
             raise OSError("somebody else's")
 
         stage.store.commit = commit
-        caller = asyncio.create_task(stage.core.append([SECRET], key="key"))
+        caller = asyncio.create_task(stage.core.admission.append([SECRET], key="key"))
         await begun.wait()
         caller.cancel()
         goes_on.set()

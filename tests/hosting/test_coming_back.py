@@ -12,6 +12,7 @@ import pytest
 from turnwise.actors.cluster.kept_settings import SettingsLostError
 from turnwise.actors.cluster.reach import LOOK_S, REACH_S, NoProcessError, Presence, Reach
 from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.loading import FREE_STARTS, LOAD_S, Loading
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.errors import SessionLostError, StoreError
@@ -104,7 +105,7 @@ async def test_calls_during_a_pause_are_refused_at_once_and_later_ones_answered(
     with pytest.raises(RuntimeError, match="7 processes of it in a row have died") as refused:
         await loading.host()
     assert asyncio.get_running_loop().time() < began + 1
-    answer = pickle.loads(loading.refusal(pickle.dumps((SessionRef(SessionKey("chat")), "info")), refused.value))
+    answer = pickle.loads(loading.refusal(verbs.info().to(SessionRef(SessionKey("chat"))).pickled(), refused.value))
     assert isinstance(answer.error, SessionLostError) and "turnwise/x/chat" in str(answer.error)
     await loading.pause()
     assert await loading.host() == "host"
@@ -130,7 +131,7 @@ async def test_what_cannot_be_loaded_is_an_answer_and_the_next_call_tries_again(
         return "host"
 
     loading = Loading(load_late, actor_name="a", starts=None, leave=leave)
-    request, answers = pickle.dumps((SessionRef(SessionKey("chat")), "info")), []
+    request, answers = verbs.info().to(SessionRef(SessionKey("chat"))).pickled(), []
     for kind in (ModuleNotFoundError, StoreError):
         with pytest.raises(kind) as failed:
             await loading.host()

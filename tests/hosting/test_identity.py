@@ -20,7 +20,7 @@ from hypothesis import given, strategies as st
 from pydantic import BaseModel, PrivateAttr
 from ray import cloudpickle
 
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.placement import Dedicated
 from turnwise.actors.cluster.remote_memory import RemoteMemory

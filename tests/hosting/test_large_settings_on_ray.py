@@ -21,8 +21,9 @@ import large_settings
 from engines import ScriptedEngine, process_of
 from large_settings import RESUMED, Deadly, Librarian, end_all, handbook, text_of
 from test_agents_on_ray import until
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.client.session import Session
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.remote_memory import RemoteMemory
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.hosting.loading import FREE_STARTS
@@ -104,7 +105,7 @@ def test_a_process_that_cannot_start_is_an_error_in_time(
     monkeypatch.setattr("turnwise.actors.cluster.reach.LOOK_S", 1.0)
     if body is Unstarted:
         monkeypatch.setattr("turnwise.actors.cluster.reach.REACH_S", 3.0)
-    monkeypatch.setattr("turnwise.actors.client.actor_lookup.SessionActor", actor_of(body))
+    monkeypatch.setattr("turnwise.actors.client.shared.actor_lookup.SessionActor", actor_of(body))
 
     async def ask() -> str:
         url = f"sqlite:///{tmp_path}/chats.db"

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.ray_runtime import connect
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import ConfigError

@@ -21,7 +21,8 @@ from engines import ScriptedEngine
 from forks import Fork
 from scale import share
 from test_outages import AwayStore
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import RunContext, SessionView
@@ -78,8 +79,8 @@ async def own(url: str) -> None:
     store, engine = open_store(url), HeldEngine()
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, engine)
-    await core.start(["first"], run_id="held")
-    await core.start(["second"], run_id="queued", if_busy="enqueue")
+    await core.admission.start(["first"], run_id="held")
+    await core.admission.start(["second"], run_id="queued", if_busy="enqueue")
     waiting = {name: asyncio.create_task(core.reads.wait(name)) for name in ("held", "queued")}
     await asyncio.sleep(0)
     print("ready", flush=True)
@@ -88,9 +89,9 @@ async def own(url: str) -> None:
             if word == "release":
                 engine.goes_on.set()
             elif word == "start":
-                await core.start(["late"], run_id="late", if_busy="enqueue")
+                await core.admission.start(["late"], run_id="late", if_busy="enqueue")
             elif word == "append":
-                await core.append(["late"], key="late")
+                await core.admission.append(["late"], key="late")
             else:
                 await waiting[word]
             print(word, "done", flush=True)
@@ -118,10 +119,10 @@ def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> No
     async def story(frozen: Fork) -> None:
         store = open_store(url)
         core = SessionCore(SessionKey("s"), store, ScriptedEngine())
-        await core.activate()
+        await core.transactor.activate()
         outcomes = [await core.reads.wait(run_id) for run_id in ("held", "queued")]
         assert [outcome.run.state for outcome in outcomes] == ["interrupted", "completed"]
-        await core.start(["third"], run_id="third")
+        await core.admission.start(["third"], run_id="third")
         await core.reads.wait("third")
         before = await all_of(store)
         words = ["release", "held", "queued", "start", "append"]
@@ -131,7 +132,7 @@ def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> No
         heard = [await asyncio.to_thread(frozen.out.readline) for _ in words]
         assert heard == ["release done\n", *(f"{word} SessionFencedError\n" for word in words[1:])]
         assert await all_of(store) == before
-        await core.start(["fourth"], run_id="fourth")
+        await core.admission.start(["fourth"], run_id="fourth")
         outcome = await core.reads.wait("fourth")
         assert outcome.turn
         prompts = [block.text for block in outcome.turn.blocks if isinstance(block, User)]
@@ -154,25 +155,25 @@ def test_an_owner_that_was_cut_off_from_its_store_does_not_take_the_session_back
         store = AwayStore()
         await store.create(SessionRecord(session_id="s"))
         old = SessionCore(SessionKey("s"), store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
-        await old.start(["slow 1000"], run_id="active")
-        await old.start(["hello"], run_id="queued", if_busy="enqueue")
+        await old.admission.start(["slow 1000"], run_id="active")
+        await old.admission.start(["hello"], run_id="queued", if_busy="enqueue")
         following = asyncio.create_task(
             old.reads.events((await old.reads.session()).seq, run_id="active", timeout_s=BOUND_S)
         )
         waiting = [asyncio.create_task(old.reads.wait(run_id)) for run_id in ("active", "queued")]
         store.is_away = True
         with pytest.raises(StoreError, match="away"):
-            await old.append(["more"], key="more")
+            await old.admission.append(["more"], key="more")
         store.is_away = False
         new = SessionCore(SessionKey("s"), store, ScriptedEngine())
-        await new.activate()
+        await new.transactor.activate()
         await new.reads.wait("queued")
         if is_deleted:
-            await new.delete()
+            await new.forgetting.delete()
         else:
-            await new.start(["slow 5"], run_id="new")
+            await new.admission.start(["slow 5"], run_id="new")
         with pytest.raises(expected):
-            await old.append(["more"], key="more")
+            await old.admission.append(["more"], key="more")
         for task in (*waiting, following):
             with pytest.raises(expected):
                 await task

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,8 @@ from scale import share
 from schedules import DawdlingStore, explore
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.cluster.wire import Message, SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.packed_actor import _EarlierHosts
 from turnwise.actors.hosting.session_service import SessionService
@@ -45,6 +45,7 @@ from turnwise.errors import (
     SessionLostError,
     SessionNotFoundError,
     StoreError,
+    UnknownVerbError,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.sessions import SessionKey
@@ -214,9 +215,9 @@ async def test_a_session_that_runs_or_is_waited_for_keeps_its_place_and_one_more
     error = await refused(OverloadedError, hosting.start("c", "hello", "run-c"))
     assert "max_resident=2" in str(error) and "'c'" in str(error)
     assert await hosting.store.runs(SessionKey("c")) == [], "what was refused left nothing"
-    followed = asyncio.ensure_future(hosting.ask("a", "events", 10**9, 100, None, 500.0))
+    followed = asyncio.ensure_future(hosting.ask("a", verbs.events(500.0, 10**9, 100, None)))
     engine.open.set()
-    assert (await hosting.ask("b", "wait", "run-b", None, ())).state == "completed"
+    assert (await hosting.ask("b", verbs.wait(None, "run-b", ()))).state == "completed"
     assert (await hosting.run("c", "hello", "run-c")).state == "completed"
     assert hosting.residents == ["a", "c"], "somebody follows a, and nobody b"
     await followed
@@ -225,14 +226,14 @@ async def test_a_session_that_runs_or_is_waited_for_keeps_its_place_and_one_more
 async def test_a_repeated_append_gives_the_turn_that_has_its_prompt_by_now() -> None:
     hosting = Hosting(InMemoryStore(), Patient())
     await hosting.create("a")
-    first = await hosting.ask("a", "append", ("hello",), "key", ())
+    first = await hosting.ask("a", verbs.append(("hello",), "key", ()))
     assert (first.record.index, first.record.status) == (0, "pending")
-    assert (await hosting.ask("a", "append", ("hello",), "key", ())).record == first.record
+    assert (await hosting.ask("a", verbs.append(("hello",), "key", ()))).record == first.record
     await hosting.start("a", "and", "run-1")
-    assert (await hosting.ask("a", "append", ("hello",), "key", ())).record.status == "running"
+    assert (await hosting.ask("a", verbs.append(("hello",), "key", ()))).record.status == "running"
     await hosting.start("a", "instead", "run-2", if_busy="rollback")
-    await hosting.ask("a", "wait", "run-1", None, ())
-    again = await hosting.ask("a", "append", ("hello",), "key", ())
+    await hosting.ask("a", verbs.wait(None, "run-1", ()))
+    again = await hosting.ask("a", verbs.append(("hello",), "key", ()))
     assert again.record.index > 0 and "hello" in again.blocks[0]
 
 
@@ -242,7 +243,7 @@ async def test_the_least_recently_used_session_is_unloaded_first() -> None:
     await hosting.create("a", "b", "c", "d")
     for name in "abc":
         await hosting.run(name, "hello", f"run-{name}")
-    await hosting.ask("a", "latest", ())
+    await hosting.ask("a", verbs.latest(()))
     await hosting.run("d", "hello", "run-d")
     assert hosting.residents == ["c", "a", "d"]
 
@@ -252,7 +253,7 @@ async def test_sessions_that_make_room_at_the_same_time_leave_together(monkeypat
     hosting = Hosting(InMemoryStore(), EchoEngine(), Packed(hosts=1, max_resident=4))
     await hosting.create(*"abcdefghi")
     for name in "abcd":
-        await hosting.ask(name, "latest", ())
+        await hosting.ask(name, verbs.latest(()))
     leaving, gate, leave = list[str](), asyncio.Event(), Ownership.leave
 
     async def leave_later(ownership: Ownership) -> bool:
@@ -261,7 +262,7 @@ async def test_sessions_that_make_room_at_the_same_time_leave_together(monkeypat
         return await leave(ownership)
 
     monkeypatch.setattr(Ownership, "leave", leave_later)
-    asked = [asyncio.ensure_future(hosting.ask(name, "latest", ())) for name in "efghi"]
+    asked = [asyncio.ensure_future(hosting.ask(name, verbs.latest(()))) for name in "efghi"]
     await asyncio.sleep(1)
     assert leaving == [*"abcd"], "not one after the other, and who finds none to unload waits for these"
     gate.set()
@@ -277,7 +278,7 @@ async def test_to_make_room_a_host_asks_only_the_sessions_that_were_used_least_r
     names = [f"chat{number}" for number in range(53)]
     await hosting.create(*names)
     for name in names[:50]:
-        await hosting.ask(name, "latest", ())
+        await hosting.ask(name, verbs.latest(()))
     asked: list[str] = []
 
     def is_idle(resident: SessionService) -> bool:
@@ -286,7 +287,7 @@ async def test_to_make_room_a_host_asks_only_the_sessions_that_were_used_least_r
 
     monkeypatch.setattr(SessionService, "is_idle", property(is_idle))
     for name in names[50:]:
-        await hosting.ask(name, "latest", ())
+        await hosting.ask(name, verbs.latest(()))
     assert asked == names[:3]
 
 
@@ -297,19 +298,19 @@ async def test_a_host_takes_so_many_calls_and_of_each_session_so_many_and_says_w
     store = SlowStore()
     hosting = Hosting(store, EchoEngine(), Packed(hosts=1, max_calls=6, max_session_calls=4))
     await hosting.create("a", "b")
-    await hosting.ask("a", "info")
-    await hosting.ask("b", "info")
+    await hosting.ask("a", verbs.info())
+    await hosting.ask("b", verbs.info())
     store.is_open.clear()
-    appends = [asyncio.ensure_future(hosting.ask("a", "append", ("hello",), f"key-{at}", ())) for at in range(4)]
+    appends = [asyncio.ensure_future(hosting.ask("a", verbs.append(("hello",), f"key-{at}", ()))) for at in range(4)]
     await asyncio.sleep(0)
-    assert "max_session_calls=4" in str(await refused(OverloadedError, hosting.ask("a", "latest", ())))
-    assert (await hosting.ask("b", "info")).active_run_id is None
-    more = [asyncio.ensure_future(hosting.ask("b", "append", ("hello",), f"key-{at}", ())) for at in range(2)]
+    assert "max_session_calls=4" in str(await refused(OverloadedError, hosting.ask("a", verbs.latest(()))))
+    assert (await hosting.ask("b", verbs.info())).active_run_id is None
+    more = [asyncio.ensure_future(hosting.ask("b", verbs.append(("hello",), f"key-{at}", ()))) for at in range(2)]
     await asyncio.sleep(0.1)
-    assert "max_calls=6" in str(await refused(OverloadedError, hosting.ask("b", "latest", ())))
+    assert "max_calls=6" in str(await refused(OverloadedError, hosting.ask("b", verbs.latest(()))))
     store.is_open.set()
     assert [turn.record.index for turn in await asyncio.gather(*appends, *more)] == [0] * 6
-    assert await hosting.ask("a", "latest", ())
+    assert await hosting.ask("a", verbs.latest(()))
 
 
 @pytest.mark.virtual_time
@@ -319,23 +320,24 @@ async def test_requests_of_one_batch_are_answered_as_they_are_ready_and_fail_ind
     await hosting.create("slow", "fast")
     await hosting.start("slow", "prompt", "long")
 
-    requests: list[tuple[Any, ...]] = [
-        ("slow", "wait", "long", None, ()),
-        ("fast", "mistake"),
-        ("fast", "latest", ()),
-        ("none", "warm"),
+    slow, fast, none = (SessionRef(SessionKey(name)) for name in ("slow", "fast", "none"))
+    requests = [
+        verbs.wait(None, "long", ()).to(slow),
+        Message(fast, "latest", ("too", "many", "arguments"), {}),
+        verbs.latest(()).to(fast),
+        verbs.warm().to(none),
+        Message(fast, "mistake", (), {}),
     ]
     found = []
-    async for ready in hosting.host.calls(
-        [pickle.dumps((SessionRef(SessionKey(name)), *rest)) for name, *rest in requests]
-    ):
+    async for ready in hosting.host.calls([request.pickled() for request in requests]):
         found.append({place: pickle.loads(answer) for place, answer in ready})
         patient.open.set()
     first, last = found  # what is ready at once comes together
-    assert sorted(first) == [1, 2, 3]
+    assert sorted(first) == [1, 2, 3, 4]
     assert first[2] is None and isinstance(first[3].error, SessionNotFoundError)
-    assert isinstance(first[1].error, SessionLostError) and "mistake" in str(first[1].error)
-    assert list(last) == [0] and last[0].state == "completed"
+    assert isinstance(first[1].error, SessionLostError) and "latest failed" in str(first[1].error)
+    assert isinstance(first[4].error, UnknownVerbError) and "'mistake'" in str(first[4].error)
+    assert list(last) == [0] and last[0].answer.state == "completed"
 
 
 def test_a_session_that_is_flooded_holds_no_neighbour_up() -> None:
@@ -346,9 +348,9 @@ def test_a_session_that_is_flooded_holds_no_neighbour_up() -> None:
         hosting = Hosting(store, EchoEngine())
         names = [f"quiet{number}" for number in range(5)]
         await hosting.create("flooded", *names)
-        await hosting.ask("flooded", "warm")
+        await hosting.ask("flooded", verbs.warm())
         flood = [
-            asyncio.ensure_future(hosting.ask("flooded", "append", (f"prompt {at}",), f"key {at}", ()))
+            asyncio.ensure_future(hosting.ask("flooded", verbs.append((f"prompt {at}",), f"key {at}", ())))
             for at in range(200)
         ]
         await asyncio.sleep(0)
@@ -367,10 +369,10 @@ def test_while_the_store_fails_no_session_is_unloaded_in_vain() -> None:
         await hosting.create("a", "b")
         before = (await hosting.run("a", "hello", "run-a")).turn.record
         store.fail_rate = 1.0
-        await refused(StoreError, hosting.ask("b", "latest", ()))
+        await refused(StoreError, hosting.ask("b", verbs.latest(())))
         store.fail_rate = 0.0
-        assert await hosting.ask("b", "latest", ()) is None
-        assert (await hosting.ask("a", "latest", ())).record == before
+        assert await hosting.ask("b", verbs.latest(())) is None
+        assert (await hosting.ask("a", verbs.latest(()))).record == before
 
     assert explore(20, life)
 
@@ -397,7 +399,7 @@ async def test_a_session_has_left_when_its_engine_is_closed() -> None:
     hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=1))
     await hosting.create("a", "b")
     await hosting.run("a", "hello", "run-a")
-    await hosting.ask("b", "latest", ())
+    await hosting.ask("b", verbs.latest(()))
     assert engine.closed == 1
 
 
@@ -408,7 +410,7 @@ async def test_the_engine_of_a_session_that_was_deleted_or_lost_is_closed() -> N
     await hosting.create("deleted", "lost")
     for name in ("deleted", "lost"):
         await hosting.run(name, "hello", f"run-{name}")
-    await hosting.ask("deleted", "delete", "", True, False, None)
+    await hosting.ask("deleted", verbs.delete_with_memories(verify=False, updated_at=None))
     await hosting.store.activate(SessionKey("lost"))
     await refused(SessionFencedError, hosting.start("lost", "again", "run"))
     await asyncio.sleep(1)
@@ -421,7 +423,7 @@ async def test_sessions_that_are_not_there_take_no_place() -> None:
     await hosting.create("a")
     await hosting.run("a", "hello", "run-a")
     for _ in range(3):
-        await refused(SessionNotFoundError, hosting.ask("nobody", "latest", ()))
+        await refused(SessionNotFoundError, hosting.ask("nobody", verbs.latest(())))
     assert "nobody" not in hosting.residents
 
 
@@ -430,11 +432,11 @@ async def test_a_session_that_was_deleted_can_be_there_again() -> None:
     hosting = Hosting(InMemoryStore(), EchoEngine())
     await hosting.create("a")
     await hosting.run("a", "hello", "run-1")
-    await hosting.ask("a", "delete", "", True, False, None)
-    await refused(SessionNotFoundError, hosting.ask("a", "latest", ()))
+    await hosting.ask("a", verbs.delete_with_memories(verify=False, updated_at=None))
+    await refused(SessionNotFoundError, hosting.ask("a", verbs.latest(())))
     await hosting.create("a")
-    assert await hosting.ask("a", "latest", ()) is None
-    await refused(RunNotFoundError, hosting.ask("a", "run", "run-1"))
+    assert await hosting.ask("a", verbs.latest(())) is None
+    await refused(RunNotFoundError, hosting.ask("a", verbs.run("run-1")))
 
 
 @pytest.mark.virtual_time
@@ -445,12 +447,12 @@ async def test_a_host_that_lost_a_session_to_another_owner_says_so_once_and_then
     await hosting.create("a")
     await hosting.run("a", "hello", "run-1")
     other = SessionCore(SessionKey("a"), hosting.store, EchoEngine())
-    await other.append(["from elsewhere"], key="x")
+    await other.admission.append(["from elsewhere"], key="x")
     await refused(SessionFencedError, hosting.start("a", "again", "run-2"))
     assert hosting.residents == []
     await hosting.run("a", "again", "run-2")
-    await refused(SessionFencedError, other.append(["too late"], key="y"))
-    turns, _ = await hosting.ask("a", "turns", -1, 10, ())
+    await refused(SessionFencedError, other.admission.append(["too late"], key="y"))
+    turns, _ = await hosting.ask("a", verbs.turns(-1, 10, ()))
     assert [turn.record.run_id for turn in turns] == ["run-1", "run-2"]
 
 
@@ -459,7 +461,7 @@ async def test_an_engine_override_belongs_to_one_session_and_outlives_the_proces
     store, others = InMemoryStore(), {"second": Named("second")}
     hosting = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others)
     await hosting.create("a", "b", "c")
-    await hosting.ask("a", "load_engine", "second", b"")
+    await hosting.ask("a", verbs.window((), None), "second")
     assert hosting.overrides == {SessionKey("a"): EngineOverride("second")}
     again = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others, overrides=hosting.overrides)
     for name in "ab":
@@ -467,7 +469,7 @@ async def test_an_engine_override_belongs_to_one_session_and_outlives_the_proces
     heads = [(await store.turns(SessionKey(name)))[-1] for name in "ab"]
     said = [await store.blocks(turn.output) for turn in heads]
     assert ["second" in said[0][0], "first" in said[1][0]] == [True, True]
-    await again.ask("c", "info")
+    await again.ask("c", verbs.info())
     assert again.residents == ["b", "c"] and again.overrides == {}
 
 
@@ -481,10 +483,10 @@ async def test_a_run_that_waits_for_approval_keeps_its_engine_though_its_session
     hosting = Hosting(store, Asking("first"), limits, others=engines)
     await hosting.create("a", "b", "c")
     for name in "ab":
-        await hosting.ask(name, "load_engine", "second", b"")
+        await hosting.ask(name, verbs.window((), None), "second")
         await hosting.start(name, "hello", f"run-{name}", "second")
         await asyncio.sleep(1)
-    await hosting.ask("c", "info")
+    await hosting.ask("c", verbs.info())
     assert hosting.residents == ["c"] and hosting.overrides == {
         SessionKey(name): EngineOverride("second") for name in "ab"
     }
@@ -492,11 +494,11 @@ async def test_a_run_that_waits_for_approval_keeps_its_engine_though_its_session
     for each, name in ((hosting, "a"), (again, "b")):
         for number in range(2 * MAX_CACHED):
             each.bring(f"newer {number}", EchoEngine())
-        await each.ask(name, "decide", f"run-{name}", "call", ApprovalDecision(verdict="approved"))
-        assert (await each.ask(name, "wait", f"run-{name}", None, ())).state == "completed"
+        await each.ask(name, verbs.decide(f"run-{name}", "call", ApprovalDecision(verdict="approved")))
+        assert (await each.ask(name, verbs.wait(None, f"run-{name}", ()))).state == "completed"
         (turn,) = await store.turns(SessionKey(name))
         assert "second" in (await store.blocks(turn.output))[0]
-        await each.ask("c", "info")
+        await each.ask("c", verbs.info())
         assert SessionKey(name) not in each.overrides, "nothing waits any more"
 
 
@@ -605,7 +607,7 @@ async def test_replaced_hosts_accept_no_more_sessions() -> None:
     hosting = Hosting(InMemoryStore(), EchoEngine())
     await hosting.create("a")
     await hosting.host.retire()
-    await refused(SessionFencedError, hosting.ask("a", "latest", ()))
+    await refused(SessionFencedError, hosting.ask("a", verbs.latest(())))
     await asyncio.wait_for(hosting.has_left.wait(), 60)
 
 
@@ -653,7 +655,7 @@ async def test_a_session_that_cannot_leave_stays_with_the_replaced_host(
         patched.setattr(Ownership, "leave", fail)
         assert not await old.host.release(SessionKey("a"))
         await asyncio.sleep(1)
-        assert not old.has_left.is_set() and await old.ask("a", "latest", ())
+        assert not old.has_left.is_set() and await old.ask("a", verbs.latest(()))
     assert await old.host.release(SessionKey("a"))
 
 
@@ -663,8 +665,8 @@ async def test_a_busy_session_is_refused_as_everywhere() -> None:
     await hosting.create("a")
     await hosting.start("a", "hello", "run-1")
     await refused(SessionBusyError, hosting.start("a", "again", "run-2"))
-    assert await hosting.ask("a", "cancel", "enough", None) is True
-    assert (await hosting.ask("a", "latest", ())).record.status == "cancelled"
+    assert await hosting.ask("a", verbs.cancel("enough", None)) is True
+    assert (await hosting.ask("a", verbs.latest(()))).record.status == "cancelled"
 
 
 # Layouts

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine, process_of
-from turnwise.actors.client.execution import ExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import find_layouts

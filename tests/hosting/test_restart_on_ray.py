@@ -12,7 +12,7 @@ import pytest
 from memory_engines import Mirror
 from test_agents_on_ray import until
 from test_sessions_on_ray import kill
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.gc_tuning import THRESHOLDS
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.lexical import LexicalMemory

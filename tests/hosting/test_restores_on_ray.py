@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import SessionNotFoundError, SessionRevertedError

@@ -23,8 +23,9 @@ import pytest
 
 from engines import ScriptedEngine
 from open_stores import run_with
-from turnwise.actors.client.execution import ExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, ReadOnlyStoreError, SessionNotFoundError
@@ -148,7 +149,9 @@ def test_a_second_ray_on_a_server_is_warned_with_both_addresses(
 ) -> None:
     runs = [begun(make_manager(store=url)) for url in (database, redis_url)]
     found, logged = in_second_ray(database, redis_url)
-    warned = [line for line in logged.splitlines() if "WARNING:turnwise.actors.client.manager_requests" in line]
+    warned = [
+        line for line in logged.splitlines() if "takes the session from the other" in line and ".store_reads:" in line
+    ]
     assert len(warned) == 2, "once of each store"
     address = ray_session.get_runtime_context().gcs_address
     assert all(address in line and "takes the session from the other" in line for line in warned)

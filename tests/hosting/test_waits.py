@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from engines import Asking
-from packed_hosts import Hosting, OpenResources, refused
-from turnwise.actors.client import cluster_client as realm_module
-from turnwise.actors.client.cluster_client import ANSWER_S, MOST_PAUSE_S, REFUSED_S, ClusterClient
-from turnwise.actors.client.execution import ExecutionHandle
-from turnwise.actors.client.requests import Call, Pause
+from packed_hosts import Hosting, OpenResources, answer_of, refused
+from turnwise.actors.client.blocking import session_host, steps
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.blocking.session_host import ANSWER_S, MOST_PAUSE_S, REFUSED_S
+from turnwise.actors.client.shared import reaching
+from turnwise.actors.client.shared.actor_lookup import ActorLookup
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.placement import Dedicated, Packed
-from turnwise.actors.cluster.wire import PackedOutcome, Refused, SessionRef, StillEnding
+from turnwise.actors.cluster.wire import Message, PackedOutcome, Refused, SessionRef, StillEnding, Waited
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.inference.engine import RunContext, SessionView
@@ -64,11 +69,8 @@ class Alone:
             save_override=keep_nothing,
         )
 
-    async def ask(self, session_id: str, verb: str, *args: Any) -> Any:
-        answer = pickle.loads(await self.host.call(pickle.dumps((SessionRef(SessionKey(session_id)), verb, *args))))
-        if isinstance(answer, Refused):
-            raise answer.error
-        return answer
+    async def ask(self, session_id: str, call: VerbCall[Any]) -> Any:
+        return answer_of(await self.host.call(call.to(SessionRef(SessionKey(session_id))).pickled()))
 
 
 async def keep_nothing(*_: object) -> None:
@@ -94,14 +96,15 @@ PLACEMENTS = pytest.mark.parametrize("placement", ["dedicated", "packed"])
 @PLACEMENTS
 async def test_a_call_waits_for_a_slice_and_no_longer(placement: str) -> None:
     ask = (await hosted(placement, Asking())).ask
-    await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
-    for verb, *args in (
-        ("wait", "run", None, ()),
-        ("wait", "run", 1e6, ()),
-        ("events", 10**9, 10, "run", 1e6),
-    ):
+    await ask("a", verbs.start(("act",), {"run_id": "run"}, ()))
+    waits: list[VerbCall[Any]] = [
+        verbs.wait(None, "run", ()),
+        verbs.wait(1e6, "run", ()),
+        verbs.events(1e6, 10**9, 10, "run"),
+    ]
+    for call in waits:
         began = asyncio.get_running_loop().time()
-        await ask("a", verb, *args)
+        await ask("a", call)
         assert asyncio.get_running_loop().time() - began == pytest.approx(SLICE_S)
 
 
@@ -109,22 +112,22 @@ async def test_a_call_waits_for_a_slice_and_no_longer(placement: str) -> None:
 def test_a_wait_beyond_the_limit_is_refused_and_other_calls_are_answered(placement: str) -> None:
     async def life(_: int) -> None:
         ask = (await hosted(placement, Asking())).ask
-        await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
-        waits = [asyncio.ensure_future(ask("a", "wait", "run", None, ())) for _ in range(3)]
-        waits += [asyncio.ensure_future(ask("a", "events", 10**9, 10, "run", 1e6)) for _ in range(2)]
+        await ask("a", verbs.start(("act",), {"run_id": "run"}, ()))
+        waits = [asyncio.ensure_future(ask("a", verbs.wait(None, "run", ()))) for _ in range(3)]
+        waits += [asyncio.ensure_future(ask("a", verbs.events(1e6, 10**9, 10, "run"))) for _ in range(2)]
         await asyncio.sleep(0.1)
         setting = "max_waits=5" if placement == "dedicated" else "max_session_waits=5"
-        assert setting in str(await refused(OverloadedError, ask("a", "wait", "run", None, ())))
-        assert setting in str(await refused(OverloadedError, ask("a", "events", 10**9, 10, "run", 1e6)))
-        assert (await ask("a", "wait", "run", 0.0, ())).turn is None, "who only looks is not refused"
-        assert (await ask("a", "info")).active_run_id == "run"
-        assert (await ask("a", "events", 0, 10, "run", 1e6))[0], "what is there is given to everybody"
-        await ask("a", "start", "", ("later",), {"run_id": "next", "if_busy": "enqueue"}, ())
-        assert await ask("a", "cancel", "enough", "next") is True
-        await ask("a", "decide", "run", "call", ApprovalDecision(verdict="approved"))
+        assert setting in str(await refused(OverloadedError, ask("a", verbs.wait(None, "run", ()))))
+        assert setting in str(await refused(OverloadedError, ask("a", verbs.events(1e6, 10**9, 10, "run"))))
+        assert (await ask("a", verbs.wait(0.0, "run", ()))).turn is None, "who only looks is not refused"
+        assert (await ask("a", verbs.info())).active_run_id == "run"
+        assert (await ask("a", verbs.events(1e6, 0, 10, "run")))[0], "what is there is given to everybody"
+        await ask("a", verbs.start(("later",), {"run_id": "next", "if_busy": "enqueue"}, ()))
+        assert await ask("a", verbs.cancel("enough", "next")) is True
+        await ask("a", verbs.decide("run", "call", ApprovalDecision(verdict="approved")))
         assert {outcome.state for outcome in (await asyncio.gather(*waits))[:3]} == {"completed"}
-        assert (await ask("a", "wait", "run", None, ())).state == "completed"
-        assert await ask("a", "end") is True
+        assert (await ask("a", verbs.wait(None, "run", ()))).state == "completed"
+        assert await ask("a", verbs.end()) is True
 
     assert explore(1, life)
 
@@ -136,13 +139,15 @@ def test_a_host_limits_waits_over_all_its_sessions_and_still_answers_calls() -> 
         for name in "abc":
             await hosting.start(name, "act", f"run-{name}")
         waits = [
-            asyncio.ensure_future(hosting.ask(name, "wait", f"run-{name}", None, ())) for name in "ab" for _ in range(2)
+            asyncio.ensure_future(hosting.ask(name, verbs.wait(None, f"run-{name}", ())))
+            for name in "ab"
+            for _ in range(2)
         ]
         await asyncio.sleep(0.1)
-        assert "max_waits=4" in str(await refused(OverloadedError, hosting.ask("c", "wait", "run-c", None, ())))
-        await hosting.ask("a", "decide", "run-a", "call", ApprovalDecision(verdict="approved"))
+        assert "max_waits=4" in str(await refused(OverloadedError, hosting.ask("c", verbs.wait(None, "run-c", ()))))
+        await hosting.ask("a", verbs.decide("run-a", "call", ApprovalDecision(verdict="approved")))
         assert [(await wait).state for wait in waits[:2]] == ["completed", "completed"]
-        assert (await hosting.ask("c", "wait", "run-c", 1.0, ())).turn is None, "now there is a place"
+        assert (await hosting.ask("c", verbs.wait(1.0, "run-c", ()))).turn is None, "now there is a place"
         for wait in waits[2:]:
             assert (await wait).state == "awaiting_approval"
 
@@ -153,8 +158,8 @@ def test_a_host_limits_waits_over_all_its_sessions_and_still_answers_calls() -> 
 def test_a_session_leaves_its_process_when_abandoned_waits_have_ended(placement: str) -> None:
     async def life(_: int) -> None:
         host = await hosted(placement, Asking(), idle_s=0.4)
-        await host.ask("a", "start", "", ("act",), {"run_id": "run"}, ())
-        waits = [asyncio.ensure_future(host.ask("a", "wait", "run", None, ())) for _ in range(5)]
+        await host.ask("a", verbs.start(("act",), {"run_id": "run"}, ()))
+        waits = [asyncio.ensure_future(host.ask("a", verbs.wait(None, "run", ()))) for _ in range(5)]
         await asyncio.sleep(SLICE_S / 2)
         assert not any(wait.done() for wait in waits), "their callers have left, and nobody has told the process"
         await asyncio.sleep(SLICE_S / 2 + 1.0)
@@ -170,18 +175,18 @@ def test_a_session_leaves_its_process_when_abandoned_waits_have_ended(placement:
 @PLACEMENTS
 async def test_a_call_that_cancels_or_ends_does_not_wait_for_as_long_as_an_engine_may_take(placement: str) -> None:
     ask = (await hosted(placement, Stubborn(), cancel_grace_s=120.0)).ask
-    await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
+    await ask("a", verbs.start(("act",), {"run_id": "run"}, ()))
     await asyncio.sleep(0.1)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    assert await ask("a", "cancel", "enough", None) == StillEnding("run")
-    assert await ask("a", "cancel", "enough", "run") == StillEnding("run")
-    assert await ask("a", "end") is False
+    assert await ask("a", verbs.cancel("enough", None)) == StillEnding("run")
+    assert await ask("a", verbs.cancel("enough", "run")) == StillEnding("run")
+    assert await ask("a", verbs.end()) is False
     assert loop.time() - began == pytest.approx(3 * ENDING_S)
-    assert (await ask("a", "info")).active_run_id == "run"
+    assert (await ask("a", verbs.info())).active_run_id == "run"
     await asyncio.sleep(61)
-    assert await ask("a", "cancel", "enough", "run") is True
-    assert await ask("a", "end") is True
+    assert await ask("a", verbs.cancel("enough", "run")) is True
+    assert await ask("a", verbs.end()) is True
 
 
 # The caller's side
@@ -205,11 +210,15 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(realm_module, "time", clock)
+    for module in (reaching, session_host, steps):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -217,92 +226,89 @@ REFUSAL = Refused(OverloadedError("s", "max_waits", 5))
 
 
 class Caller:
-    """Carries a request out: each call takes as long as it may wait, and is answered as the test says."""
+    """Calls a session, each call to which takes as long as it may wait, and is answered as the test says."""
 
-    def __init__(self, clock: Clock, answer: Callable[[tuple[Any, ...]], Any] | None = None) -> None:
+    def __init__(
+        self, clock: Clock, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Message], Any] | None = None
+    ) -> None:
         self.clock = clock
         self.answer = answer or self.waits
-        self.calls: list[tuple[Any, ...]] = []
+        self.calls: list[Message] = []
         self.pauses: list[float] = []
+        self.client = ClusterClient("namespace", "realm")
+        self.client._lookup = cast("ActorLookup", Lookup())
+        self.run = ExecutionHandle(self.client, SessionRef(SessionKey("s")), "run", 0)
+        monkeypatch.setattr(steps, "call", self.call)
+        monkeypatch.setattr(steps, "sleep", self.sleep)
 
-    def carry_out(self, request: Any) -> Any:
-        step = next(request)
-        try:
-            while True:
-                if isinstance(step, Pause):
-                    self.pauses.append(step.seconds)
-                    self.clock.now += step.seconds
-                    step = next(request)
-                else:
-                    assert isinstance(step, Call)
-                    asked = pickle.loads(step.request)
-                    self.calls.append(asked)
-                    step = request.send(pickle.dumps(self.answer(asked)))
-        except StopIteration as stop:
-            return stop.value
+    def call(self, actor: Any, request: bytes, reach: Any, **how: Any) -> bytes:
+        self.calls.append(pickle.loads(request))
+        return pickle.dumps(self.answer(self.calls[-1]))
 
-    def waits(self, asked: tuple[Any, ...]) -> PackedOutcome:
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.clock.now += seconds
+
+    def waits(self, call: Message) -> Waited[PackedOutcome]:
         """Let a slice of the wait pass."""
-        timeout_s = asked[3]
+        timeout_s = call.args[0]
         self.clock.now += SLICE_S if timeout_s is None else min(timeout_s, SLICE_S)
-        return PackedOutcome("running", None, None, None)
+        return Waited(PackedOutcome("running", None, None, None), False)
 
 
-def execution() -> ExecutionHandle:
-    client: Any = ClusterClient("namespace", "realm")
-    client._lookup = Lookup()
-    return ExecutionHandle(client, SessionRef(SessionKey("s")), "run", 0)
-
-
-def test_a_wait_is_asked_again_slice_by_slice_until_its_own_timeout(clock: Clock) -> None:
-    caller = Caller(clock)
+def test_a_wait_is_asked_again_slice_by_slice_until_its_own_timeout(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = Caller(clock, monkeypatch)
     began = clock.now
     with pytest.raises(WaitTimeoutError):
-        caller.carry_out(execution()._wait(2.5 * SLICE_S))
+        caller.run.wait(2.5 * SLICE_S)
     assert clock.now - began == pytest.approx(2.5 * SLICE_S)
-    assert [asked[3] for asked in caller.calls] == pytest.approx([2.5 * SLICE_S, 1.5 * SLICE_S, 0.5 * SLICE_S])
+    assert [call.args[0] for call in caller.calls] == pytest.approx([2.5 * SLICE_S, 1.5 * SLICE_S, 0.5 * SLICE_S])
 
 
-def test_a_caller_for_whom_there_is_no_place_pauses_and_asks_again_until_there_is(clock: Clock) -> None:
-    def answer(asked: tuple[Any, ...]) -> Any:
-        return REFUSAL if len(caller.calls) < 6 else ([], 0, True)
+def test_a_caller_for_whom_there_is_no_place_pauses_and_asks_again_until_there_is(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(call: Message) -> Any:
+        return REFUSAL if len(caller.calls) < 6 else Waited(([], 0, True), True)
 
-    caller = Caller(clock, answer)
-    assert caller.carry_out(execution()._page(0)) == ([], 0, True)
+    caller = Caller(clock, monkeypatch, answer)
+    assert [*caller.run.events()] == []
     assert len(caller.pauses) == 5 and sum(caller.pauses) < 2, "the first pauses are short"
 
 
-def test_a_wait_without_a_free_place_fails_after_its_timeout_or_a_minute(clock: Clock) -> None:
+def test_a_wait_without_a_free_place_fails_after_its_timeout_or_a_minute(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for timeout_s, limit_s in ((7.0, 7.0), (None, REFUSED_S), (0.0, 0.0)):
-        caller, began = Caller(clock, lambda asked: REFUSAL), clock.now
+        caller, began = Caller(clock, monkeypatch, lambda call: REFUSAL), clock.now
         with pytest.raises(OverloadedError, match="max_waits=5"):
-            caller.carry_out(execution()._wait(timeout_s))
+            caller.run.wait(timeout_s)
         assert clock.now - began == pytest.approx(limit_s)
         assert max(caller.pauses, default=0.0) <= MOST_PAUSE_S
     assert ANSWER_S < SLICE_S
 
 
-def test_a_minute_without_a_place_counts_from_the_last_slice(clock: Clock) -> None:
-    def answer(asked: tuple[Any, ...]) -> Any:
-        return REFUSAL if len(caller.calls) % 4 else caller.waits(asked)
+def test_a_minute_without_a_place_counts_from_the_last_slice(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(call: Message) -> Any:
+        return REFUSAL if len(caller.calls) % 4 else caller.waits(call)
 
-    caller = Caller(clock, answer)
-    request = execution()._wait(20 * REFUSED_S)
+    caller = Caller(clock, monkeypatch, answer)
     with pytest.raises((WaitTimeoutError, OverloadedError)):
-        caller.carry_out(request)
+        caller.run.wait(20 * REFUSED_S)
     assert len(caller.calls) > 100
 
 
-def test_a_cancel_of_the_active_run_names_it_when_it_asks_again(clock: Clock) -> None:
+def test_a_cancel_of_the_active_run_names_it_when_it_asks_again(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """By then another run may be the active one."""
 
-    def answer(asked: tuple[Any, ...]) -> Any:
+    def answer(call: Message) -> Any:
         return True if len(caller.calls) == 3 else StillEnding("first")
 
-    caller = Caller(clock, answer)
-    client = execution()._client
-    assert caller.carry_out(client.cancel(SessionRef(SessionKey("s")), "enough")) is True
-    assert [asked[3] for asked in caller.calls] == [None, "first", "first"]
+    caller = Caller(clock, monkeypatch, answer)
+    assert Session(caller.client, SessionRef(SessionKey("s")), None).cancel("enough") is True
+    assert [call.args[1] for call in caller.calls] == [None, "first", "first"]
 
 
 def test_a_limit_of_waits_is_one_or_more() -> None:

@@ -15,8 +15,9 @@ from engines import Asking
 from scale import share
 from test_agents_on_ray import until
 from test_sessions_on_ray import python
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement

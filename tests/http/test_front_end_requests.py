@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 from ag_ui.core import RunAgentInput
 
-from test_inputs import SESSION, USER, LocalRealm
+from local_realm import LocalRealm, calls_within_this_process
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import (
@@ -38,6 +39,8 @@ from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.working.base import InMemoryNotes
+
+SESSION, USER = "chat", "ann"
 
 
 class Run:
@@ -74,6 +77,12 @@ class Session:
         if run_id not in self.runs:
             raise RunNotFoundError(run_id, "session 's'")
         return self.runs[run_id]
+
+
+@pytest.fixture(autouse=True)
+def local_calls() -> Iterator[None]:
+    with calls_within_this_process():
+        yield
 
 
 async def chat() -> AsyncSession:

@@ -16,10 +16,10 @@ import pytest
 from mcp import Client
 
 from http_service import ANN, TOKENS, on_server
-from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
@@ -45,13 +45,13 @@ class Calls:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: Counter[str] = Counter()
-        ask = ClusterClient.ask
+        ask = AsyncSessionHost.ask
 
-        def counted(client: ClusterClient, ref: SessionRef, verb: str, *args: Any, **settings: Any) -> Any:
-            self.made[verb] += 1
-            return ask(client, ref, verb, *args, **settings)
+        async def counted(host: AsyncSessionHost, call: VerbCall[Any], **settings: Any) -> Any:
+            self.made[call.verb.name] += 1
+            return await ask(host, call, **settings)
 
-        monkeypatch.setattr(ClusterClient, "ask", counted)
+        monkeypatch.setattr(AsyncSessionHost, "ask", counted)
 
     async def until(self, waits: int, follows: int) -> None:
         """Return when so many waits, and readers of events, have asked since the last `check_quiet`."""

@@ -20,8 +20,9 @@ import agent_tools
 from agent_tools import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
 from engines import SlowlyBuilt, process_of
 from test_sessions_on_ray import audit, kill, python
-from turnwise.actors.client.execution import ExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.middleware import SystemPrompt
 from turnwise.actors.inference.openai.engine import OpenAIEngine

@@ -161,7 +161,7 @@ async def test_a_cancel_stops_an_async_generator_which_cleans_up() -> None:
     stage = Stage(FunctionEngine(endless))
     await stage.start()
     await stage.until(lambda: _has_streamed(stage))
-    await stage.core.cancel("enough", "run")
+    await stage.core.admission.cancel("enough", "run")
     outcome = await stage.outcome()
     assert closed.is_set() and outcome.run.state == "cancelled"
     assert outcome.turn and outcome.turn.output == (Text(text="so far", interrupted=True),)
@@ -182,7 +182,7 @@ async def test_a_cancel_ends_the_run_at_once_and_closes_a_generator_on_its_threa
     stage = Stage(FunctionEngine(blocking))
     await stage.start()
     await stage.until(lambda: _has_streamed(stage))
-    await stage.core.cancel("enough", "run")
+    await stage.core.admission.cancel("enough", "run")
     outcome = await stage.outcome()
     assert outcome.run.state == "cancelled" and not closed.is_set()
     go_on.set()

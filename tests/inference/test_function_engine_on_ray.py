@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from engines import process_of
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.engine import RunContext
 from turnwise.actors.inference.function_engine import FunctionEngine

@@ -39,7 +39,7 @@ from quirks import (
 )
 from strict_servers import STRICT, StrictServer
 from test_strict_servers import converse, engine as engine_of_strict, script
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import tool
@@ -180,7 +180,7 @@ class Chat:
 
     async def start(self, *prompts: str | Image, **settings: Any) -> str:
         self._runs += 1
-        await self.core.start(list(prompts), run_id=f"run-{self._runs}", **settings)
+        await self.core.admission.start(list(prompts), run_id=f"run-{self._runs}", **settings)
         return f"run-{self._runs}"
 
     async def ask(self, *prompts: str | Image, **settings: Any) -> Outcome:
@@ -236,7 +236,7 @@ def test_text_is_streamed_and_counted(upstream: str, api: API, proxy: LiteLLM, p
 
     async def story(chat: Chat) -> None:
         assert "message 1 " in await chat.say("Hello")
-        await chat.core.append(["Wait."], "key")
+        await chat.core.admission.append(["Wait."], "key")
         assert await chat.say("And now?") == "You said: Wait.\n\nAnd now? (message 3 of our conversation)"
 
     play(engine(proxy, f"{upstream}/local", api=api, system="Be brief."), story)
@@ -398,7 +398,7 @@ def test_a_cancel_in_the_middle_reaches_the_upstream(api: API, proxy: LiteLLM, p
         run_id = await chat.start("Hello")
         assert await chat.text_of(run_id)
         record = await asyncio.to_thread(provider.wait_for_request)
-        assert await chat.core.cancel("enough", run_id)
+        assert await chat.core.admission.cancel("enough", run_id)
         outcome = await chat.core.reads.wait(run_id)
         assert outcome.run.state == "cancelled"
         assert await asyncio.to_thread(record.ended.wait, 60)

@@ -84,7 +84,7 @@ async def core_of(model: Model, **config: Any) -> SessionCore:
 
 
 async def run(core: SessionCore, run_id: str = "run") -> Outcome:
-    await core.start(["go"], run_id=run_id)
+    await core.admission.start(["go"], run_id=run_id)
     return await core.reads.wait(run_id)
 
 
@@ -346,12 +346,12 @@ async def test_a_sessions_budget_counts_all_runs_and_an_approval_is_for_one_run(
     for name in ("first", "second"):
         assert (await run(core, name)).run.state == "completed"
     for name in ("third", "fourth"):
-        await core.start(["go"], run_id=name)
+        await core.admission.start(["go"], run_id=name)
         while not await core.reads.pending(name):
             await asyncio.sleep(0.01)
         (call,) = await core.reads.pending(name)
         assert call.wants == "budget" and call.why and "the session has spent" in call.why
-        await core.decide(name, call.call_id, ApprovalDecision(verdict="approved"))
+        await core.approvals.decide(name, call.call_id, ApprovalDecision(verdict="approved"))
         outcome = await core.reads.wait(name)
         assert outcome.run.state == "completed", "leave is for this run"
     session = await core.reads.session()
@@ -360,14 +360,14 @@ async def test_a_sessions_budget_counts_all_runs_and_an_approval_is_for_one_run(
 
 async def test_a_run_that_is_refused_more_budget_keeps_executed_results() -> None:
     core = await core_of(Model(LOOK, DONE), run_budget=Budget(calls=1), over_budget="ask")
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     while (await core.reads.run("run")).state != "awaiting_approval":
         await asyncio.sleep(0.01)
     before = (await core.reads.run("run")).usage
     await asyncio.sleep(100)
     assert (await core.reads.run("run")).usage == before, "waiting costs nothing"
     (call,) = await core.reads.pending("run")
-    await core.decide("run", call.call_id, ApprovalDecision(verdict="rejected", text="no"))
+    await core.approvals.decide("run", call.call_id, ApprovalDecision(verdict="rejected", text="no"))
     outcome = await core.reads.wait("run")
     assert outcome.turn and (outcome.run.state, outcome.run.code) == ("failed", "budget")
     assert outcome.turn.output == (*LOOK, result("cat"))

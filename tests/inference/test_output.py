@@ -100,7 +100,7 @@ class Story:
         self.core = SessionCore(SessionKey(SESSION), self.store, self.engine, config or SessionConfig())
 
     async def run(self, prompt: str = "What of Paris?", **settings: Any) -> Outcome:
-        started = await self.core.start([prompt], run_id=prompt, **settings)
+        started = await self.core.admission.start([prompt], run_id=prompt, **settings)
         return await self.core.reads.wait(started.run_id)
 
 
@@ -587,7 +587,7 @@ async def test_a_resumed_run_has_the_same_type_and_the_remaining_retries(last: s
     await stage.start(output=output_record(City, 2))
     await stage.until(lambda: asked(model, 2))
     stage.new_core()  # the first never hears of it
-    await stage.core.activate()
+    await stage.core.transactor.activate()
     outcome = await stage.outcome()
     assert (outcome.run.state, outcome.run.code) == ("failed" if code else "completed", code)
     assert outcome.run.output == output_record(City, 2) and outcome.run.resumes == 1
@@ -625,7 +625,7 @@ async def test_output_and_response_format_exclude_each_other() -> None:
         SessionRecord(session_id=SESSION, params=FrozenDict(response_format=FrozenDict(type="json_object")))
     )
     with pytest.raises(InvalidInputError, match="response_format"):
-        await stage.core.start(["go"], run_id="run", output=output_record(City, 2))
+        await stage.core.admission.start(["go"], run_id="run", output=output_record(City, 2))
     assert await stage.core.reads.runs() == []
 
 
@@ -634,7 +634,7 @@ async def test_the_same_key_with_another_type_is_a_conflict() -> None:
     stage = Stage(Answers(PARIS))
     await stage.create()
     for output_type in (City, City, Loose):
-        asking = stage.core.start(
+        asking = stage.core.admission.start(
             ["go"], run_id=f"run-{output_type}", idempotency_key="k", output=output_record(output_type, 2)
         )
         if output_type is Loose:

@@ -18,7 +18,8 @@ from quirks import QuirkServer, Reply
 from test_agents_on_ray import WAIT_S, until
 from test_output import MINUS, PARIS, says
 from test_sessions_on_ray import kill
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import InvalidInputError, OutputInvalidError, RunFailedError
 

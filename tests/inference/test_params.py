@@ -352,7 +352,7 @@ async def test_a_resumed_run_has_the_same_parameters(after: str) -> None:
     await engine.waits.wait()
     engine.waits = None
     engine.asked.clear()
-    await stage.new_core().activate()
+    await stage.new_core().transactor.activate()
     assert (await stage.outcome()).run.state == "completed"
     later = {**params, "tool_choice": "auto"}
     assert engine.asked == [("large", each) for each in ([params, later] if after == "the first call" else [later])]
@@ -386,7 +386,7 @@ def test_a_run_killed_anywhere_keeps_its_parameters_and_forces_only_its_first_ca
         await stage.start(params=params)
         for _ in range(dice.randrange(4)):
             await asyncio.sleep(dice.random() * 0.03)
-            await stage.new_core().activate()
+            await stage.new_core().transactor.activate()
         outcome = await stage.outcome()
         assert outcome.run.state == "completed" and outcome.run.params == params
         taken_over[outcome.run.resumes] += 1
@@ -408,7 +408,7 @@ async def test_a_run_that_waited_for_approval_keeps_its_parameters() -> None:
     await stage.until(stage.awaits)
     assert await stage.core.ownership.leave()
     core = stage.new_core()
-    await core.decide("run", "1", APPROVED)
+    await core.approvals.decide("run", "1", APPROVED)
     assert (await stage.outcome()).run.state == "completed"
     assert engine.asked[1:] == [(None, {"top_p": 0.5, "tool_choice": "auto"})]
 
@@ -418,11 +418,11 @@ async def test_a_sessions_parameters_apply_to_its_runs_and_forks() -> None:
     stage = Stage(engine)
     asked: dict[str, Any] = {"model": "large", "params": check_params("params", {"temperature": 0.5, "top_p": 0.5})}
     await stage.store.create(SessionRecord(session_id=SESSION, **asked))
-    await stage.core.start(["go"], run_id="run")
+    await stage.core.admission.start(["go"], run_id="run")
     await stage.outcome()
-    await stage.core.start(["go"], run_id="next", model="small", params={"temperature": 0.0, "top_p": None})
+    await stage.core.admission.start(["go"], run_id="next", model="small", params={"temperature": 0.0, "top_p": None})
     await stage.core.reads.wait("next")
-    fork = await stage.core.fork(None, "fork")
+    fork = await stage.core.forking.fork(None, "fork")
     assert engine.asked == [("large", {"temperature": 0.5, "top_p": 0.5}), ("small", {"temperature": 0.0})]
     assert (fork.model, fork.params) == ("large", {"temperature": 0.5, "top_p": 0.5})
 
@@ -440,22 +440,22 @@ async def test_a_run_with_unsupported_parameters_is_refused_and_nothing_is_store
         stage = Stage(engine)
         await stage.create()
         with pytest.raises(InvalidInputError, match=why):
-            await stage.core.start(["go"], run_id="run", **asked)
+            await stage.core.admission.start(["go"], run_id="run", **asked)
         assert (
             await stage.store.runs(SessionKey(SESSION)) == []
             and (await stage.store.get(SessionKey(SESSION))).log_size == 0
         )
-        await stage.core.start(["go"], run_id="run")
+        await stage.core.admission.start(["go"], run_id="run")
         assert (await stage.outcome()).run.state == "completed"
 
 
 async def test_a_repeated_key_with_other_parameters_is_a_conflict() -> None:
     stage = Stage(steered())
     await stage.create()
-    first = await stage.core.start(["go"], run_id="run", idempotency_key="k", params={"top_p": 0.5})
-    assert await stage.core.start(["go"], run_id="again", idempotency_key="k", params={"top_p": 0.5}) == first
+    first = await stage.core.admission.start(["go"], run_id="run", idempotency_key="k", params={"top_p": 0.5})
+    assert await stage.core.admission.start(["go"], run_id="again", idempotency_key="k", params={"top_p": 0.5}) == first
     with pytest.raises(IdempotencyConflictError):
-        await stage.core.start(["go"], run_id="other", idempotency_key="k", params={"top_p": 0.6})
+        await stage.core.admission.start(["go"], run_id="other", idempotency_key="k", params={"top_p": 0.6})
 
 
 def test_parameters_are_sent_when_middleware_changes_the_request() -> None:

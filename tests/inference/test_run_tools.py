@@ -90,16 +90,16 @@ async def test_a_run_waits_for_all_calls_of_its_own_tools_and_goes_on_in_any_pro
         ("c1", "weather", "result"),
         ("c3", "time", "result"),
     ]
-    await stage.core.decide("run", "c3", provided("noon"))
+    await stage.core.approvals.decide("run", "c3", provided("noon"))
     if kill:
         stage.new_core()
     assert await stage.awaits()
-    await stage.core.decide("run", "c1", provided("rain"))
+    await stage.core.approvals.decide("run", "c1", provided("rain"))
     outcome = await stage.outcome()
     assert outcome.turn and outcome.turn.text == "done"
     assert [result.text for result in results(outcome)] == ["rain", "saw it", "noon"]
     assert not any(isinstance(block, System) for block in outcome.turn.blocks), "no history has the instructions"
-    await stage.core.start(["go on"], run_id="next")
+    await stage.core.admission.start(["go on"], run_id="next")
     await stage.core.reads.wait("next")
     after = await stage.core.reads.run("next")
     assert (after.instructions, after.tools) == (None, {}), "they are not carried to the next run"
@@ -111,7 +111,7 @@ async def test_arguments_are_checked_by_the_schema_before_anybody_is_asked() -> 
     await stage.start(tools=TOOLS)
     await stage.until(stage.awaits)
     assert [call.call_id for call in await stage.core.reads.pending("run")] == ["c2"]
-    await stage.core.decide("run", "c2", provided("rain"))
+    await stage.core.approvals.decide("run", "c2", provided("rain"))
     first = results(await stage.outcome())[0]
     assert first.is_error and "'city' is a required property" in first.text
 
@@ -127,11 +127,11 @@ async def test_an_idempotency_key_covers_instructions_and_tools() -> None:
     stage = Stage(Extended([[Text(text="done")]], ToolRegistry()))
     await stage.create()
     asked: dict[str, Any] = {"idempotency_key": "k", "instructions": "Be brief.", "tools": TOOLS}
-    first = await stage.core.start(["go"], run_id="r1", **asked)
-    assert await stage.core.start(["go"], run_id="r2", **asked) == first
+    first = await stage.core.admission.start(["go"], run_id="r1", **asked)
+    assert await stage.core.admission.start(["go"], run_id="r2", **asked) == first
     for other in ({"instructions": "Be long."}, {"tools": record_of_tools([WEATHER])}, {"instructions": None}):
         with pytest.raises(IdempotencyConflictError):
-            await stage.core.start(["go"], run_id="r3", **{**asked, **other})
+            await stage.core.admission.start(["go"], run_id="r3", **{**asked, **other})
 
 
 @pytest.mark.parametrize("asked", [{"instructions": "Be brief."}, {"tools": TOOLS}])
@@ -141,7 +141,7 @@ async def test_an_engine_that_does_not_say_that_it_takes_them_refuses_them(asked
     with pytest.raises(
         InvalidInputError, match=rf"^{next(iter(asked))}=.*EchoEngine does not support .* see Extensible"
     ):
-        await stage.core.start(["go"], run_id="run", **asked)
+        await stage.core.admission.start(["go"], run_id="run", **asked)
     assert await stage.core.reads.runs() == []
 
 
@@ -263,8 +263,8 @@ async def test_longer_instructions_than_a_prompt_may_be_are_refused() -> None:
     stage = Stage(Extended([[Text(text="done")]], ToolRegistry()), max_prompt_bytes=40)
     await stage.create()
     with pytest.raises(InvalidInputError, match=r"^instructions=.*41 bytes are over max_prompt_bytes=40"):
-        await stage.core.start(["go"], run_id="run", instructions="x" * 41)
-    await stage.core.start(["go"], run_id="run", instructions="x" * 40)
+        await stage.core.admission.start(["go"], run_id="run", instructions="x" * 41)
+    await stage.core.admission.start(["go"], run_id="run", instructions="x" * 40)
 
 
 async def test_a_choice_that_forces_a_call_of_a_run_s_tool_holds_for_the_first_step_only() -> None:
@@ -282,6 +282,6 @@ async def test_a_choice_that_forces_a_call_of_a_run_s_tool_holds_for_the_first_s
     await stage.start(tools=TOOLS, params={"tool_choice": "required"})
     await stage.until(stage.awaits)
     stage.new_core()
-    await stage.core.decide("run", "c1", provided("rain"))
+    await stage.core.approvals.decide("run", "c1", provided("rain"))
     await stage.outcome()
     assert seen == [("required", True), ("auto", True)]

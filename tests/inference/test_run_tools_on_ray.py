@@ -12,7 +12,8 @@ import pytest
 
 from test_agents_on_ray import WAIT_S, awaited
 from test_sessions_on_ray import audit, kill
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.openai.engine import OpenAIEngine

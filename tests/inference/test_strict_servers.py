@@ -55,7 +55,7 @@ async def converse(strict: StrictServer, chosen: OpenAIEngine) -> None:
     await store.create(SessionRecord(session_id=SESSION))
 
     async def ask(run_id: str, *prompts: str | Image) -> str:
-        await core.start(list(prompts), run_id=run_id)
+        await core.admission.start(list(prompts), run_id=run_id)
         outcome = await core.reads.wait(run_id)
 
         assert outcome.turn or outcome.run.why
@@ -66,7 +66,7 @@ async def converse(strict: StrictServer, chosen: OpenAIEngine) -> None:
         assert await ask("begun", "Compare Paris and Rome.") == "Both have sun."
         core.use(chosen, SessionConfig())
         assert "the model broke down" in await ask("failed", "Say it in French.")
-        await core.append(["In one word."], "key")
+        await core.admission.append(["In one word."], "key")
         assert await ask("called", "Now.") == "Soleil."
         assert "the model broke down" in await ask("failed after results", "Look again.")
         seen: list[str | Image] = [DOT] if strict.takes_images else []

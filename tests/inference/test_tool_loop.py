@@ -82,7 +82,7 @@ class Stage:
 
     async def start(self, **settings: Any) -> None:
         await self.create()
-        await self.core.start(["go"], run_id="run", **settings)
+        await self.core.admission.start(["go"], run_id="run", **settings)
 
     async def run(self) -> Outcome:
         await self.start()
@@ -208,7 +208,7 @@ async def test_a_model_call_discards_what_an_earlier_one_streamed() -> None:
     await stage.start()
     await asyncio.sleep(1)
     assert Ledger.replay((await stage.core.reads.events())[0]).blocks() == [Text(text="all of it")]
-    await stage.core.cancel("enough")
+    await stage.core.admission.cancel("enough")
     outcome = await stage.outcome()
     assert outcome.turn and outcome.turn.text == "all of it" and outcome.turn.output[0].interrupted  # type: ignore[union-attr]
 
@@ -225,7 +225,7 @@ async def test_a_runs_seconds_do_not_count_its_waiting_for_approval() -> None:
         for call in "ab":
             await stage.until(stage.awaits)
             await asyncio.sleep(100)
-            await stage.core.decide("run", call, ApprovalDecision(verdict="approved"))
+            await stage.core.approvals.decide("run", call, ApprovalDecision(verdict="approved"))
             if call == "a":
                 await asyncio.sleep(7)
         return await stage.outcome()
@@ -369,14 +369,14 @@ async def test_a_call_waits_for_approval_across_processes() -> None:
     stage.new_core()
     assert await stage.core.reads.pending("run") == [pending] and not called
     for _ in range(2):
-        await stage.core.decide("run", "a", ApprovalDecision(verdict="approved"))
+        await stage.core.approvals.decide("run", "a", ApprovalDecision(verdict="approved"))
     outcome = await stage.outcome()
     assert called == ["/etc"] and results(outcome)[0].text == "deleted /etc"
-    await stage.core.decide("run", "a", ApprovalDecision(verdict="approved"))
+    await stage.core.approvals.decide("run", "a", ApprovalDecision(verdict="approved"))
     with pytest.raises(CallDecidedError, match="approved"):
-        await stage.core.decide("run", "a", ApprovalDecision(verdict="rejected"))
+        await stage.core.approvals.decide("run", "a", ApprovalDecision(verdict="rejected"))
     with pytest.raises(CallNotFoundError):
-        await stage.core.decide("run", "b", ApprovalDecision(verdict="approved"))
+        await stage.core.approvals.decide("run", "b", ApprovalDecision(verdict="approved"))
 
 
 async def test_a_repeated_call_id_is_another_call_with_its_own_approval() -> None:
@@ -391,12 +391,12 @@ async def test_a_repeated_call_id_is_another_call_with_its_own_approval() -> Non
     stage = Stage(engine)
     await stage.start()
     await stage.until(stage.awaits)
-    await stage.core.decide("run", "call_0", ApprovalDecision(verdict="rejected", text="no"))
+    await stage.core.approvals.decide("run", "call_0", ApprovalDecision(verdict="rejected", text="no"))
     await asyncio.sleep(1)
     pending = [(call.call_id, call.input["path"]) for call in await stage.core.reads.pending("run")]
     assert pending == [("call_0_2", "/home"), ("call_0_3", "/tmp/x")] and not called
-    await stage.core.decide("run", "call_0_2", ApprovalDecision(verdict="rejected", text="no"))
-    await stage.core.decide("run", "call_0_3", ApprovalDecision(verdict="approved"))
+    await stage.core.approvals.decide("run", "call_0_2", ApprovalDecision(verdict="rejected", text="no"))
+    await stage.core.approvals.decide("run", "call_0_3", ApprovalDecision(verdict="approved"))
     outcome = await stage.outcome()
     assert called == ["/tmp/x"] and outcome.run.state == "completed"
     assert [result.text for result in results(outcome)] == ["rejected: no", "rejected: no", "deleted /tmp/x"]
@@ -418,7 +418,7 @@ async def test_the_model_and_the_history_show_the_decision(
     stage = Stage(engine)
     await stage.start()
     await stage.until(stage.awaits)
-    await stage.core.decide("run", "a", decision)
+    await stage.core.approvals.decide("run", "a", decision)
     outcome = await stage.outcome()
     assert called == ran and results(outcome)[0].text == result
     assert results(outcome)[0].is_error == (decision.verdict == "rejected")
@@ -446,13 +446,13 @@ async def test_invalid_edited_arguments_store_nothing_and_can_be_corrected(is_ba
     events, record = await stage.events(), await stage.core.reads.run("run")
     for wrong in WRONG_EDITS:
         with pytest.raises(InvalidInputError, match=r"input=.*'delete'.*(path|force)"):
-            await stage.core.decide("run", "a", ApprovalDecision(verdict="approved", input=wrong))
+            await stage.core.approvals.decide("run", "a", ApprovalDecision(verdict="approved", input=wrong))
     assert await stage.events() == events and await stage.core.reads.run("run") == record
     for _ in range(2):
-        await stage.core.decide("run", "a", ApprovalDecision(verdict="approved", input={"path": "/tmp"}))
+        await stage.core.approvals.decide("run", "a", ApprovalDecision(verdict="approved", input={"path": "/tmp"}))
     assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
     with pytest.raises(CallDecidedError):
-        await stage.core.decide("run", "a", ApprovalDecision(verdict="approved", input={"path": 7}))
+        await stage.core.approvals.decide("run", "a", ApprovalDecision(verdict="approved", input={"path": 7}))
 
 
 async def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() -> None:
@@ -469,12 +469,12 @@ async def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() 
     stage.new_core()
     edit = ApprovalDecision(verdict="approved", input={"path": "/tmp"})
     with pytest.raises(EngineError, match=r"'delete' cannot be checked: .*SystemExit"):
-        await stage.core.decide("run", "a", edit)
+        await stage.core.approvals.decide("run", "a", edit)
     assert [call.call_id for call in await stage.core.reads.pending("run")] == ["a"]
     assert await stage.core.ownership.leave()
     stage.engine = engine
     stage.new_core()
-    await stage.core.decide("run", "a", edit)
+    await stage.core.approvals.decide("run", "a", edit)
     assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
 
 
@@ -492,7 +492,7 @@ async def test_a_too_deeply_nested_call_fails_its_run_and_leaves_the_session_rea
     stage.new_core()
     assert [turn.index for turn in await stage.core.reads.turns()] == [0] and not called
     engine.script = [[Text(text="done")]]
-    await stage.core.start(["again"], run_id="next")
+    await stage.core.admission.start(["again"], run_id="next")
     assert (await stage.core.reads.wait("next")).run.state == "completed"
 
 
@@ -521,7 +521,7 @@ async def test_two_concurrent_edits_build_one_engine_which_is_closed() -> None:
     slow = Slow(engine.script, engine.registry)
     stage.core = SessionCore(SessionKey(SESSION), stage.store, slow, off_loop=off_loop)
     edits = [ApprovalDecision(verdict="approved", input={"path": path}) for path in ("/a", "/a")]
-    await asyncio.gather(*(stage.core.decide("run", "a", edit) for edit in edits))
+    await asyncio.gather(*(stage.core.approvals.decide("run", "a", edit) for edit in edits))
     await stage.outcome()
     assert await stage.core.ownership.leave()
     assert called == ["/a"] and len(built) == 1 and closed == built
@@ -536,14 +536,14 @@ async def test_a_waiting_run_can_be_cancelled_and_keeps_its_decisions() -> None:
     stage = Stage(Scripted([calls, [Text(text="done")]], ToolRegistry(act)))
     await stage.start()
     await stage.until(stage.awaits)
-    await stage.core.decide("run", "a", ApprovalDecision(verdict="provided", text="by hand"))
+    await stage.core.approvals.decide("run", "a", ApprovalDecision(verdict="provided", text="by hand"))
     assert await stage.awaits(), "it goes on when all is decided"
     stage.new_core()
-    assert await stage.core.cancel("enough") is True
+    assert await stage.core.admission.cancel("enough") is True
     outcome = await stage.outcome()
     assert [result.text for result in results(outcome)] == ["by hand", "cancelled: enough"]
     with pytest.raises(CallDecidedError, match="cancelled"):
-        await stage.core.decide("run", "b", ApprovalDecision(verdict="approved"))
+        await stage.core.approvals.decide("run", "b", ApprovalDecision(verdict="approved"))
 
 
 async def test_decisions_of_the_wrong_kind_are_refused() -> None:
@@ -555,8 +555,8 @@ async def test_decisions_of_the_wrong_kind_are_refused() -> None:
     await stage.until(stage.awaits)
     assert [call.wants for call in await stage.core.reads.pending("run")] == ["result"]
     with pytest.raises(InvalidInputError, match="provide"):
-        await stage.core.decide("run", "a", ApprovalDecision(verdict="approved"))
-    await stage.core.decide("run", "a", ApprovalDecision(verdict="provided", text="42"))
+        await stage.core.approvals.decide("run", "a", ApprovalDecision(verdict="approved"))
+    await stage.core.approvals.decide("run", "a", ApprovalDecision(verdict="provided", text="42"))
     assert results(await stage.outcome())[0].text == "42"
 
 
@@ -581,6 +581,6 @@ async def test_a_run_that_was_killed_between_asking_for_an_approval_and_waiting_
     while (run := await core.reads.run("run")).state == "running":
         await asyncio.sleep(0.01)
     assert run.state == "awaiting_approval", run.why
-    await core.decide("run", "c1", ApprovalDecision(verdict="approved"))
+    await core.approvals.decide("run", "c1", ApprovalDecision(verdict="approved"))
     outcome = await again.outcome()
     assert outcome.run.state == "completed" and [result.text for result in results(outcome)] == ["paid"]

@@ -13,7 +13,7 @@ import pytest
 
 from memory_engines import Plan
 from memory_manager import WAIT_S, House, answering, files_with, say, sections
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.errors import RunCancelledError, SessionNotFoundError
 from turnwise.memory.conversation.events import TextDelta
 from turnwise.memory.longterm.types import MemoryType

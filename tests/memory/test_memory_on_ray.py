@@ -27,7 +27,8 @@ from scale import share
 from test_agents_on_ray import WAIT_S, until
 from test_output import says
 from test_sessions_on_ray import kill
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.remote_memory import RemoteMemory
 from turnwise.actors.inference.openai.engine import OpenAIEngine

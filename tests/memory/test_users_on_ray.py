@@ -16,8 +16,8 @@ import pytest
 from agent_tools import prompt
 from memory_engines import Plan
 from memory_manager import SECTION, WAIT_S, House, answering, results, say, sections
-from turnwise.actors.client.manager import SessionManager
-from turnwise.actors.client.session import Session
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.cluster.placement import Packed
 from turnwise.errors import ReadOnlyMemoryError, WorkingMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope

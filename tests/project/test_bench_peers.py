@@ -50,7 +50,7 @@ class Core:
 
     async def run(self, chat: str, prompt: str) -> tuple[SessionCore, str]:
         core, run_id = await self.core(chat), new_id()
-        await core.start([prompt], run_id=run_id)
+        await core.admission.start([prompt], run_id=run_id)
         return core, run_id
 
     async def turn(self, chat: str, prompt: str) -> None:
@@ -68,7 +68,7 @@ class Core:
         read, at = list[Event](), 0
         while not any(event.kind == "text_delta" for event in read):
             read, at, _ = await core.reads.events(at, run_id=run_id, timeout_s=10.0)
-        await core.cancel("enough", run_id)
+        await core.admission.cancel("enough", run_id)
         return 1.0
 
     async def history(self, chat: str) -> History:

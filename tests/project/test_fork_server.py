@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 
 WAIT_S = 60
 """For the processes that Ray started before, for no job, to be used up."""

@@ -19,15 +19,10 @@ from typing import Any
 
 import pytest
 
+import blocking_family
 import reference_pages
 import turnwise
 from turnwise import (
-    AsyncExecutionHandle,
-    AsyncSession,
-    AsyncSessionManager,
-    ExecutionHandle,
-    Session,
-    SessionManager,
     adapters,
     blocks,
     conformance,
@@ -43,7 +38,8 @@ from turnwise import (
     testing,
     transcripts,
 )
-from turnwise.memories import AsyncSessionMemory, SessionMemory
+from turnwise.actors.client import steps
+from turnwise.actors.client.blocking import steps as blocking_steps
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
@@ -317,33 +313,33 @@ def sample(cls: type[errors.TurnwiseError]) -> errors.TurnwiseError:
     return cls(*(numbers.get(name, f"<the {name}>") for name in cls.fields))
 
 
-FAMILIES = [
-    (SessionManager, AsyncSessionManager),
-    (Session, AsyncSession),
-    (ExecutionHandle, AsyncExecutionHandle),
-    (SessionMemory, AsyncSessionMemory),
-]
+def test_the_blocking_family_is_what_the_asynchronous_one_makes() -> None:
+    made = blocking_family.family()
+    there = {*blocking_family.BLOCKING.glob("*.py")}
+    assert {path.name for path in there - made.keys()} == {"__init__.py", "steps.py"}
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make blocking`"
 
 
-@pytest.mark.parametrize(("sync", "asynchronous"), FAMILIES)
-def test_the_verbs_of_both_families_have_the_same_docstrings(sync: type, asynchronous: type) -> None:
-    """In the source, where editors read them."""
-    verbs = _verbs_of(sync)
-    assert verbs and verbs == _verbs_of(asynchronous)
-    for name in verbs:
-        assert inspect.getdoc(getattr(sync, name)), name
-        assert inspect.getdoc(getattr(asynchronous, name)) == inspect.getdoc(getattr(sync, name)), name
-    assert _part("Args", asynchronous) == _part("Args", sync)
+def test_neither_family_of_clients_imports_from_the_other_and_what_they_share_from_none() -> None:
+    client = "turnwise.actors.client."
+    for path in sorted((ROOT / "actors/client").rglob("*.py")):
+        room = path.parent.name
+        allowed = {"client": client, "blocking": f"{client}blocking.", "shared": f"{client}shared."}[room]
+        for line, name in source_of(path).imports:
+            if name.startswith(client) and not name.startswith(f"{client}shared."):
+                is_other = room == "client" and name.startswith(f"{client}blocking.")
+                where = f"{path.relative_to(ROOT)}:{line} imports {name}"
+                assert name.startswith(allowed) and not is_other, where
 
 
-def _verbs_of(cls: type) -> list[str]:
-    """Return its public methods and properties."""
-    found = inspect.getmembers(cls, lambda member: inspect.isfunction(member) or isinstance(member, property))
-    return [name for name, _ in found if not name.startswith("_")]
-
-
-def _part(heading: str, thing: object) -> str:
-    return (inspect.getdoc(thing) or "").partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
+def test_both_families_have_the_same_steps() -> None:
+    """By which alone they differ, beside the words of `PHRASES`."""
+    awaited, blocking = (
+        {name for name, step in vars(module).items() if getattr(step, "__module__", "") == module.__name__}
+        for module in (steps, blocking_steps)
+    )
+    assert awaited == blocking
 
 
 def test_the_error_tree_in_the_docstring_is_the_real_one() -> None:
@@ -395,7 +391,7 @@ def test_importing_the_manager_loads_no_library_that_a_first_program_may_not_nee
 
 def test_importing_the_manager_imports_no_running_session_and_builds_no_block_or_event() -> None:
     """Each would take a tenth of the import, and pydantic looks for plugins in all packages at the first one."""
-    unused = ["session.run_driver", "session.state", "hosting.stored_session", "cluster.memory_actor"]
+    unused = ["session.run_driver", "session.state", "hosting.stored_source", "cluster.memory_actor"]
     names = [*(f"turnwise.actors.{name}" for name in unused), "turnwise.memory.archive.export", "pydantic.networks"]
     program = f"""import sys
 from turnwise import SessionManager

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import pytest
 
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.redaction import redacted
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -100,7 +100,7 @@ async def run(file: Path, engine: OpenAIEngine) -> str:
     store = SQLStore(f"sqlite:///{file}")
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, engine)
-    await core.start(["hello"], run_id="r")
+    await core.admission.start(["hello"], run_id="r")
     outcome = await core.reads.wait("r")
 
     seen = [

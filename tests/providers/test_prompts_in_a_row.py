@@ -102,11 +102,11 @@ def test_an_engine_sends_prompts_of_failed_runs_and_appended_ones_apart(
         store = InMemoryStore()
         await store.create(SessionRecord(session_id="s"))
         core = SessionCore(SessionKey("s"), store, OpenAIEngine("m", api=api, base_url=base_url, max_retries=0))
-        await core.start(["Failed."], run_id="a")
+        await core.admission.start(["Failed."], run_id="a")
         failed = await core.reads.wait("a")
         assert failed.run.state == "failed"
-        await core.append(["Appended."], "key")
-        await core.start(["Now."], run_id="b")
+        await core.admission.append(["Appended."], "key")
+        await core.admission.start(["Now."], run_id="b")
         outcome = await core.reads.wait("b")
         assert await core.ownership.leave()
         assert outcome.turn

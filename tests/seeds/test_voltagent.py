@@ -14,7 +14,7 @@ from conftest import end_actors
 
 from engines import ScriptedEngine
 from turnwise import AsyncSessionManager, Packed, RunCancelledError, SessionManager
-from turnwise.actors.client import manager_requests
+from turnwise.actors.client.blocking import once
 from turnwise.errors import EmptyTurnError, InvalidInputError, SessionNotFoundError, TurnNotFoundError
 
 NAMESPACE = "seeds-voltagent"
@@ -68,8 +68,8 @@ def test_a_run_without_memory(manager: SessionManager) -> None:
 
 
 def test_what_was_run_once_is_gone_soon(manager: SessionManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_requests, "ONCE_TTL_S", 0.0)
-    monkeypatch.setattr(manager_requests, "ONCE_SWEEP_S", 0.0)
+    monkeypatch.setattr(once, "ONCE_TTL_S", 0.0)
+    monkeypatch.setattr(once, "ONCE_SWEEP_S", 0.0)
     handles = [manager.run_once(f"prompt {number}") for number in range(3)]
     running = manager.run_once("slow 100000")
     for handle in handles:

@@ -45,33 +45,33 @@ async def opened() -> SessionCore:
 @pytest.mark.virtual_time
 async def test_of_many_starts_of_one_prompt_all_but_one_find_the_session_busy() -> None:
     core = await opened()
-    await core.append(["prompt"], key="key")
-    starts = [core.start([], run_id=f"run{number}") for number in range(12)]
+    await core.admission.append(["prompt"], key="key")
+    starts = [core.admission.start([], run_id=f"run{number}") for number in range(12)]
     answers = await asyncio.gather(*starts, return_exceptions=True)
     assert [type(answer).__name__ for answer in answers] == ["Started", *["SessionBusyError"] * 11]
-    dropped = await core.start([], run_id="dropped", if_busy="drop")
+    dropped = await core.admission.start([], run_id="dropped", if_busy="drop")
     assert dropped.dropped and dropped.run_id == "run0"
     with pytest.raises(EmptyTurnError):
-        await core.start([], run_id="empty", if_busy="enqueue")
+        await core.admission.start([], run_id="empty", if_busy="enqueue")
     await core.reads.wait("run0")
     with pytest.raises(EmptyTurnError):
-        await core.start([], run_id="empty")
+        await core.admission.start([], run_id="empty")
 
 
 @pytest.mark.virtual_time
 async def test_a_verb_without_a_policy_does_not_advise_one() -> None:
     core = await opened()
-    await core.start(["prompt"], run_id="first")
+    await core.admission.start(["prompt"], run_id="first")
     await core.reads.wait("first")
     turn = (await core.reads.turns())[0]
-    await core.start(["prompt"], run_id="run")
+    await core.admission.start(["prompt"], run_id="run")
     given = read_messages([{"role": "user", "content": "old"}, {"role": "assistant", "content": "long ago"}])
     calls: list[Any] = [
-        core.delete(),
-        core.clear(key="clear"),
-        core.forget_turn(0),
-        core.remove(0, turn.record.prompt, "remove"),
-        core.import_turns(given),
+        core.forgetting.delete(),
+        core.forgetting.clear(key="clear"),
+        core.forgetting.forget_turn(0),
+        core.removals.remove(0, turn.record.prompt, "remove"),
+        core.importing.import_turns(given),
     ]
     for call in calls:
         with pytest.raises(SessionInUseError) as refused:
@@ -79,9 +79,9 @@ async def test_a_verb_without_a_policy_does_not_advise_one() -> None:
         assert isinstance(refused.value, SessionBusyError) and refused.value.run_id == "run"
         assert "if_busy" not in str(refused.value) and "'run'" in str(refused.value)
     with pytest.raises(SessionBusyError, match="if_busy='enqueue'") as busy:
-        await core.start(["prompt"], run_id="another")
+        await core.admission.start(["prompt"], run_id="another")
     assert not isinstance(busy.value, SessionInUseError)
-    await core.cancel("stop")
+    await core.admission.cancel("stop")
 
 
 def test_no_append_is_advised_to_one_who_appends() -> None:

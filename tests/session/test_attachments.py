@@ -137,7 +137,7 @@ async def new_core(builder: Any, store: InMemoryStore | None = None) -> SessionC
 async def run(core: SessionCore, *prompts: Any) -> Any:
     """Return how a run of these prompts ended."""
     run_id = f"r{len(await core.reads.runs(limit=1000))} of {core.session_id}"
-    await core.start(list(prompts), run_id=run_id)
+    await core.admission.start(list(prompts), run_id=run_id)
     return await core.reads.wait(run_id)
 
 
@@ -175,7 +175,11 @@ def test_a_bad_attachment_stores_nothing_and_the_session_goes_on(provider: Local
         bad = [block for block, _ in FLAWED]
         bad += [Image(data="aGk=", media_type="image/bmp"), *([VIDEO] if api == "chat" else [])]
         for block in bad:
-            asked = core.start(["look", block], run_id="b") if verb == "start" else core.append(["look", block], "key")
+            asked = (
+                core.admission.start(["look", block], run_id="b")
+                if verb == "start"
+                else core.admission.append(["look", block], "key")
+            )
             with pytest.raises(InvalidPromptError, match=rf"^session 's' .* prompts\[1\], the {block.kind}"):
                 await asked
         assert await core.reads.session() == before
@@ -192,7 +196,7 @@ def test_the_refusal_says_what_the_provider_takes(provider: LocalProvider) -> No
             r"as data of application/pdf, by a url; this one is data of video/mp4"
         )
         with pytest.raises(InvalidPromptError, match=why):
-            await core.start([VIDEO], run_id="bad")
+            await core.admission.start([VIDEO], run_id="bad")
 
     play(story())
 
@@ -286,7 +290,7 @@ def test_a_session_that_was_stored_with_bad_attachments_goes_on(provider: LocalP
         await store.commit(SessionKey("s"), row.epoch, commit)
         turn = (await check_goes_on(core)).record
         assert len((await core.reads.turn(turn.index)).blocks) == len(blocks) + 2
-        fork = open_core((await core.fork(0, "f")).session_id, store, engine(provider, api))
+        fork = open_core((await core.forking.fork(0, "f")).session_id, store, engine(provider, api))
         await check_goes_on(fork)
 
     play(story())
@@ -332,7 +336,7 @@ def test_a_picture_that_the_provider_refuses_fails_its_run_and_no_other(blind: L
         assert await core.reads.expand(left_out) == (PICTURE,)
         again = open_core("s", store, engine(blind, api))  # as another process has it
         await check_goes_on(again)
-        fork = open_core((await again.fork(None, "f")).session_id, store, engine(blind, api))
+        fork = open_core((await again.forking.fork(None, "f")).session_id, store, engine(blind, api))
         await check_goes_on(fork)
         lines: list[str] = []
         await export_session(store, SessionKey("f"), lines.append)
@@ -350,7 +354,7 @@ def test_a_fork_from_the_refused_turn_itself_fails_once(blind: LocalProvider) ->
         store = InMemoryStore()
         core = await new_core(engine(blind), store)
         index = (await run(core, "look", PICTURE)).turn.index
-        fork = open_core((await core.fork(index, "f")).session_id, store, engine(blind))
+        fork = open_core((await core.forking.fork(index, "f")).session_id, store, engine(blind))
         assert (await run(fork, "and now?")).run.code == "refused"
         await check_goes_on(fork)
 
@@ -372,7 +376,7 @@ def test_a_refused_turn_that_is_forgotten_leaves_no_text_in_its_place(blind: Loc
     async def story() -> None:
         core = await new_core(engine(blind))
         index = (await run(core, "look", PICTURE)).turn.index
-        await core.forget_turn(index)
+        await core.forgetting.forget_turn(index)
         turn = await check_goes_on(core)
         assert [block.kind for block in turn.blocks] == ["user", "text"]
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engines import ScriptedEngine
 from schedules import SESSION
-from turnwise.actors.client.importing import PART, Conversation, read_conversation, send_conversation
-from turnwise.actors.client.requests import AwaitStep
+from turnwise.actors.client.importing import read_conversation, send_conversation
+from turnwise.actors.client.shared.import_parts import PART, Conversation
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, StoreError, TooManyError, TurnsChangedError
@@ -68,12 +71,12 @@ class Untouched(Sequence[Any]):
 
 async def test_too_many_prompts_are_refused_before_any_is_looked_at() -> None:
     core, store = await opened()
-    for work in (core.append(Untouched(), new_id()), core.start(Untouched(), run_id=new_id())):
+    for work in (core.admission.append(Untouched(), new_id()), core.admission.start(Untouched(), run_id=new_id())):
         with pytest.raises(TooManyError, match="1000000 are more than MAX_BLOCKS=2048") as refused:
             await work
         assert (refused.value.limit, refused.value.count, refused.value.most) == ("MAX_BLOCKS", 1_000_000, MAX_BLOCKS)
     assert not store.rows
-    await core.append(["x"] * MAX_BLOCKS, new_id())
+    await core.admission.append(["x"] * MAX_BLOCKS, new_id())
     assert len((await core.reads.turn(0)).asked) == MAX_BLOCKS
 
 
@@ -82,15 +85,15 @@ async def test_prompts_that_wait_are_bounded_together_and_a_repeated_append_is_n
     many = ["x"] * MAX_BLOCKS
     keys = [new_id() for _ in range(MAX_WAITING_BLOCKS // MAX_BLOCKS)]
     for key in keys:
-        await core.append(many, key)
+        await core.admission.append(many, key)
     with pytest.raises(TooManyError, match="MAX_WAITING_BLOCKS"):
-        await core.append(many, new_id())
+        await core.admission.append(many, new_id())
     with pytest.raises(TooManyError, match="MAX_WAITING_BLOCKS"):
-        await core.start(many, run_id=new_id())
-    assert await core.append(many, keys[-1]) == 0
-    started = await core.start((), run_id=new_id())  # takes those that wait
+        await core.admission.start(many, run_id=new_id())
+    assert await core.admission.append(many, keys[-1]) == 0
+    started = await core.admission.start((), run_id=new_id())  # takes those that wait
     await core.reads.wait(started.run_id)
-    await core.append(many, new_id())
+    await core.admission.append(many, new_id())
 
 
 CALL = ToolUse(call_id="c", name="n", input={})
@@ -107,7 +110,7 @@ CALL = ToolUse(call_id="c", name="n", input={})
 async def test_what_prompts_hold_is_bounded_too(prompts: list[Block], limit: str) -> None:
     core, store = await opened()
     with pytest.raises(TooManyError, match=limit):
-        await core.append(prompts, new_id())
+        await core.admission.append(prompts, new_id())
     assert not store.rows
 
 
@@ -125,17 +128,6 @@ def dialogue(turns: int) -> list[dict[str, Any]]:
     return [{"role": role, "content": f"{role} {number}"} for number in range(turns) for role in ("user", "assistant")]
 
 
-async def carried_out(request: Generator[Any, Any, Any], core: SessionCore | None = None) -> Any:
-    """Return the result of a request, whose verbs a core carries out."""
-    answer: Any = None
-    try:
-        while True:
-            step = request.send(answer)
-            answer = await (step.ask() if isinstance(step, AwaitStep) else getattr(core, step[0])(*step[1:]))
-    except StopIteration as stop:
-        return stop.value
-
-
 async def texts_of(core: SessionCore) -> list[str]:
     """Return the answers of all turns, read page by page, and check their indexes."""
     turns: list[Turn] = []
@@ -145,17 +137,15 @@ async def texts_of(core: SessionCore) -> list[str]:
     return [turn.text for turn in turns]
 
 
-def ask(*call: Any) -> Generator[Any, Any, Any]:
-    return (yield call)
-
-
 async def conversation_of(messages: Any, key: str | None = None) -> Conversation:
-    conversation: Conversation = await carried_out(read_conversation(messages, None, system=None, key=key))
-    return conversation
+    return await read_conversation(messages, None, system=None, key=key)
 
 
 async def send(conversation: Conversation, core: SessionCore, after: int | None = -1) -> Any:
-    return await carried_out(send_conversation(ask, conversation, after, "off"), core)
+    async def ask(call: VerbCall[Any]) -> Any:
+        return await call.verb.carry_out(SimpleNamespace(core=core), *call.args, **call.options)
+
+    return await send_conversation(ask, conversation, after, "off")
 
 
 @pytest.mark.parametrize("key", [None, "mine"])
@@ -209,18 +199,15 @@ async def test_a_long_import_follows_only_what_it_was_compared_with(had: int) ->
     core, _ = await opened()
     if had:
         await send(await conversation_of(dialogue(had)), core)
-    racing = {"check_import": send(await conversation_of(dialogue(had + 2)), core, None)}
+    racing: dict[Any, Any] = {verbs.check_import: send(await conversation_of(dialogue(had + 2)), core, None)}
 
-    async def overtaken() -> Any:
-        request, answer = send_conversation(ask, await conversation_of(dialogue(2 * PART)), None, "off"), None
-        while True:
-            step: Any = request.send(answer)
-            if other := racing.pop(step[0], None):
-                await other
-            answer = await getattr(core, step[0])(*step[1:])
+    async def ask(call: VerbCall[Any]) -> Any:
+        if other := racing.pop(call.verb, None):
+            await other
+        return await call.verb.carry_out(SimpleNamespace(core=core), *call.args, **call.options)
 
     with pytest.raises(TurnsChangedError):
-        await overtaken()
+        await send_conversation(ask, await conversation_of(dialogue(2 * PART)), None, "off")
     assert await send(await conversation_of(dialogue(2 * PART)), core, None) == 2 * PART - 1
     assert await texts_of(core) == [f"assistant {number}" for number in range(2 * PART)]
 
@@ -253,11 +240,11 @@ async def test_a_window_of_too_many_blocks_is_not_sent(
     await send(await conversation_of(dialogue(20)), core)
     runs = []
     for _ in range(2):
-        await core.start(["more"], run_id=(run_id := new_id()))
+        await core.admission.start(["more"], run_id=(run_id := new_id()))
         await core.reads.wait(run_id)
         runs.append(await core.reads.run(run_id))
         if runs[0].state == "failed":
-            await core.clear()
+            await core.forgetting.clear()
     assert runs[1].state == "completed"
     if overflow is None:
         assert (runs[0].state, runs[0].code) == ("failed", "window")

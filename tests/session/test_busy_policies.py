@@ -14,7 +14,7 @@ from audit import check_session
 from engines import ScriptedEngine
 from scale import share
 from schedules import SESSION, inline, texts
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -22,6 +22,7 @@ from turnwise.actors.inference.tools.tool import Tool, tool
 from turnwise.actors.session.budget import Budget
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import (
     EmptyTurnError,
     InvalidInputError,
@@ -77,13 +78,13 @@ def another(
 @pytest.mark.virtual_time
 async def test_latest_takes_the_place_of_all_that_wait_and_says_so_to_their_callers() -> None:
     core, store = await new_core()
-    await core.start(["slow 10"], run_id="first")
-    await core.start(["a"], run_id="a", if_busy="enqueue")
-    await core.append(["kept"], key="kept")
-    await core.start(["b"], run_id="b", if_busy="latest")
+    await core.admission.start(["slow 10"], run_id="first")
+    await core.admission.start(["a"], run_id="a", if_busy="enqueue")
+    await core.admission.append(["kept"], key="kept")
+    await core.admission.start(["b"], run_id="b", if_busy="latest")
     waiter = asyncio.create_task(core.reads.wait("b"))
     await asyncio.sleep(0)
-    await core.start(["c"], run_id="c", if_busy="latest")
+    await core.admission.start(["c"], run_id="c", if_busy="latest")
     for run_id, successor in (("a", "b"), ("b", "c")):
         outcome = await core.reads.wait(run_id)
         assert outcome.turn is None
@@ -103,64 +104,68 @@ async def test_latest_takes_the_place_of_all_that_wait_and_says_so_to_their_call
 @pytest.mark.virtual_time
 async def test_latest_runs_at_once_when_nothing_runs_and_needs_one_place_in_the_queue() -> None:
     core, _ = await new_core(config=SessionConfig(max_queued=0))
-    await core.start(["slow 10"], run_id="first", if_busy="latest")
+    await core.admission.start(["slow 10"], run_id="first", if_busy="latest")
     assert core.reads.active_run_id == "first"
     with pytest.raises(QueueFullError, match="first"):
-        await core.start(["hello"], run_id="next", if_busy="latest")
+        await core.admission.start(["hello"], run_id="next", if_busy="latest")
     core, _ = await new_core(config=SessionConfig(max_queued=1))
     for number in range(3):
-        await core.start(["slow 1"], run_id=f"run{number}", if_busy="latest")
+        await core.admission.start(["slow 1"], run_id=f"run{number}", if_busy="latest")
     assert core.reads.queued_run_ids == ["run2"]
 
 
 @pytest.mark.virtual_time
 async def test_drop_stores_nothing_and_answers_with_the_active_run() -> None:
     core, store = await new_core()
-    first = await core.start(["slow 10"], run_id="first", if_busy="drop")
+    first = await core.admission.start(["slow 10"], run_id="first", if_busy="drop")
     assert not first.dropped
-    await core.append(["kept"], key="kept")
+    await core.admission.append(["kept"], key="kept")
     before = await store.get(SessionKey(SESSION)), await store.events(SessionKey(SESSION))
     for prompts in (["hello"], []):
-        answer = await core.start(prompts, run_id="dropped", if_busy="drop", idempotency_key="key")
+        answer = await core.admission.start(prompts, run_id="dropped", if_busy="drop", idempotency_key="key")
         assert (answer.run_id, answer.turn_index, answer.dropped) == ("first", 0, True)
     assert before == (await store.get(SessionKey(SESSION)), await store.events(SessionKey(SESSION)))
-    assert await core.start(["slow 10"], run_id="first", if_busy="drop") == first, "the second delivery of a start"
+    assert await core.admission.start(["slow 10"], run_id="first", if_busy="drop") == first, (
+        "the second delivery of a start"
+    )
     with pytest.raises(InvalidInputError, match="output"):  # refused as if no run was active
-        await core.start(["hello"], run_id="typed", if_busy="drop", output={"schema": {}, "retries": 0})
+        await core.admission.start(["hello"], run_id="typed", if_busy="drop", output={"schema": {}, "retries": 0})
     await core.reads.wait("first")
-    await core.start(["hello"], run_id="dropped", if_busy="drop", idempotency_key="key")
+    await core.admission.start(["hello"], run_id="dropped", if_busy="drop", idempotency_key="key")
     outcome = await core.reads.wait("dropped")
     assert outcome.turn and texts(outcome.turn.blocks) == ["slow 10", "kept", "hello"]
     with pytest.raises(EmptyTurnError):
-        await core.start([], run_id="empty", if_busy="drop")
-    await core.end()
+        await core.admission.start([], run_id="empty", if_busy="drop")
+    await core.admission.end_session()
     with pytest.raises(SessionEndedError):
-        await core.start(["hello"], run_id="late", if_busy="drop")
+        await core.admission.start(["hello"], run_id="late", if_busy="drop")
 
 
 @pytest.mark.virtual_time
 async def test_runs_that_wait_become_one_turn_and_all_handles_lead_to_it() -> None:
     core, store = await new_core()
-    await core.start(["slow 10"], run_id="active")
-    await core.start(["other"], run_id="other", if_busy="enqueue", timeout_s=9.0)
-    await core.start(["one"], run_id="one", if_busy="enqueue", labels={"n": "1"})
-    await core.append(["two"], key="two")
-    await core.start(["three"], run_id="three", if_busy="enqueue")
+    await core.admission.start(["slow 10"], run_id="active")
+    await core.admission.start(["other"], run_id="other", if_busy="enqueue", timeout_s=9.0)
+    await core.admission.start(["one"], run_id="one", if_busy="enqueue", labels={"n": "1"})
+    await core.admission.append(["two"], key="two")
+    await core.admission.start(["three"], run_id="three", if_busy="enqueue")
     waiter = asyncio.create_task(core.reads.wait("three"))
     await asyncio.sleep(0)
-    four = await core.start(["four"], run_id="four", if_busy="merge", labels={"n": "4"}, idempotency_key="key")
+    four = await core.admission.start(
+        ["four"], run_id="four", if_busy="merge", labels={"n": "4"}, idempotency_key="key"
+    )
     assert core.reads.queued_run_ids == ["other", "one"]
     assert not await core.reads.is_ending("four"), "the run that it leads to waits"
-    again = await core.start(["four"], run_id="again", if_busy="merge", idempotency_key="key")
+    again = await core.admission.start(["four"], run_id="again", if_busy="merge", idempotency_key="key")
     assert again == four and again.run_id == "four", "the second delivery adds nothing"
     assert four.turn_index == (await core.reads.run("one")).turn_index
-    await core.append(["five"], key="five")
-    await core.start([], run_id="six", if_busy="merge")
+    await core.admission.append(["five"], key="five")
+    await core.admission.start([], run_id="six", if_busy="merge")
     one = await core.reads.wait("one")
     assert one.turn and texts(one.turn.new_blocks) == ["one", "two", "three", "four", "five"]
     assert one.turn.index == four.turn_index and await core.reads.is_ending("four")
     new = another(store)
-    stored = StoredSession(SessionKey(SESSION), store, None)
+    stored = SessionReads(StoredSource(SessionKey(SESSION), store, None))
     for run_id in ("one", "three", "four", "six"):
         assert await core.reads.wait(run_id) == one == await stored.wait(run_id) == await new.reads.wait(run_id)
         assert (await core.reads.run(run_id)).run_id == "one"
@@ -175,7 +180,7 @@ async def test_runs_that_wait_become_one_turn_and_all_handles_lead_to_it() -> No
     copy = await import_session(store, lines, session_id="copy")
     await check_session(store, copy.session_id)
     copied = {run.turn_index: run.leads_to for run in await store.runs(SessionKey("copy"))}
-    ended = await StoredSession(SessionKey("copy"), store, None).wait(
+    ended = await SessionReads(StoredSource(SessionKey("copy"), store, None)).wait(
         next(run_id for run_id in copied.values() if run_id)
     )
     assert ended.turn and texts(ended.turn.new_blocks) == texts(one.turn.new_blocks)
@@ -184,26 +189,28 @@ async def test_runs_that_wait_become_one_turn_and_all_handles_lead_to_it() -> No
 @pytest.mark.virtual_time
 async def test_a_run_that_asks_otherwise_is_not_merged() -> None:
     core, _ = await new_core(config=SessionConfig(max_queued=3))
-    await core.start(["slow 10"], run_id="active")
+    await core.admission.start(["slow 10"], run_id="active")
     for run_id, options in (("a", {"timeout_s": 5.0}), ("b", {"memory": "off"}), ("c", {"turn_id": "mine"})):
-        await core.start([run_id], run_id=run_id, if_busy="merge", **options)
+        await core.admission.start([run_id], run_id=run_id, if_busy="merge", **options)
     assert core.reads.queued_run_ids == ["a", "b", "c"]
     with pytest.raises(QueueFullError):
-        await core.start(["d"], run_id="d", if_busy="merge", timeout_s=1.0)
-    await core.start(["e"], run_id="e", if_busy="merge")
+        await core.admission.start(["d"], run_id="d", if_busy="merge", timeout_s=1.0)
+    await core.admission.start(["e"], run_id="e", if_busy="merge")
     assert core.reads.queued_run_ids == ["a", "b", "c"]
-    assert await core.cancel("stop", "e") is True, "a merged run's cancel cancels the run that has its prompts"
+    assert await core.admission.cancel("stop", "e") is True, (
+        "a merged run's cancel cancels the run that has its prompts"
+    )
     assert core.reads.queued_run_ids == ["a", "b"]
-    await core.end()
+    await core.admission.end_session()
 
 
 @pytest.mark.virtual_time
 async def test_no_merge_takes_away_a_turn_that_the_caller_has_named() -> None:
     core, store = await new_core()
-    await core.start(["slow 10"], run_id="active")
+    await core.admission.start(["slow 10"], run_id="active")
     for run_id, turn_id in (("a", None), ("b", "mine"), ("c", None)):
-        await core.start([run_id], run_id=run_id, if_busy="enqueue", turn_id=turn_id)
-    await core.start(["d"], run_id="d", if_busy="merge")
+        await core.admission.start([run_id], run_id=run_id, if_busy="enqueue", turn_id=turn_id)
+    await core.admission.start(["d"], run_id="d", if_busy="merge")
     assert core.reads.queued_run_ids == ["a", "b"]
     merged = await core.reads.wait("d")
     assert merged.run.run_id == "b" and merged.turn == await core.reads.turn("mine")
@@ -215,10 +222,10 @@ async def test_no_merge_takes_away_a_turn_that_the_caller_has_named() -> None:
 async def test_a_merged_start_that_is_repeated_in_another_process_waits_for_nothing() -> None:
     core, store = await new_core()
     for run_id in ("one", "two"):
-        await core.start([run_id], run_id=run_id, **QUIET)
+        await core.admission.start([run_id], run_id=run_id, **QUIET)
     core.transactor.give_up(SessionLostError(SESSION, "it was killed"))
     moved = another(store)
-    again = await moved.start(["two"], run_id="two", **QUIET)
+    again = await moved.admission.start(["two"], run_id="two", **QUIET)
     assert again.run_id == "two" and not await moved.reads.is_ending("two"), "the run that it leads to waits"
     outcome = await moved.reads.wait("two")
     assert outcome.run.run_id == "one" and await moved.reads.is_ending("two")
@@ -228,15 +235,15 @@ async def test_a_merged_start_that_is_repeated_in_another_process_waits_for_noth
 @pytest.mark.virtual_time
 async def test_a_cancel_of_a_run_that_merges_meanwhile_cancels_the_run_that_has_its_prompts() -> None:
     core, store = await new_core()
-    await core.start(["slow 10"], run_id="active")
+    await core.admission.start(["slow 10"], run_id="active")
     for run_id in ("first", "second"):
-        await core.start([run_id], run_id=run_id, if_busy="enqueue")
-    merging = asyncio.create_task(core.start(["third"], run_id="third", if_busy="merge"))
+        await core.admission.start([run_id], run_id=run_id, if_busy="enqueue")
+    merging = asyncio.create_task(core.admission.start(["third"], run_id="third", if_busy="merge"))
     await asyncio.sleep(0)  # now the merge has the lock
-    assert await core.cancel("stop", "second") is True
+    assert await core.admission.cancel("stop", "second") is True
     await merging
     assert core.reads.queued_run_ids == [] and (await store.run("first")).why == "stop"
-    await core.end()
+    await core.admission.end_session()
     await check_session(store, SESSION)
 
 
@@ -290,13 +297,13 @@ def kinds(blocks: Sequence[Block]) -> list[str]:
 @pytest.mark.virtual_time
 async def test_an_injected_prompt_joins_the_active_run_at_its_next_model_call() -> None:
     core, store = await new_core(Stepper(look, steps=2))
-    await core.start(["go"], run_id="active")
+    await core.admission.start(["go"], run_id="active")
     await asyncio.sleep(0.015)
-    await core.start(["left"], run_id="left", if_busy="inject", labels={"n": "1"})
+    await core.admission.start(["left"], run_id="left", if_busy="inject", labels={"n": "1"})
     follower = asyncio.create_task(followed(core, "left"))
-    await core.start(["no, right"], run_id="right", if_busy="inject")
-    await core.start(["later"], run_id="later", if_busy="enqueue")
-    await core.start(["quick"], run_id="quick", if_busy="inject")
+    await core.admission.start(["no, right"], run_id="right", if_busy="inject")
+    await core.admission.start(["later"], run_id="later", if_busy="enqueue")
+    await core.admission.start(["quick"], run_id="quick", if_busy="inject")
     assert core.reads.queued_run_ids == ["left", "right", "later", "quick"]
     active = await core.reads.wait("left")
     assert active.run.run_id == "active" and active.run.state == "completed"
@@ -331,15 +338,15 @@ async def test_an_injected_prompt_joins_the_active_run_at_its_next_model_call() 
 @pytest.mark.parametrize("discarded_by", ["rollback", "cancel"])
 async def test_no_appended_prompt_joins_a_run_with_which_it_could_be_discarded(discarded_by: str) -> None:
     core, store = await new_core(Stepper(look, steps=9), SessionConfig(on_cancel="discard"))
-    await core.start(["go"], run_id="active")
+    await core.admission.start(["go"], run_id="active")
     await asyncio.sleep(0.015)
-    await core.append(["kept"], key="kept")
-    await core.start(["quick"], run_id="quick", if_busy="inject")
+    await core.admission.append(["kept"], key="kept")
+    await core.admission.start(["quick"], run_id="quick", if_busy="inject")
     await asyncio.sleep(0.03)  # the tool has ended
     if discarded_by == "rollback":
-        await core.start(["quick"], run_id="last", if_busy="rollback")
+        await core.admission.start(["quick"], run_id="last", if_busy="rollback")
     else:
-        await core.cancel("stop", "active")
+        await core.admission.cancel("stop", "active")
     last = await core.reads.wait("last" if discarded_by == "rollback" else "quick")
     assert last.turn and texts(last.turn.blocks) == ["kept", "quick"]
     await check_session(store, SESSION)
@@ -359,9 +366,9 @@ async def test_a_large_prompt_does_not_join_and_fail_the_active_run(go: str, joi
     await store.create(SessionRecord(session_id=SESSION))
     config = SessionConfig(max_context_tokens=1600, reserve_output_tokens=100, token_counter=ByteCounter())
     core = SessionCore(SessionKey(SESSION), store, Stepper(look, steps=2), config, overflow=Trim(), off_loop=inline)
-    await core.start([go], run_id="active")
+    await core.admission.start([go], run_id="active")
     for run_id, letters in (("small", 200), ("large", 260), ("behind", 9)):
-        await core.start([run_id + letters * "x"], run_id=run_id, if_busy="inject")
+        await core.admission.start([run_id + letters * "x"], run_id=run_id, if_busy="inject")
     outcome = await core.reads.wait("behind")
     assert outcome.run.run_id == joined["behind"] and outcome.run.state == "completed"
     runs = {run.run_id: run for run in await store.runs(SessionKey(SESSION))}
@@ -391,24 +398,24 @@ async def test_an_injected_prompt_is_the_next_run_if_the_active_one_calls_the_mo
         (Stepper(look), "go", one_call),
     ):
         core, store = await new_core(engine, config)
-        await core.start([prompt], run_id="active")
-        await core.start(["more quick"], run_id="next", if_busy="inject")
+        await core.admission.start([prompt], run_id="active")
+        await core.admission.start(["more quick"], run_id="next", if_busy="inject")
         outcome = await core.reads.wait("next")
         assert outcome.run.run_id == "next" and outcome.turn, "it is a run of its own"
         await check_session(store, SESSION)
     core, store = await new_core(Stepper(look))
-    await core.start(["go"], run_id="active")
+    await core.admission.start(["go"], run_id="active")
     others: dict[str, dict[str, Any]] = {"model": {"model": "m"}, "time": {"timeout_s": 9.0}, "turn": {"turn_id": "t"}}
     for run_id, options in others.items():
-        await core.start([run_id], run_id=run_id, if_busy="inject", **options)
-    await core.start([Image(url="https://example.org/a.png")], run_id="image", if_busy="inject")
+        await core.admission.start([run_id], run_id=run_id, if_busy="inject", **options)
+    await core.admission.start([Image(url="https://example.org/a.png")], run_id="image", if_busy="inject")
     await core.reads.wait("image")
     assert [turn.run_id for turn in await check_session(store, SESSION)] == ["active", *others, "image"]
     core, store = await new_core(Stepper(look))
-    await core.start(["go"], run_id="active")
+    await core.admission.start(["go"], run_id="active")
     await asyncio.sleep(0.02)
-    await core.start(["next"], run_id="next", if_busy="inject")
-    await core.cancel("stop", "active")
+    await core.admission.start(["next"], run_id="next", if_busy="inject")
+    await core.admission.cancel("stop", "active")
     outcome = await core.reads.wait("next")
     assert outcome.run.run_id == "next" and outcome.run.state == "completed"
 
@@ -418,16 +425,16 @@ async def test_an_injected_prompt_is_the_next_run_if_the_active_one_calls_the_mo
 @pytest.mark.parametrize("moves", [False, True])
 async def test_a_prompt_joins_a_run_that_waits_for_a_decision_after_it(verdict: Any, moves: bool) -> None:
     core, store = await new_core(Stepper(book))
-    await core.start(["go"], run_id="active")
+    await core.admission.start(["go"], run_id="active")
     while not await core.reads.pending("active"):
         await asyncio.sleep(0.01)
-    await core.start(["with a window"], run_id="more", if_busy="inject")
+    await core.admission.start(["with a window"], run_id="more", if_busy="inject")
     lost = core
     if moves:
         core = another(store, Stepper(book))
     (call,) = await core.reads.pending("active")
     before = len(await store.events(SessionKey(SESSION)))
-    await core.decide("active", call.call_id, ApprovalDecision(verdict=verdict))
+    await core.approvals.decide("active", call.call_id, ApprovalDecision(verdict=verdict))
     decided = (await store.events(SessionKey(SESSION)))[before:]
     assert ("prompt_joined" in [event.kind for event in decided[:4]]) == (verdict == "rejected")
     outcome = await core.reads.wait("more")
@@ -445,21 +452,21 @@ async def test_a_debounced_run_begins_after_silence_with_all_prompts_that_came_m
     core, store = await new_core()
     now, began = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
     for number in range(3):
-        await core.start([f"part {number}"], run_id=f"run{number}", **QUIET)
+        await core.admission.start([f"part {number}"], run_id=f"run{number}", **QUIET)
         record = await core.reads.run(f"run{number}")
         assert (record.run_id, record.state, record.started_at) == ("run0", "queued", now() + 2.0)
         await asyncio.sleep(1.0)
-    await core.start(["and this"], run_id="merged", if_busy="merge")
-    await core.append(["for later"], key="later")
-    await core.start(["next"], run_id="next", if_busy="enqueue")
+    await core.admission.start(["and this"], run_id="merged", if_busy="merge")
+    await core.admission.append(["for later"], key="later")
+    await core.admission.start(["next"], run_id="next", if_busy="enqueue")
     assert core.reads.active_run_id is None and core.reads.queued_run_ids == ["run0", "next"]
     first = await core.reads.wait("run2")
     assert first.turn and texts(first.turn.blocks) == [*(f"part {n}" for n in range(3)), "and this"]
     assert first == await core.reads.wait("merged") and first.run.started_at == began + 4.0
     last = await core.reads.wait("next")
     assert last.turn and texts(last.turn.new_blocks) == ["for later", "next"]
-    await core.start(["slow 200"], run_id="slow")
-    await core.start(["soon"], run_id="soon", **QUIET)
+    await core.admission.start(["slow 200"], run_id="slow")
+    await core.admission.start(["soon"], run_id="soon", **QUIET)
     soon = await core.reads.wait("soon")
     assert soon.run.started_at == (await core.reads.run("slow")).ended_at, "it was due during the other run"
     await check_session(store, SESSION)
@@ -469,12 +476,12 @@ async def test_a_debounced_run_begins_after_silence_with_all_prompts_that_came_m
 async def test_a_debounced_run_behind_another_one_keeps_its_silence_when_a_run_is_merged() -> None:
     core, store = await new_core()
     began = asyncio.get_running_loop().time()
-    await core.start(["slow 20"], run_id="active")
-    await core.start(["first"], run_id="first", if_busy="enqueue")
-    await core.start(["quiet"], run_id="quiet", **QUIET)
+    await core.admission.start(["slow 20"], run_id="active")
+    await core.admission.start(["first"], run_id="first", if_busy="enqueue")
+    await core.admission.start(["quiet"], run_id="quiet", **QUIET)
     told = Acknowledged()
     told.stored(SESSION, ["quiet"], 0.0, run_id="quiet", silence_s=QUIET["debounce_s"])
-    await core.start(["more"], run_id="more", if_busy="merge")
+    await core.admission.start(["more"], run_id="more", if_busy="merge")
     assert core.reads.queued_run_ids == ["first", "quiet"]
     outcome = await core.reads.wait("more")
     assert outcome.turn and texts(outcome.turn.new_blocks) == ["quiet", "more"]
@@ -488,13 +495,13 @@ async def test_silence_goes_on_while_no_process_has_the_session() -> None:
     core, store = await new_core()
     now = asyncio.get_running_loop().time
     started = now()
-    await core.start(["hello"], run_id="run", **QUIET)
+    await core.admission.start(["hello"], run_id="run", **QUIET)
     await asyncio.sleep(1.0)
     second = another(store)
-    await second.activate()
+    await second.transactor.activate()
     outcome = await second.reads.wait("run")
     assert outcome.run.started_at == started + 2.0 and outcome.run.state == "completed"
-    await second.start(["again"], run_id="again", **QUIET)
+    await second.admission.start(["again"], run_id="again", **QUIET)
     for lost in (core, second):
         lost.transactor.give_up(SessionLostError(SESSION, "it was killed"))
     await asyncio.sleep(5.0)
@@ -508,28 +515,28 @@ async def test_silence_goes_on_while_no_process_has_the_session() -> None:
 @pytest.mark.virtual_time
 async def test_a_session_that_waits_for_silence_is_busy() -> None:
     core, store = await new_core(config=SessionConfig(max_queued=2))
-    await core.start(["quiet"], run_id="quiet", **QUIET)
+    await core.admission.start(["quiet"], run_id="quiet", **QUIET)
     with pytest.raises(SessionBusyError, match="quiet"):
-        await core.start(["no"], run_id="no")
-    assert (await core.start(["no"], run_id="no", if_busy="drop")).run_id == "quiet"
-    for refused in (core.clear(), core.delete(), core.remove(0, (), "key")):
+        await core.admission.start(["no"], run_id="no")
+    assert (await core.admission.start(["no"], run_id="no", if_busy="drop")).run_id == "quiet"
+    for refused in (core.forgetting.clear(), core.forgetting.delete(), core.removals.remove(0, (), "key")):
         with pytest.raises(SessionBusyError, match="quiet"):
             await refused
-    await core.start(["behind"], run_id="behind", if_busy="inject")
+    await core.admission.start(["behind"], run_id="behind", if_busy="inject")
     with pytest.raises(QueueFullError):
-        await core.start(["full"], run_id="full", **{**QUIET, "debounce_s": 1.0})
-    assert await core.cancel("stop", "quiet") is True
+        await core.admission.start(["full"], run_id="full", **{**QUIET, "debounce_s": 1.0})
+    assert await core.admission.cancel("stop", "quiet") is True
     assert (await store.run("quiet")).started_at is None, "it never began"
     behind = await core.reads.wait("behind")
     assert behind.turn and texts(behind.turn.blocks) == ["quiet", "behind"], "nothing keeps it waiting"
     for policy, kept in (("latest", []), ("rollback", []), ("interrupt", ["soft"])):
-        await core.start(["soft"], run_id=f"before {policy}", **QUIET)
-        await core.start([policy], run_id=policy, if_busy=policy)  # type: ignore[arg-type]
+        await core.admission.start(["soft"], run_id=f"before {policy}", **QUIET)
+        await core.admission.start([policy], run_id=policy, if_busy=policy)  # type: ignore[arg-type]
         assert core.reads.active_run_id == policy
         outcome = await core.reads.wait(policy)
         assert outcome.turn and texts(outcome.turn.new_blocks) == [*kept, policy]
-    await core.start(["last"], run_id="last", **QUIET)
-    await core.end()
+    await core.admission.start(["last"], run_id="last", **QUIET)
+    await core.admission.end_session()
     assert (await store.run("last")).state == "cancelled"
     await asyncio.sleep(5.0)
     assert core.reads.active_run_id is None
@@ -541,7 +548,7 @@ async def test_debounce_and_its_seconds_come_together() -> None:
     core, store = await new_core()
     for options in ({"if_busy": "debounce"}, {"debounce_s": 1.0}, {"if_busy": "enqueue", "debounce_s": 1.0}):
         with pytest.raises(InvalidInputError, match="debounce_s"):
-            await core.start(["hello"], run_id="run", **options)
+            await core.admission.start(["hello"], run_id="run", **options)
     assert not await store.runs(SessionKey(SESSION))
 
 
@@ -560,14 +567,14 @@ async def test_every_store_keeps_what_the_policies_need(
     await store.create(SessionRecord(session_id=SESSION))
     engine = Stepper(look, steps=20)  # so many commits come between the first start and the run's end
     core = SessionCore(SessionKey(SESSION), store, engine)
-    await core.start(["go"], run_id="active")
-    await core.start(["quick"], run_id="gone", if_busy="enqueue", timeout_s=9.0)
+    await core.admission.start(["go"], run_id="active")
+    await core.admission.start(["quick"], run_id="gone", if_busy="enqueue", timeout_s=9.0)
     core = SessionCore(
         SessionKey(SESSION), store, engine, SessionConfig(on_lost="resume")
     )  # as if the process was lost
-    await core.start(["quick"], run_id="one", if_busy="latest")
-    await core.start(["quick"], run_id="two", if_busy="merge")
-    await core.start(["quick"], run_id="three", if_busy="debounce", debounce_s=0.05)
+    await core.admission.start(["quick"], run_id="one", if_busy="latest")
+    await core.admission.start(["quick"], run_id="two", if_busy="merge")
+    await core.admission.start(["quick"], run_id="three", if_busy="debounce", debounce_s=0.05)
     expected: dict[str, tuple[str, str, str | None]] = {
         "active": ("active", "completed", None),
         "gone": ("gone", "cancelled", "replaced"),
@@ -578,8 +585,8 @@ async def test_every_store_keeps_what_the_policies_need(
     for run_id, found in expected.items():
         outcome = await core.reads.wait(run_id, 60.0)
         assert (outcome.run.run_id, outcome.run.state, outcome.run.code) == found
-    await core.start(["go on"], run_id="more")
-    await core.start(["and this"], run_id="this", if_busy="inject")
+    await core.admission.start(["go on"], run_id="more")
+    await core.admission.start(["and this"], run_id="this", if_busy="inject")
     assert await core.reads.wait("this", 60.0) == await core.reads.wait("more", 60.0)
     assert {each.run_id: (each.leads_to, each.joins) for each in await store.runs(SessionKey(SESSION))}["this"] == (
         "more",
@@ -607,10 +614,10 @@ async def test_merge_and_inject_add_no_transaction_to_those_of_enqueue() -> None
     for policy in policies:
         store = CountingStore()
         core, _ = await new_core(Stepper(look), store=store)
-        await core.start(["go"], run_id="active")
+        await core.admission.start(["go"], run_id="active")
         for number in range(3):
             before = store.commits
-            await core.start(["quick"], run_id=f"run{number}", if_busy=policy)
+            await core.admission.start(["quick"], run_id=f"run{number}", if_busy=policy)
             assert store.commits == before + 1
         for number in range(3):
             await core.reads.wait(f"run{number}")

@@ -47,7 +47,7 @@ def bytes_of(folder: Path) -> bytes:
 
 async def talk(core: SessionCore, *prompts: str) -> None:
     for prompt in prompts:
-        run = await core.start([prompt], run_id=new_id())
+        run = await core.admission.start([prompt], run_id=new_id())
         await core.reads.wait(run.run_id)
 
 
@@ -57,9 +57,9 @@ async def test_a_session_that_is_cleared_begins_anew_and_memories_forget_its_tur
     stage = await MemoryStage.opened(book)
     for prompt in ("one", "two", "three"):
         await stage.say(prompt)
-    await stage.core.append(["pending"], "key")
-    await stage.core.wait_for_memory()
-    done = await stage.core.clear()
+    await stage.core.admission.append(["pending"], "key")
+    await stage.core.ingestion.wait_for_memory()
+    done = await stage.core.forgetting.clear()
     assert (done.turns, done.items, done.waiting) == (4, {"memory 0": 3}, 0) and not book.items
     for core in (stage.core, stage.new_core()):
         assert await core.reads.latest() is None and await core.reads.turns() == []
@@ -72,7 +72,7 @@ async def test_a_session_that_is_cleared_begins_anew_and_memories_forget_its_tur
             await core.reads.turn(1)
     turn = await stage.say("four")
     assert turn.index == 4 and turn.parent is None and said(stage.engine.given[-1]) == ["four"]
-    assert (await stage.core.clear()).turns == 1 and (await stage.core.clear()).turns == 0
+    assert (await stage.core.forgetting.clear()).turns == 1 and (await stage.core.forgetting.clear()).turns == 0
 
 
 @pytest.mark.parametrize("clock", [time.time, lambda: 5.0])
@@ -81,18 +81,20 @@ async def test_a_session_that_changed_since_it_was_read_is_not_cleared(clock: Ca
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION, updated_at=5.0))
     core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), clock=clock)
-    await core.append(["one"], "a")
+    await core.admission.append(["one"], "a")
     read = (await core.reads.session()).updated_at
-    await core.append(["two"], "b")
+    await core.admission.append(["two"], "b")
     with pytest.raises(SessionChangedError):
-        await core.clear(updated_at=read)
+        await core.forgetting.clear(updated_at=read)
     assert len(await core.reads.turns()) == 1
     again = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     read = (await core.reads.session()).updated_at
-    assert (await again.clear(updated_at=read, key="clear")).turns == 1
-    await again.append(["three"], "c")
+    assert (await again.forgetting.clear(updated_at=read, key="clear")).turns == 1
+    await again.admission.append(["three"], "c")
     again = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    assert (await again.clear(updated_at=read, key="clear")).turns == 1, "as Ray repeats a call whose answer is lost"
+    assert (await again.forgetting.clear(updated_at=read, key="clear")).turns == 1, (
+        "as Ray repeats a call whose answer is lost"
+    )
     assert len(await again.reads.turns()) == 1
 
 
@@ -101,8 +103,8 @@ async def test_turns_that_stay_lose_what_they_were_given_of_the_others() -> None
     stage = await MemoryStage.opened()
     for prompt in ("one", "two", "three"):
         await stage.say(prompt)
-    await stage.core.append(["pending"], "key")
-    assert (await stage.core.clear(keep_last=2)).turns == 2
+    await stage.core.admission.append(["pending"], "key")
+    assert (await stage.core.forgetting.clear(keep_last=2)).turns == 2
     third, pending = await stage.core.reads.turns()
     assert said(third.blocks)[0] == "three" and (third.index, third.parent) == (2, None)
     assert said(pending.blocks)[-1] == "pending" and pending.parent == third.id and "one" not in str(pending.blocks)
@@ -113,7 +115,7 @@ async def test_turns_that_stay_lose_what_they_were_given_of_the_others() -> None
     assert (await stage.core.reads.turns())[0] == third
     log = (await stage.core.reads.session()).log
     assert (await stage.store.blocks([Span(log, 0, 4)])) == [encode(CLEARED)] * 4
-    assert (await stage.core.clear(keep_last=99)).turns == 0
+    assert (await stage.core.forgetting.clear(keep_last=99)).turns == 0
 
 
 @pytest.mark.virtual_time
@@ -122,7 +124,7 @@ async def test_a_summary_of_what_is_cleared_goes_too() -> None:
     await chat(stage, *prompts(0, 30))
     latest = await stage.core.reads.latest()
     assert latest and said(latest.blocks)[0].startswith("summary")
-    done = await stage.core.clear(keep_last=2)
+    done = await stage.core.forgetting.clear(keep_last=2)
     assert done.turns == 28 and done.summaries > 0
     session = await stage.core.reads.session()
     log = [decode(text) for text in await stage.store.blocks([Span(session.log, 0, session.log_size)])]
@@ -137,13 +139,13 @@ async def test_what_a_fork_uses_stays_and_a_fork_can_be_cleared() -> None:
     stage = await MemoryStage.opened()
     for prompt in ("one", "two"):
         await stage.say(prompt)
-    await stage.core.fork(0, "fork")
-    await stage.core.clear()
+    await stage.core.forking.fork(0, "fork")
+    await stage.core.forgetting.clear()
     fork = SessionCore(SessionKey("fork", "ada"), stage.store, ScriptedEngine())
     await talk(fork, "three")
     latest = await fork.reads.latest()
     assert latest and said(latest.blocks)[0] == "one"
-    await fork.clear(keep_last=1)
+    await fork.forgetting.clear(keep_last=1)
     latest = await fork.reads.latest()
     assert latest and said(latest.blocks)[0] == "three" and latest.index == 1
     await talk(fork, "four")
@@ -156,15 +158,15 @@ async def test_a_busy_session_is_not_cleared_and_neither_is_one_whose_memory_fai
     book = Book()
     stage = await MemoryStage.opened(book, engine=ScriptedEngine())
     await stage.say("one")
-    await stage.core.start(["slow 100000"], run_id="slow")
+    await stage.core.admission.start(["slow 100000"], run_id="slow")
     with pytest.raises(SessionBusyError, match="slow"):
-        await stage.core.clear()
-    await stage.core.cancel("enough")
+        await stage.core.forgetting.clear()
+    await stage.core.admission.cancel("enough")
     book.fails = OSError("away")
     with pytest.raises(LongTermMemoryError, match="Repeat"):
-        await stage.core.clear()
+        await stage.core.forgetting.clear()
     assert len(await stage.core.reads.turns()) == 2
-    assert (await stage.core.clear(memory=False)).turns == 2 and len(await stage.core.reads.turns()) == 0
+    assert (await stage.core.forgetting.clear(memory=False)).turns == 2 and len(await stage.core.reads.turns()) == 0
 
 
 async def test_no_file_and_no_history_has_the_text_afterwards(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ async def test_no_file_and_no_history_has_the_text_afterwards(tmp_path: Path) ->
     core = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     await talk(core, secret, "kept")
     assert secret.encode() in bytes_of(tmp_path)
-    await core.clear(keep_last=1)
+    await core.forgetting.clear(keep_last=1)
     assert [event.turn_index for event in await history.events(SessionKey(SESSION)) if event.key is None][:1] == [1]
     for each in (store, history):
         await each.close()
@@ -194,12 +196,12 @@ async def test_the_events_that_stay_tell_what_stays(keep_last: int) -> None:
     forwarder = core.state.journal.forwarder
     assert forwarder
     await talk(core, "one", "two", "three")
-    await core.forget_turn(1)  # so the next run has its whole input in its event
+    await core.forgetting.forget_turn(1)  # so the next run has its whole input in its event
     await talk(core, "four")
-    await core.append(["pending"], "key")
+    await core.admission.append(["pending"], "key")
     await forwarder.flush(5)
     for prompt in ("five", "six"):
-        await core.clear(keep_last)
+        await core.forgetting.clear(keep_last)
         await forwarder.flush(5)
         turns = await core.reads.turns()
         gone = {"one", "two", "three", "four", "pending", "five"} - {
@@ -234,12 +236,12 @@ async def test_a_clear_that_the_history_store_interrupted_can_be_repeated() -> N
     forwarder = core.state.journal.forwarder
     assert forwarder
     await talk(core, "one", "two")
-    await core.forget_turn(1)  # so the next run has its whole input in its event
+    await core.forgetting.forget_turn(1)  # so the next run has its whole input in its event
     await talk(core, "three")
     with pytest.raises(StoreError, match="the history is away"):
-        await core.clear(keep_last=1)
+        await core.forgetting.clear(keep_last=1)
     assert "'one'" in str(await history.events(SessionKey(SESSION)))
-    await core.clear(keep_last=1)
+    await core.forgetting.clear(keep_last=1)
     await talk(core, "four")
     await forwarder.flush(5)
     events, latest = await history.events(SessionKey(SESSION)), await core.reads.latest()
@@ -252,7 +254,7 @@ async def test_an_encrypted_session_can_be_cleared() -> None:
     await store.create(SessionRecord(session_id=SESSION))
     core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     await talk(core, "one", "two")
-    await core.clear(keep_last=1)
+    await core.forgetting.clear(keep_last=1)
     session = await core.reads.session()
     assert (await store.blocks([Span(session.log, 0, 2)])) == [encode(CLEARED)] * 2
     (turn,) = await SessionCore(SessionKey(SESSION), store, ScriptedEngine()).reads.turns()
@@ -265,16 +267,16 @@ def test_no_fault_at_any_point_leaves_a_session_half_cleared() -> None:
         world = World(faults, engine=FaultyEngine(faults, word_s=0.01))
         await world.create()
         for prompt in ("one", "two"):
-            await world.ask("start", [prompt], run_id=prompt, timeout_s=5.0)
+            await world.ask("admission.start", [prompt], run_id=prompt, timeout_s=5.0)
             await world.ask("reads.wait", prompt)
-        await world.ask("clear", 1)
+        await world.ask("forgetting.clear", 1)
         store = world.store.inner
         (turn,) = await store.turns(SessionKey("session"))
         assert turn.index == 1 and turn.parent is None
         session = await store.get(SessionKey("session"))
         cleared = [text == encode(CLEARED) for text in await store.blocks([Span(session.log, 0, session.log_size)])]
         assert cleared.index(False) == turn.prompt[0].start and True not in cleared[cleared.index(False) :]
-        await world.ask("start", ["three"], run_id="three", timeout_s=5.0)
+        await world.ask("admission.start", ["three"], run_id="three", timeout_s=5.0)
         outcome = await world.ask("reads.wait", "three")
         assert outcome.turn and outcome.turn.parent == "session#1"
 

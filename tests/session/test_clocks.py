@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from turnwise.actors.client.expiry import sweep
-from turnwise.actors.client.requests import carry_out_async
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.archive.expiry import Swept
@@ -35,7 +34,7 @@ def play(story: Callable[[], Awaitable[None]]) -> None:
 async def run(store: SessionStore, prompt: str) -> None:
     """Run a prompt in a process of its own."""
     core = SessionCore(SessionKey("s"), store, EchoEngine())
-    await core.start([prompt], run_id=prompt)
+    await core.admission.start([prompt], run_id=prompt)
     await core.reads.wait(prompt)
     await core.ownership.leave()
 
@@ -70,6 +69,8 @@ def test_the_time_of_the_last_commit_never_goes_back() -> None:
 class NoProcesses:
     """The realm of a store that no process uses."""
 
+    portal = None
+
     def open_history(self) -> None:
         return None
 
@@ -88,9 +89,9 @@ def test_a_sweeper_whose_clock_is_ahead_deletes_nothing_that_is_in_use(monkeypat
         real, client = time.time, NoProcesses()
         asked: Any = client
         monkeypatch.setattr(time, "time", lambda: real() + 300.0)
-        assert await carry_out_async(sweep(asked, store, None, memory=False)) == Swept()
+        assert await sweep(asked, store, None, memory=False) == Swept()
         store._clock = lambda: real() + 300.0  # the store's own
-        assert await carry_out_async(sweep(asked, store, None, memory=False)) == Swept(deleted=(SessionKey("s"),))
+        assert await sweep(asked, store, None, memory=False) == Swept(deleted=(SessionKey("s"),))
 
     play(story)
 

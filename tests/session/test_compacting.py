@@ -78,8 +78,8 @@ async def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> Non
     behind = await stage.core.reads.expand(summary)
     held = [block for block in turn.blocks if isinstance(block, User)]
     assert said([*behind, *held]) == prompts(0, 30), "nothing is missing, nothing is doubled, in order"
-    await stage.core.fork(None, "fork")
-    await stage.core.delete()
+    await stage.core.forking.fork(None, "fork")
+    await stage.core.forgetting.delete()
     now = asyncio.get_running_loop().time
     fork = type(stage.core)(
         SessionKey("fork"), stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now
@@ -96,10 +96,10 @@ async def test_a_fork_of_an_earlier_turn_goes_on_with_the_originals() -> None:
     (first, *_) = await events_of(stage, WindowCompacted)
     before = next(turn for turn in await stage.core.reads.turns() if turn.record.carried)
     assert first and said(before.blocks) == prompts(0, before.index + 1)
-    await stage.core.fork(before.index, "early")
+    await stage.core.forking.fork(before.index, "early")
     now = asyncio.get_running_loop().time
     fork = type(stage.core)(SessionKey("early"), stage.store, stage.engine, stage.config, clock=now)
-    await fork.start(["and then?"], run_id="fork")
+    await fork.admission.start(["and then?"], run_id="fork")
     outcome = await fork.reads.wait("fork")
     assert outcome.turn and said(outcome.turn.blocks) == [*said(before.blocks), "and then?"]
 
@@ -202,17 +202,17 @@ async def test_blocks_leave_the_window_only_after_all_memories_have_saved_them()
 
 async def test_compact_says_what_it_would_do_and_does_it_when_asked() -> None:
     stage = await opened(summarize(Summarizer(), trigger_ratio=0.5), max_context_tokens=3000)
-    assert await stage.core.compact(explain=True) is None
+    assert await stage.core.compaction.compact(explain=True) is None
     await chat(stage, *prompts(0, 10))
-    assert await stage.core.compact() is None, "under the trigger there is nothing to do"
+    assert await stage.core.compaction.compact() is None, "under the trigger there is nothing to do"
     stage.config = stage.core.engines.config
     small = summarize(Summarizer(ValueError("once")), trigger_ratio=0.2)
     stage.core.use(stage.engine, stage.config, small)
     before = await stage.core.reads.latest()
-    would = await stage.core.compact(explain=True)
+    would = await stage.core.compaction.compact(explain=True)
     assert would and before == await stage.core.reads.latest() and not small.model.shown and not would.done
     assert "summarised: blocks 0 to 17" in str(would) and would.tokens_after < would.tokens_before
-    did = await stage.core.compact()
+    did = await stage.core.compaction.compact()
     assert did and did.done and did.summary == "summary 2" and did.tokens_after < would.tokens_after
     assert len(await events_of(stage, CompactionFailed)) == 1
     small.model.answers = [ValueError("again")] * 3
@@ -220,7 +220,7 @@ async def test_compact_says_what_it_would_do_and_does_it_when_asked() -> None:
     await asyncio.sleep(20)
     small.model.answers = [ValueError("again")] * 3
     with pytest.raises(CompactionError, match="ValueError: again"):
-        await stage.core.compact()
+        await stage.core.compaction.compact()
 
 
 async def test_a_session_over_its_budget_pays_for_no_summary() -> None:
@@ -249,7 +249,7 @@ async def test_a_process_that_compacts_does_not_leave_and_a_session_that_is_dele
     stage = await opened(summarize(model))
     await chat(stage, *prompts(0, 8), pause_s=0.1)
     assert model.shown and not await stage.core.ownership.leave()
-    await stage.core.delete()
+    await stage.core.forgetting.delete()
     await asyncio.sleep(10)
     stage = await opened(summarize(Summarizer(delay_s=5.0)))
     await chat(stage, *prompts(0, 8), pause_s=0.1)
@@ -320,7 +320,7 @@ async def test_one_compaction_goes_on_at_a_time() -> None:
     while not model.shown:
         await chat(stage, *prompts(number, number + 1), pause_s=0.0)
         number += 1
-    results = await asyncio.gather(*(stage.core.compact() for _ in range(3)))
+    results = await asyncio.gather(*(stage.core.compaction.compact() for _ in range(3)))
     assert len(model.shown) == 1 and results == [None] * 3, "after the first there was nothing to do"
     assert not await events_of(stage, CompactionFailed)
 
@@ -334,7 +334,7 @@ async def test_compactions_requested_while_another_is_under_way_share_the_next_o
     while not model.shown:
         await chat(stage, *prompts(number, number + 1), pause_s=0.0)
         number += 1
-    asked = [asyncio.ensure_future(stage.core.compact()) for _ in range(1000)]
+    asked = [asyncio.ensure_future(stage.core.compaction.compact()) for _ in range(1000)]
     abandoned = asked[:-1]
     await asyncio.sleep(0.1)
     tasks = len(asyncio.all_tasks())
@@ -445,7 +445,7 @@ async def test_a_part_that_fails_for_good_leaves_all_as_it_was() -> None:
     await chat(stage, *prompts(0, 60), pause_s=0.0)
     stage.core.use(stage.engine, stage.config, summarize(model, model_window=3200))
     with pytest.raises(CompactionError):
-        await stage.core.compact()
+        await stage.core.compaction.compact()
     turn = await stage.core.reads.latest()
     assert turn and said(turn.blocks) == prompts(0, 60) and not turn.record.carried
 
@@ -470,7 +470,7 @@ async def test_an_ended_session_compacts_no_more_and_its_usage_is_counted() -> N
     stage = await opened(summarize(model))
     await chat(stage, *prompts(0, 8), pause_s=0.1)
     assert len(model.shown) == 1
-    await stage.core.end()
+    await stage.core.admission.end_session()
     await asyncio.sleep(60)
     assert len(model.shown) == 1 and not await events_of(stage, WindowCompacted)
     assert (await stage.core.reads.session()).usage.input_tokens == 100
@@ -487,10 +487,10 @@ async def test_no_model_is_asked_for_more_than_the_session_may_spend() -> None:
     config = replace(stage.config, session_budget=Budget(calls=2))
     stage.core.use(stage.engine, config, summarize(model, model_window=3200))
     with pytest.raises(CompactionError, match="session_budget"):
-        await stage.core.compact()
+        await stage.core.compaction.compact()
     assert len(model.shown) == 2 and len(await events_of(stage, CompactionFailed)) == 1
     stage.core.use(stage.engine, config, DeleteOldest(50))
-    assert await stage.core.compact(), "what costs nothing is done"
+    assert await stage.core.compaction.compact(), "what costs nothing is done"
 
 
 async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
@@ -503,22 +503,22 @@ async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
         )
 
     async def say(on: SessionCore, text: str) -> None:
-        await on.start([text], run_id=text)
+        await on.admission.start([text], run_id=text)
         await on.reads.wait(text)
 
     await chat(stage, "one " * 20, "two " * 20)
-    await stage.core.fork(None, "A")
+    await stage.core.forking.fork(None, "A")
     first = core("A")
     await say(first, "three")
-    await first.fork(None, "B")
+    await first.forking.fork(None, "B")
     second = core("B", Summarize(Summarizer("s"), trigger_ratio=0.1, keep_turns=1, max_summary_tokens=59))
-    assert await second.compact()
-    await second.fork(None, "C")
+    assert await second.compaction.compact()
+    await second.forking.fork(None, "C")
     third = core("C")
     await say(third, "four")
-    await third.fork(None, "D")
+    await third.forking.fork(None, "D")
     for gone in (stage.core, first, second, third):
-        await gone.delete()
+        await gone.forgetting.delete()
     fourth = core("D")
     turn = await fourth.reads.latest()
     assert turn
@@ -529,8 +529,8 @@ async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
 async def test_nobody_expands_what_was_rolled_back() -> None:
     stage = await opened(Trim())
     await chat(stage, "hello")
-    await stage.core.start(["my secret"], run_id="gone")
-    await stage.core.start(["never mind"], run_id="kept", if_busy="rollback")
+    await stage.core.admission.start(["my secret"], run_id="gone")
+    await stage.core.admission.start(["never mind"], run_id="kept", if_busy="rollback")
     await stage.core.reads.wait("kept")
     session = await stage.core.reads.session()
     with pytest.raises(InvalidInputError, match="not a summary of session"):

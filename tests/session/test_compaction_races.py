@@ -172,7 +172,7 @@ async def live(world: WindowWorld, prompts: int, *, kills: int = 2) -> list[str]
                 policy = world.random.choice(("enqueue", "interrupt", "reject", "enqueue"))
                 prompt = f"prompt {number} {'x' * world.random.choice((5, 20, 60))}"
                 try:
-                    await world.ask("start", [prompt], run_id=run_id, if_busy=policy)
+                    await world.ask("admission.start", [prompt], run_id=run_id, if_busy=policy)
                     break
                 except SessionBusyError:
                     await asyncio.sleep(0.05)
@@ -180,10 +180,10 @@ async def live(world: WindowWorld, prompts: int, *, kills: int = 2) -> list[str]
             await asyncio.sleep(dice() * world.random.choice((0.1, 0.5, 3.0)))
             if dice() < 0.15:
                 with suppress(NoActiveRunError):
-                    await world.ask("cancel", "stop", world.random.choice((None, run_id)))
+                    await world.ask("admission.cancel", "stop", world.random.choice((None, run_id)))
             if dice() < 0.2:
                 with suppress(CompactionError, WindowOverflowError):
-                    await world.ask("compact", explain=dice() < 0.3)
+                    await world.ask("compaction.compact", explain=dice() < 0.3)
 
     async def killer() -> None:
         for _ in range(world.random.randrange(kills + 1)):
@@ -222,7 +222,7 @@ def prompts_of(blocks: Sequence[Block]) -> list[str]:
 
 async def base_of(world: WindowWorld) -> tuple[Block, ...]:
     """Return what the next turn goes on with, without its own prompt."""
-    await world.ask("start", ["and now?"], run_id="last")
+    await world.ask("admission.start", ["and now?"], run_id="last")
     outcome = await world.ask("reads.wait", "last")
     assert outcome.turn
     return tuple(outcome.turn.blocks)
@@ -280,9 +280,9 @@ def test_under_faults_summaries_lose_nothing_and_replace_nothing_twice() -> None
         if world.random.random() < 0.3:
             with suppress(TurnNotFoundError):
                 at = world.random.choice([None, world.random.choice(turns).index])
-                await world.ask("fork", at, "fork")
+                await world.ask("forking.fork", at, "fork")
                 (fork,) = await turns_of(world.store.inner, SessionKey("fork"))
-                await world.ask("delete")
+                await world.ask("forgetting.delete")
                 check_request(next_request(fork))
 
     assert spread(LIVES, life)

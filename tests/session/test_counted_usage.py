@@ -78,9 +78,9 @@ async def ended(core: SessionCore, run_id: str) -> RunRecord:
 
 async def stopped(core: SessionCore, prompt: str = "slow", **options: Any) -> RunRecord:
     """Return a run that was stopped while it streamed."""
-    await core.start([prompt], run_id="stopped", **options)
+    await core.admission.start([prompt], run_id="stopped", **options)
     await streamed(core, "stopped")
-    await core.cancel("stop", "stopped")
+    await core.admission.cancel("stop", "stopped")
     return await ended(core, "stopped")
 
 
@@ -103,14 +103,14 @@ async def test_a_stopped_run_is_charged_for_what_it_was_given_and_said() -> None
 @pytest.mark.virtual_time
 async def test_runs_that_fail_or_time_out_or_give_way_are_charged_too() -> None:
     core = await opened(FunctionEngine(words))
-    await core.start(["break"], run_id="failed")
+    await core.admission.start(["break"], run_id="failed")
     assert (await ended(core, "failed")).state == "failed"
-    await core.start(["slow"], run_id="late", timeout_s=1.5)
+    await core.admission.start(["slow"], run_id="late", timeout_s=1.5)
     assert (await ended(core, "late")).code == "timeout"
     for policy in ("interrupt", "rollback"):
-        await core.start(["slow"], run_id=f"before {policy}")
+        await core.admission.start(["slow"], run_id=f"before {policy}")
         await streamed(core, f"before {policy}")
-        await core.start(["quick"], run_id=policy, if_busy=policy)
+        await core.admission.start(["quick"], run_id=policy, if_busy=policy)
         await ended(core, policy)
     charged = Usage()
     for run_id in ("failed", "late", "before interrupt", "before rollback", "interrupt", "rollback"):
@@ -126,10 +126,10 @@ async def test_an_answer_without_usage_is_counted_and_one_with_usage_is_not() ->
         yield Usage(input_tokens=3, output_tokens=4)
 
     core = await opened(FunctionEngine(words))
-    await core.start(["quick"], run_id="quick")
+    await core.admission.start(["quick"], run_id="quick")
     usage = check_counted(await ended(core, "quick"), least=WORDS)
     core = await opened(FunctionEngine(telling))
-    await core.start(["quick"], run_id="quick")
+    await core.admission.start(["quick"], run_id="quick")
     known = (await ended(core, "quick")).usage
     assert known and (known.input_tokens, known.output_tokens, known.counted_tokens) == (3, 4, 0)
     assert usage.output_tokens < 2 * len("word 1 " * WORDS) / 4
@@ -139,7 +139,7 @@ async def test_an_answer_without_usage_is_counted_and_one_with_usage_is_not() ->
 async def test_budgets_see_what_was_counted() -> None:
     core = await opened(FunctionEngine(words), session_budget=Budget(tokens=10))
     await stopped(core)
-    await core.start(["slow"], run_id="next")
+    await core.admission.start(["slow"], run_id="next")
     assert (await ended(core, "next")).code == "budget"
 
 
@@ -185,13 +185,13 @@ async def test_a_summary_without_usage_is_counted_and_one_that_came_too_late() -
             **settings,
         )
         for run_id in ("one", "two"):
-            await core.start(["prompt"], run_id=run_id)
+            await core.admission.start(["prompt"], run_id=run_id)
             await ended(core, run_id)
         try:
-            await core.compact()
+            await core.compaction.compact()
         except Exception:  # noqa: BLE001 - the second one fails, and has its price
             assert model is never
-        await core.refresh()
+        await core.row.refresh()
         usage = (await core.state.journal.store.get(SessionKey("s"))).usage
         assert usage.counted_tokens and core.transactor.unbilled == Usage()
 
@@ -217,7 +217,7 @@ async def test_a_stream_that_is_stopped_is_charged_for_each_api(api: str) -> Non
 async def test_a_stream_that_breaks_off_is_charged_for_each_api(api: str) -> None:
     with LocalProvider() as provider:
         core = await opened(ENGINES[api](provider.base_url, "cut"))
-        await core.start(["Say what I say: " + "a long sentence " * 20], run_id="run")
+        await core.admission.start(["Say what I say: " + "a long sentence " * 20], run_id="run")
         run = await ended(core, "run")
         assert run.state == "failed"
         check_counted(run, least=1)
@@ -228,7 +228,7 @@ async def test_a_stream_that_breaks_off_is_charged_for_each_api(api: str) -> Non
 async def test_a_server_that_reports_no_usage_is_charged_by_count(api: str) -> None:
     with QuirkServer(HEALTHY[api]) as server:
         core = await opened(ENGINES[api](server.base_url, "local"), run_budget=Budget(tokens=1000))
-        await core.start(["Hello there"], run_id="run")
+        await core.admission.start(["Hello there"], run_id="run")
         run = await ended(core, "run")
         assert run.state == "completed"
         check_counted(run, least=1)

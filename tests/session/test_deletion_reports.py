@@ -24,7 +24,7 @@ async def talk(store: Any, turns: int) -> SessionCore:
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, ScriptedEngine())
     for index in range(turns):
-        run = await core.start(["hello"], run_id=f"r{index}")
+        run = await core.admission.start(["hello"], run_id=f"r{index}")
         await core.reads.wait(run.run_id)
     return core
 
@@ -32,19 +32,19 @@ async def talk(store: Any, turns: int) -> SessionCore:
 async def test_the_report_of_a_deleted_session_counts_its_turns(store: Any) -> None:
     async with closing(store):
         core = await talk(store, 2)
-        done = await core.delete()
+        done = await core.forgetting.delete()
         assert (done.sessions, done.turns) == (1, 2) and not done.verified
         core = await talk(store, 0)
-        assert (await core.delete()).turns == 0
+        assert (await core.forgetting.delete()).turns == 0
 
 
 async def test_a_deletion_is_verified_where_there_is_no_memory(store: Any) -> None:
     async with closing(store):
         core = await talk(store, 3)
-        assert (await core.forget_turn(0, verify=True)).verified
-        assert not (await core.forget_turn(1)).verified, "nobody asked"
-        assert (await core.clear(verify=True)).verified
-        assert not (await core.delete(memory=False, verify=True)).verified, "memories keep what they have"
+        assert (await core.forgetting.forget_turn(0, verify=True)).verified
+        assert not (await core.forgetting.forget_turn(1)).verified, "nobody asked"
+        assert (await core.forgetting.clear(verify=True)).verified
+        assert not (await core.forgetting.delete(memory=False, verify=True)).verified, "memories keep what they have"
 
 
 def test_a_memory_that_was_not_verified_leaves_a_deletion_unverified() -> None:

@@ -67,7 +67,7 @@ async def a_core(engine: Any) -> SessionCore:
 
 
 async def events_of(core: SessionCore, run_id: str = "run") -> list[Event]:
-    await core.start(["go"], run_id=run_id)
+    await core.admission.start(["go"], run_id=run_id)
     await core.reads.wait(run_id)
     events, _, _ = await core.reads.events(run_id=run_id)
     assert [event.seq for event in events] == sorted({event.seq for event in events})
@@ -137,9 +137,9 @@ async def test_parts_end_with_their_model_call() -> None:
 @pytest.mark.virtual_time
 async def test_an_event_after_a_part_has_the_number_that_its_caller_is_told() -> None:
     core = await a_core(Streaming(["a", 1.0, Thinking(redacted="x"), 60.0]))
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     await asyncio.sleep(2)
-    number = await core.add_event("mine", {}, key="key", run_id="run")
+    number = await core.additions.add_event("mine", {}, key="key", run_id="run")
     assert [event.seq for event in (await core.reads.events())[0] if isinstance(event, CustomEvent)] == [number]
     await asyncio.sleep(60)
 
@@ -147,9 +147,9 @@ async def test_an_event_after_a_part_has_the_number_that_its_caller_is_told() ->
 @pytest.mark.virtual_time
 async def test_a_run_that_is_queued_after_a_part_begins_with_its_own_event() -> None:
     core = await a_core(Streaming(["a", 1.0, Thinking(redacted="x"), 60.0]))
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     await asyncio.sleep(2)
-    await core.start(["and go"], run_id="next", if_busy="enqueue")
+    await core.admission.start(["and go"], run_id="next", if_busy="enqueue")
     events, _, _ = await core.reads.events(run_id="next")
     assert events[0].seq == (await core.reads.run("next")).first_seq
     await asyncio.sleep(200)
@@ -158,9 +158,9 @@ async def test_a_run_that_is_queued_after_a_part_begins_with_its_own_event() -> 
 @pytest.mark.virtual_time
 async def test_a_cancel_ends_the_part() -> None:
     core = await a_core(Streaming(["a", 60.0]))
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     await asyncio.sleep(1)
-    await core.cancel("enough", "run")
+    await core.admission.cancel("enough", "run")
     events, _, _ = await core.reads.events(run_id="run")
     assert deltas_of(events) == [("text", 0, "a", False), ("text", 0, "", True)]
     assert isinstance(events[-1], RunEnded)
@@ -171,7 +171,7 @@ async def test_an_empty_last_delta_wakes_no_follower() -> None:
     """A follower on Ray makes as many calls as before: the delta comes with the event after it."""
     core = await a_core(Streaming([Thinking(text="a"), 1.0, "b", 1.0]))
     pages: list[list[Event]] = []
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     after, done = 0, False
     while not done:
         page, after, done = await core.reads.events(run_id="run", after=after, timeout_s=60)

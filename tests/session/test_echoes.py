@@ -106,12 +106,12 @@ async def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: 
     config = SessionConfig(memory=MemoryConfig(timeout_s=60.0))
     core = SessionCore(SessionKey(SESSION, "ada"), store, engine, config, memories=slots)
     for number in range(TURNS):
-        await core.start([prompt(number, engine.last)], run_id=f"run {number}")
+        await core.admission.start([prompt(number, engine.last)], run_id=f"run {number}")
         outcome = await core.reads.wait(f"run {number}")
         assert outcome.turn and outcome.turn.status == "completed"
         if number % NEW == 0:
-            assert await core.wait_for_memory()
-    assert await core.wait_for_memory()
+            assert await core.ingestion.wait_for_memory()
+    assert await core.ingestion.wait_for_memory()
     held = [fact.item async for fact in all_facts(facts, "ada")]
     valid = [item for item in held if item.superseded_at is None]
     assert sorted(item.text for item in valid) == sorted(prompt(number, "") for number in range(0, TURNS, NEW))

@@ -57,8 +57,8 @@ async def test_a_turn_that_is_forgotten_is_in_no_later_request_and_in_no_memory_
     stage = await MemoryStage.opened(book)
     engine: Talker = stage.engine
     turns = [await stage.say(*prompts) for prompts in ((System(text="be kind"), "one"), ("two",), ("three",))]
-    await stage.core.wait_for_memory()
-    done = await stage.core.forget_turn(which)
+    await stage.core.ingestion.wait_for_memory()
+    done = await stage.core.forgetting.forget_turn(which)
     assert (done.turns, done.items, done.summaries, done.waiting) == (1, {"memory 0": 1}, 0, 0)
     assert not done.erased and not done.verified
     assert book.turns == [index for index in range(3) if index != which]
@@ -72,9 +72,9 @@ async def test_a_turn_that_is_forgotten_is_in_no_later_request_and_in_no_memory_
     kept = await stage.core.reads.turns()
     assert [turn.blocks for turn in kept[:3]] == [turn.blocks for turn in turns], "as its model saw it"
     assert [turn.record.forgotten for turn in kept] == [index == which for index in range(5)]
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert which not in book.turns and len(book.turns) == 4
-    again = await stage.core.forget_turn(which)
+    again = await stage.core.forgetting.forget_turn(which)
     assert (again.turns, again.items) == (0, {"memory 0": 0})
     (event,) = await stage.events_of(TurnForgotten)
     assert event.turn_index == which
@@ -85,7 +85,7 @@ async def test_all_turns_may_be_forgotten() -> None:
     for number in range(3):
         await stage.say(f"prompt {number}")
     for number in (1, 2, 0):
-        await stage.core.forget_turn(number)
+        await stage.core.forgetting.forget_turn(number)
     await stage.say("anew")
     assert said(stage.engine.given[-1]) == ["anew"]
 
@@ -97,20 +97,20 @@ async def test_a_turn_that_was_still_to_be_saved_is_not_saved_any_more() -> None
     await stage.say("one")
     await stage.say("two")
     with pytest.raises(LongTermMemoryError, match=r"memory 0: OSError: away\. Repeat the call"):
-        await stage.core.forget_turn(0)
+        await stage.core.forgetting.forget_turn(0)
     book.fails = None
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert book.turns == [1]
-    assert (await stage.core.forget_turn(0)).items == {"memory 0": 0}
+    assert (await stage.core.forgetting.forget_turn(0)).items == {"memory 0": 0}
     book.fails = OSError("away")
     await stage.say("three")
     stage.new_core()
-    await stage.core.activate()
+    await stage.core.transactor.activate()
     with pytest.raises(LongTermMemoryError):
-        await stage.core.forget_turn(2)
+        await stage.core.forgetting.forget_turn(2)
     book.fails = None
     stage.new_core()
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert book.turns == [1]
 
 
@@ -120,7 +120,7 @@ async def test_a_save_in_flight_arrives_before_its_turn_is_forgotten() -> None:
     await stage.say("one")
     await asyncio.sleep(1)
     assert book.given and not book.items
-    assert (await stage.core.forget_turn(0)).items == {"memory 0": 1}
+    assert (await stage.core.forgetting.forget_turn(0)).items == {"memory 0": 1}
     await asyncio.sleep(100)
     assert not book.items
 
@@ -140,7 +140,7 @@ async def test_a_summary_of_a_forgotten_turn_is_replaced_by_its_other_originals(
     before = await expanded(stage, latest.blocks)
     gone = before[3]
     shown = len(model.shown)
-    done = await stage.core.forget_turn(int(gone[7:9]))
+    done = await stage.core.forgetting.forget_turn(int(gone[7:9]))
     assert done.summaries == 1 and done.items == {"memory 0": 1}
     await asyncio.sleep(5)
     await stage.say("and now?")
@@ -166,7 +166,7 @@ async def test_a_flush_gives_no_memory_what_was_forgotten() -> None:
     stage = await MemoryStage.opened(overflow=flush, **WINDOW)
     await stage.say("prompt 00 is secret")
     await stage.say("prompt 01")
-    await stage.core.forget_turn(0)
+    await stage.core.forgetting.forget_turn(0)
     for number in range(2, 14):
         await stage.say(f"prompt {number:02} {'x' * 20}")
         await asyncio.sleep(1)
@@ -177,8 +177,8 @@ async def test_the_last_turn_is_forgotten_and_its_window_is_compacted_all_the_sa
     stage = await MemoryStage.opened(Book(), overflow=Trim(), **WINDOW)
     for number in range(9):
         await stage.say(f"prompt {number:02} {'x' * 20}")
-    await stage.core.forget_turn(8)
-    await stage.core.compact()
+    await stage.core.forgetting.forget_turn(8)
+    await stage.core.compaction.compact()
     for number in range(9, 20):
         await stage.say(f"prompt {number:02} {'x' * 20}")
         check_request(stage.engine.given[-1])
@@ -189,10 +189,10 @@ async def test_forks_go_on_without_what_was_forgotten() -> None:
     stage = await MemoryStage.opened(Book())
     for number in range(3):
         await stage.say(f"prompt {number}")
-    await stage.core.forget_turn(1)
-    await stage.core.forget_turn(2)
-    await stage.core.fork(None, "now")
-    await stage.core.fork(1, "then")
+    await stage.core.forgetting.forget_turn(1)
+    await stage.core.forgetting.forget_turn(2)
+    await stage.core.forking.fork(None, "now")
+    await stage.core.forking.fork(1, "then")
     for name, held in (("now", ["prompt 0"]), ("then", ["prompt 0"])):
         (turn,) = await stage.store.turns(SessionKey(name, "ada"))
         spans = turn.base
@@ -204,16 +204,16 @@ async def test_a_turn_that_cannot_be_forgotten_now_is_refused_and_nothing_is_los
     book = Book()
     stage = await MemoryStage.opened(book)
     await stage.say("one")
-    await stage.core.append(["later"], key="k")
+    await stage.core.admission.append(["later"], key="k")
     for missing in (7, -1, 1):
         with pytest.raises(TurnNotFoundError):
-            await stage.core.forget_turn(missing)
-    await stage.core.start([], run_id="run")
+            await stage.core.forgetting.forget_turn(missing)
+    await stage.core.admission.start([], run_id="run")
     with pytest.raises(SessionBusyError):
-        await stage.core.forget_turn(0)
+        await stage.core.forgetting.forget_turn(0)
     await stage.core.reads.wait("run")
     assert said(stage.engine.given[-1]) == ["one", "later"]
-    assert (await stage.core.forget_turn(0)).turns == 1
+    assert (await stage.core.forgetting.forget_turn(0)).turns == 1
 
 
 async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
@@ -224,7 +224,7 @@ async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
     stage.working = WorkingMemory(InMemoryNotes())
     stage.new_core()
     await stage.say("I keep bees")
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     access = stage.core.retrieval.memory_access()
     await access.merge_notes("bees")
     await access.save("Ada keeps bees", id="kept")
@@ -233,10 +233,10 @@ async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
     book.fails = OSError("away")
     book.held.set()
     with pytest.raises(LongTermMemoryError, match="memory 1: OSError: away"):
-        await stage.core.delete()
+        await stage.core.forgetting.delete()
     assert await stage.store.get(SessionKey(SESSION, "ada"))
     book.fails = None
-    done = await stage.core.delete(verify=True)
+    done = await stage.core.forgetting.delete(verify=True)
     assert (done.sessions, done.notes) == (1, 1)
     assert done.items["memory 1"] >= 1 and not book.items
     assert not done.verified and done.erased["memory 1"].why
@@ -251,21 +251,21 @@ async def test_a_session_may_be_deleted_and_remembered() -> None:
     book = Book()
     stage = await MemoryStage.opened(book)
     await stage.say("one")
-    await stage.core.wait_for_memory()
-    assert (await stage.core.delete(memory=False)).items == {} and book.turns == [0]
+    await stage.core.ingestion.wait_for_memory()
+    assert (await stage.core.forgetting.delete(memory=False)).items == {} and book.turns == [0]
 
 
 async def test_memories_that_fail_do_not_keep_others_from_forgetting() -> None:
     bad, good = Book(), Book()
     stage = await MemoryStage.opened(bad, good, Book(read_only=True))
     await stage.say("one")
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     bad.fails = OSError("away")
     with pytest.raises(LongTermMemoryError, match="memory 0: OSError: away"):
-        await stage.core.forget_turn(0)
+        await stage.core.forgetting.forget_turn(0)
     assert not good.items and bad.items
     bad.fails = None
-    done = await stage.core.forget_turn(0)
+    done = await stage.core.forgetting.forget_turn(0)
     assert done.items == {"memory 0": 1, "memory 1": 0}
 
 
@@ -277,15 +277,15 @@ async def test_a_turn_that_is_forgotten_while_it_is_read_for_saving_is_not_saved
     book = Book()
     stage.memories = (book,)
     stage.new_core()
-    await stage.core.activate()
+    await stage.core.transactor.activate()
     stage.core.state.journal.blocks.cache = BlockCache()
     stage.store.blocks = later(stage.store.blocks, 5.0)
     await asyncio.sleep(1)
     spans = (Span((await stage.core.reads.session()).log, 0, 4),)
     stage.core.state.journal.blocks.cache.add_spans(spans, await InMemoryStore.blocks(stage.store, spans))
-    done = await stage.core.forget_turn(0)
+    done = await stage.core.forgetting.forget_turn(0)
     assert done.waiting == 1
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert book.turns == [1] and len(book.given) == 1
 
 
@@ -300,7 +300,7 @@ async def test_a_flush_of_a_turn_that_is_forgotten_meanwhile_leaves_nothing_of_i
     assert book.given, "it is on its way"
     stage.memories = (book,)
     stage.core.use(stage.engine, stage.config, flush, stage.slots)
-    forgetting = asyncio.create_task(stage.core.forget_turn(0))
+    forgetting = asyncio.create_task(stage.core.forgetting.forget_turn(0))
     await asyncio.sleep(10)
     book.held.set()
     await forgetting
@@ -317,7 +317,7 @@ async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_
     stage = await MemoryStage.opened(book, engine=engine)
     await stage.say("secret tea")
     await stage.say("green tea")
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     recall, forget = book.recall, book.forget
 
     async def recalls(*args: Any, **settings: Any) -> Any:
@@ -326,9 +326,9 @@ async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_
         return found
 
     book.recall, book.forget = recalls, later(forget, 5.0)  # type: ignore[method-assign]
-    forgetting = asyncio.create_task(stage.core.forget_turn(0))
+    forgetting = asyncio.create_task(stage.core.forgetting.forget_turn(0))
     await asyncio.sleep(0.5)
-    await stage.core.start(["what tea ?"], run_id="run")
+    await stage.core.admission.start(["what tea ?"], run_id="run")
     await forgetting
     engine.given.clear()
     outcome = await stage.core.reads.wait("run")
@@ -352,12 +352,12 @@ async def test_a_run_whose_start_is_being_stored_when_memories_have_forgotten_as
     book = Book()
     stage = await MemoryStage.opened(book)
     await stage.say("secret tea")
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     book.forget = later(book.forget, 5.0)  # type: ignore[method-assign]
-    forgetting = asyncio.create_task(stage.core.forget_turn(0))
+    forgetting = asyncio.create_task(stage.core.forgetting.forget_turn(0))
     await asyncio.sleep(1)
     commit, stage.store.commit = stage.store.commit, later(stage.store.commit, 10.0)
-    start = asyncio.create_task(stage.core.start(["what tea ?"], run_id="run"))
+    start = asyncio.create_task(stage.core.admission.start(["what tea ?"], run_id="run"))
     await forgetting
     stage.store.commit = commit
     await start
@@ -373,12 +373,12 @@ async def test_a_fork_of_an_earlier_turn_lacks_forgotten_blocks_and_their_summar
         await stage.say(f"prompt {number:02} {'x' * 20}")
         await asyncio.sleep(1)
     for number in (0, 10):
-        await stage.core.forget_turn(number)
+        await stage.core.forgetting.forget_turn(number)
     held = (await stage.core.reads.turn(11)).blocks
     assert any(isinstance(block, Summary) for block in held)
-    await stage.core.fork(11, "fork")
-    await stage.core.fork(4, "early")
-    await stage.core.fork(10, "gone")
+    await stage.core.forking.fork(11, "fork")
+    await stage.core.forking.fork(4, "early")
+    await stage.core.forking.fork(10, "gone")
     for name, numbers in (
         ("fork", [*range(1, 10), 11]),
         ("early", list(range(1, 5))),
@@ -402,7 +402,7 @@ async def test_forgetting_may_be_repeated_where_the_store_failed_at_any_of_its_s
         book.fails = OSError("away")
         stage.memories = (book,)
         stage.new_core()
-        await stage.core.wait_for_memory(0.5)
+        await stage.core.ingestion.wait_for_memory(0.5)
         stage.core.state.journal.blocks.cache = BlockCache()
         act = getattr(stage.store, verb)
 
@@ -413,11 +413,11 @@ async def test_forgetting_may_be_repeated_where_the_store_failed_at_any_of_its_s
 
         setattr(stage.store, verb, fails)
         with pytest.raises(StoreError):
-            await stage.core.forget_turn(1)
+            await stage.core.forgetting.forget_turn(1)
         setattr(stage.store, verb, act)
         book.fails = None
-        await stage.core.forget_turn(1)
-        assert await stage.core.wait_for_memory()
+        await stage.core.forgetting.forget_turn(1)
+        assert await stage.core.ingestion.wait_for_memory()
         assert book.turns == [0, 2], (verb, when)
         await stage.say("four")
         assert prompts_of(stage.engine.given[-1]) == ["one", "three", "four"]
@@ -431,9 +431,9 @@ async def test_a_compaction_during_a_delete_saves_nothing_in_memories() -> None:
         await stage.say(f"prompt {number:02} {'x' * 20}")
     book.forget = later(book.forget, 5.0)  # type: ignore[method-assign]
     await stage.core.compaction.stop()
-    deleting = asyncio.create_task(stage.core.delete())
+    deleting = asyncio.create_task(stage.core.forgetting.delete())
     await asyncio.sleep(1)
-    compacting = asyncio.create_task(stage.core.compact())
+    compacting = asyncio.create_task(stage.core.compaction.compact())
     await deleting
     with pytest.raises(SessionNotFoundError):
         await compacting
@@ -448,15 +448,15 @@ async def test_a_delete_that_failed_leaves_a_session_that_saves_on() -> None:
     await stage.say("one")
     await stage.say("two")
     with pytest.raises(LongTermMemoryError):
-        await stage.core.delete()
+        await stage.core.forgetting.delete()
     assert not await stage.core.ownership.leave()
     bad.fails = None
-    assert await stage.core.wait_for_memory() and bad.turns == [0, 1]
+    assert await stage.core.ingestion.wait_for_memory() and bad.turns == [0, 1]
     bad.forget = later(bad.forget, 5.0)  # type: ignore[method-assign]
     await stage.say("three", memory="off")
     await stage.say("four")
     bad.held.clear()
-    deleting = asyncio.create_task(stage.core.delete())
+    deleting = asyncio.create_task(stage.core.forgetting.delete())
     await asyncio.sleep(1)
     bad.held.set()
     stage.core.use(stage.engine, stage.config, None, stage.slots)
@@ -471,9 +471,9 @@ async def test_a_compaction_that_forgetting_stops_says_that_it_was_stopped() -> 
     for number in range(8):
         await stage.say(f"prompt {number:02} {'x' * 20}", memory="off")
     await stage.core.compaction.stop()
-    compacting = asyncio.create_task(stage.core.compact())
+    compacting = asyncio.create_task(stage.core.compaction.compact())
     await asyncio.sleep(1)
-    await stage.core.forget_turn(0)
+    await stage.core.forgetting.forget_turn(0)
     with pytest.raises(CompactionError, match="was stopped"):
         await compacting
     await asyncio.sleep(100)
@@ -488,7 +488,7 @@ async def test_nothing_is_given_to_memories_that_have_forgotten_a_session_which_
     await asyncio.sleep(0.5)
     book.fails = None
     stage.store.delete = later(stage.store.delete, 50.0)
-    deleting = asyncio.create_task(stage.core.delete())
+    deleting = asyncio.create_task(stage.core.forgetting.delete())
     await asyncio.sleep(5)
     stage.core.use(stage.engine, stage.config, None, stage.slots)
     await deleting
@@ -501,7 +501,7 @@ async def test_notes_outlive_a_turn_that_is_forgotten() -> None:
     stage.new_core()
     await stage.say("one")
     await stage.core.retrieval.memory_access().merge_notes("bees")
-    assert (await stage.core.forget_turn(0)).notes == 0
+    assert (await stage.core.forgetting.forget_turn(0)).notes == 0
     assert "bees" in await stage.core.retrieval.memory_access().read_notes()
 
 
@@ -518,12 +518,12 @@ async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so
         await asyncio.sleep(1)
     assert used.turns == list(range(12)) and 0 in flushed.turns and 11 not in flushed.turns
     assert not hasattr(flushed, "asked")
-    assert (await stage.core.forget_turn(0)).items == {"memory 0": 1, "flushed": 1}
+    assert (await stage.core.forgetting.forget_turn(0)).items == {"memory 0": 1, "flushed": 1}
     disabled = replace(stage.config, memory=MemoryConfig(enabled=False))
     notes = WorkingMemory(InMemoryNotes())
     await notes.replace(stage.core.retrieval.memory_access()._scope, "a note")
     stage.core.use(stage.engine, disabled, flush, slots, notes)
-    done = await stage.core.delete()
+    done = await stage.core.forgetting.delete()
     assert done.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and done.notes == 1
 
 

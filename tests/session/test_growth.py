@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from scale import share
-from turnwise.actors.client import actor_lookup as homes_module, cluster_client as realm_module
-from turnwise.actors.client.actor_lookup import _LookupOfOne
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.blocking import steps
+from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.request_batching import _BATCHERS, RequestBatcher
-from turnwise.actors.client.requests import Call
-from turnwise.actors.client.session import Session
-from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, SessionRef, StartAnswer
+from turnwise.actors.client.shared import actor_lookup as homes_module, cluster_client as realm_module
+from turnwise.actors.client.shared.actor_lookup import _LookupOfOne
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.cluster.wire import Message, PackedOutcome, PackedTurn, SessionRef, StartAnswer
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session import cached_blocks
 from turnwise.actors.session.config import SessionConfig
@@ -61,7 +61,12 @@ class Cluster:
     Its texts are longer than those that the JSON decoder keeps for the process, which are of 64 bytes at most.
     """
 
-    def __init__(self, window: int = 10, prompt: str = "What is the weather like? " * 4) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, window: int = 10, prompt: str = "What is the weather like? " * 4
+    ) -> None:
+        monkeypatch.setattr(steps, "call", self.call)
+        self.meanwhile: Callable[[], object] = lambda: None
+        """What happens while an answer is on its way."""
         self.client: Any = ClusterClient("namespace", "realm")
         self.client._lookup = self.lookup = Lookup("namespace", "realm")
         self.window = window
@@ -72,26 +77,20 @@ class Cluster:
     def talk(self, session_id: str) -> Turn:
         """Run a prompt and wait for its turn, as a client does."""
         chat = Session(self.client, SessionRef(SessionKey(session_id)), None)
-        started = self.carry_out(chat._start((self.prompt,)))
-        assert started.outcome and started.outcome.turn
-        turn: Turn = started.outcome.turn
+        turn = chat.run(self.prompt).wait()
         assert len(turn.blocks) == 2 * min(self.window, turn.index + 1)
         return turn
 
-    def carry_out(self, request: Any) -> Any:
-        try:
-            step = next(request)
-            while True:
-                assert isinstance(step, Call)
-                step = request.send(pickle.dumps(self.answer(*pickle.loads(step.request))))
-        except StopIteration as stop:
-            return stop.value
+    def call(self, actor: Any, request: bytes, reach: Any, **how: Any) -> bytes:
+        packed = pickle.dumps(self.answer(pickle.loads(request)))
+        self.meanwhile()
+        return packed
 
-    def answer(self, ref: SessionRef, verb: str, *args: Any) -> Any:
-        session_id = ref.key.session_id
-        if verb == "delete":
+    def answer(self, message: Message) -> Any:
+        session_id = message.session.session_id
+        if message.verb == "delete_with_memories":
             return Forgotten(sessions=1)
-        assert verb == "start"
+        assert message.verb == "start"
         at = self.turns.get(session_id, 0)
         self.turns[session_id] = at + 1
         first, last = 2 * max(0, at + 1 - self.window), 2 * at
@@ -148,7 +147,7 @@ def test_a_client_of_many_sessions_holds_no_more_than_of_the_last_few(
 ) -> None:
     monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 50)
     monkeypatch.setattr(homes_module, "NOTED", 200)
-    cluster = Cluster(prompt="What is the weather like? " * 40)
+    cluster = Cluster(monkeypatch, prompt="What is the weather like? " * 40)
     growth_bytes = growth(lambda number: _talk_and_leave(cluster, f"chat-{number}"))
     assert len(cluster.client._caches) == 50 and len(cluster.lookup._actors) == 200
     assert growth_bytes < 50 * STRETCH, "at most 50 bytes for each session"
@@ -161,7 +160,7 @@ def _talk_and_leave(cluster: Cluster, session_id: str) -> None:
 
 def test_a_client_of_many_turns_holds_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 15)
-    cluster = Cluster()
+    cluster = Cluster(monkeypatch)
     most = 0
 
     def step(number: int) -> None:
@@ -177,7 +176,7 @@ def test_the_caches_of_all_sessions_have_one_bound_and_the_last_one_that_was_use
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 20)
-    cluster = Cluster(prompt="x" * 10_000)
+    cluster = Cluster(monkeypatch, prompt="x" * 10_000)
     for number in range(200):
         cluster.talk(f"chat-{number % 100}")
         assert cluster.held_bytes <= 1 << 20
@@ -186,7 +185,7 @@ def test_the_caches_of_all_sessions_have_one_bound_and_the_last_one_that_was_use
 
 def test_a_turn_that_is_larger_than_the_bound_can_be_read_and_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 20)
-    cluster = Cluster(prompt="x" * 100_000)
+    cluster = Cluster(monkeypatch, prompt="x" * 100_000)
     turns = [cluster.talk("chat") for _ in range(20)]
     assert not cluster.client._caches
     assert [len(turn.blocks) for turn in turns] == [2 * min(10, number + 1) for number in range(20)]
@@ -195,23 +194,24 @@ def test_a_turn_that_is_larger_than_the_bound_can_be_read_and_is_not_held(monkey
 def test_a_turn_keeps_its_blocks_though_the_client_evicts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its session left out what the client had said that it holds."""
     monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 2)
-    cluster = Cluster()
+    cluster = Cluster(monkeypatch)
     cluster.talk("chat")
-    asking = cluster.client.start(SessionRef(SessionKey("chat")), ("prompt",), {})
-    step = next(asking)
-    answer = pickle.dumps(cluster.answer(*pickle.loads(step.request)))
-    for number in range(5):
-        cluster.talk(f"other-{number}")
-    with pytest.raises(StopIteration) as done:
-        asking.send(answer)
+
+    def others() -> None:
+        cluster.meanwhile = lambda: None
+        for number in range(5):
+            cluster.talk(f"other-{number}")
+
+    cluster.meanwhile = others
+    turn = cluster.talk("chat")
     assert SessionKey("chat") not in cluster.client._caches
-    assert len(done.value.value.outcome.turn.blocks) == 4
+    assert len(turn.blocks) == 4
 
 
-def test_a_client_holds_nothing_of_a_session_that_it_has_deleted() -> None:
-    cluster = Cluster()
+def test_a_client_holds_nothing_of_a_session_that_it_has_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
     cluster.talk("chat")
-    cluster.carry_out(cluster.client.delete(SessionRef(SessionKey("chat")), memory=False, verify=False))
+    Session(cluster.client, SessionRef(SessionKey("chat")), None).delete()
     assert not cluster.client._caches
 
 
@@ -241,7 +241,7 @@ async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many
     core = SessionCore(SessionKey("s"), store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
     most = most_counted = 0
     for number in range(turns):
-        await core.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
+        await core.admission.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
         outcome = await core.reads.wait(f"run-{number}")
         assert outcome.turn and outcome.turn.text.endswith("x")
         most = max(most, core.state.journal.blocks.cache.size_bytes)

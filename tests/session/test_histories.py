@@ -62,12 +62,12 @@ async def live(seed: int) -> None:
             prompts: list[Any] = [f"prompt {number}"]
             if dice() < 0.3:
                 with pytest.raises(InvalidPromptError):
-                    await world.ask("start", [*prompts, world.random.choice(FLAWED)], run_id=run_id)
+                    await world.ask("admission.start", [*prompts, world.random.choice(FLAWED)], run_id=run_id)
                 prompts.append(world.random.choice((REFUSED, REFUSED, *UNTAKEN)))
             while True:
                 policy = world.random.choice(("enqueue", "interrupt", "reject", "merge", "inject", "inject"))
                 try:
-                    await world.ask("start", prompts, run_id=run_id, if_busy=policy)
+                    await world.ask("admission.start", prompts, run_id=run_id, if_busy=policy)
                     break
                 except SessionBusyError:
                     await asyncio.sleep(0.05)
@@ -75,7 +75,7 @@ async def live(seed: int) -> None:
             await asyncio.sleep(dice() * 0.3)
             if dice() < 0.3:
                 with suppress(NoActiveRunError):
-                    await world.ask("cancel", "stop", world.random.choice((None, run_id)))
+                    await world.ask("admission.cancel", "stop", world.random.choice((None, run_id)))
 
     async def killer() -> None:
         for _ in range(world.random.choice((0, 1, 2))):
@@ -99,7 +99,7 @@ async def live(seed: int) -> None:
     await check_life(world)
     if dice() < 0.3:
         try:
-            await world.ask("fork", None, "fork")
+            await world.ask("forking.fork", None, "fork")
         except TurnNotFoundError:
             return
         for turn in await turns_of(world.store.inner, SessionKey("fork")):
@@ -115,7 +115,7 @@ async def remove_some(world: AgentWorld, key: str) -> Spans:
     own = places(join(record.prompt, record.output))
     chosen = union(world.random.sample(own, min(len(own), world.random.choice((1, 1, 2, 5)))))
     with suppress(SessionBusyError, TurnNotFoundError, InvalidInputError):
-        await world.ask("remove", record.index, chosen, key)
+        await world.ask("removals.remove", record.index, chosen, key)
         return chosen
     return ()
 
@@ -124,7 +124,7 @@ async def remove_more(world: AgentWorld) -> None:
     """Remove what there is, piece by piece; each next run has all of the rest that a provider takes, and no more."""
     for number in range(3):
         gone = [await remove_some(world, f"late {number} {each}") for each in range(3)]
-        await world.ask("start", ["go on"], run_id=f"late {number}", if_busy="enqueue")
+        await world.ask("admission.start", ["go on"], run_id=f"late {number}", if_busy="enqueue")
         quiet = asyncio.Event()
         deciding = asyncio.create_task(world.decide_until(quiet, [f"late {number}"]))
         turn = (await world.ask("reads.wait", f"late {number}")).turn
@@ -200,11 +200,11 @@ def test_the_result_of_an_executed_tool_is_in_the_history_unless_the_process_die
     async def life(seed: int) -> None:
         world = AgentWorld(seed, SessionConfig(cancel_grace_s=0.5, idle_s=1e9))
         await world.create()
-        await world.ask("start", ["go"], run_id="run")
+        await world.ask("admission.start", ["go"], run_id="run")
 
         async def cancel() -> None:
             await asyncio.sleep(world.random.random() * 0.5)
-            await world.ask("cancel", "stop", "run")
+            await world.ask("admission.cancel", "stop", "run")
 
         async def decide() -> Any:
             while (await world.ask("reads.wait", "run", 0.05)).run.is_open:

@@ -12,10 +12,11 @@ import pytest
 from audit import check_session, events_of
 from engines import ScriptedEngine
 from schedules import SESSION
-from turnwise.actors.client.manager import SessionManager
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.session import event_forwarder as history_feed, journal, ownership
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import ConfigError, SessionFencedError, StoreError
 from turnwise.memory.conversation.events import without_blocks
 from turnwise.memory.conversation.rebuild import rebuild
@@ -49,7 +50,7 @@ async def core_with(history: Any) -> tuple[SessionCore, InMemoryStore]:
 
 async def run(core: SessionCore, *names: str) -> None:
     for name in names:
-        await core.start([name], run_id=name)
+        await core.admission.start([name], run_id=name)
         await core.reads.wait(name)
 
 
@@ -61,13 +62,13 @@ async def test_events_move_to_the_history_and_read_as_before(monkeypatch: pytest
     core, store = await core_with(history)
     plain, _ = await core_with(None)
     for one in (core, plain):
-        await one.append(["appended"], key="key")
+        await one.admission.append(["appended"], key="key")
         for name in "abcdef":
             await run(one, name)
             await asyncio.sleep(0.01)
     kept = [event.key for event in await store.events(SessionKey(SESSION))]
     assert len(kept) < 4 and "key" in kept, "what the history has leaves the store, but for what keys need"
-    assert await core.append(["appended"], key="key") == 0
+    assert await core.admission.append(["appended"], key="key") == 0
     again = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
     for limit in (1, 3, 5, 100):
         seen: list[Any] = []
@@ -90,7 +91,7 @@ async def test_a_history_that_is_away_fails_no_run_and_is_caught_up(caplog: pyte
     assert len([record for record in caplog.records if "history" in record.message]) == 1, "it is said once"
     history.down = False
     again = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
-    await again.activate()
+    await again.transactor.activate()
     while len(await history.events(SessionKey(SESSION))) < 4:
         await asyncio.sleep(0.01)
     assert [event.kind for event in await events_of(store, SessionKey(SESSION), history)] == [
@@ -105,7 +106,7 @@ async def test_deleting_a_session_deletes_its_history() -> None:
     await run(core, "a")
     while not await history.last_seq(SessionKey(SESSION)):
         await asyncio.sleep(0.01)
-    await core.delete()
+    await core.forgetting.delete()
     assert await history.events(SessionKey(SESSION)) == []
 
 
@@ -120,7 +121,7 @@ async def test_a_process_that_leaves_first_hands_its_events_over(monkeypatch: py
     assert list(map(without_blocks, kept)) == await store.events(SessionKey(SESSION))
     head = core.state.head
     assert head and rebuild(kept) == list(
-        (await StoredSession(SessionKey(SESSION), store, None).reads.turn(head.index)).blocks
+        (await SessionReads(StoredSource(SessionKey(SESSION), store, None)).turn(head.index)).blocks
     )
 
 
@@ -168,7 +169,7 @@ async def test_a_session_that_has_left_leaves_nothing_running(down: bool, monkey
     )
     history.down = False
     again = SessionCore(SessionKey(SESSION), store, ScriptedEngine(), history=history)
-    await again.activate()
+    await again.transactor.activate()
     await again.ownership.leave()
     assert len(await history.events(SessionKey(SESSION))) == 4
 
@@ -183,7 +184,7 @@ async def test_an_owner_that_was_cut_off_deletes_no_history() -> None:
     await run(owner, "b")
     await owner.ownership.leave()
     with pytest.raises(SessionFencedError):
-        await stale.delete()
+        await stale.forgetting.delete()
     assert len(await history.events(SessionKey(SESSION))) == 4
 
 
@@ -203,7 +204,7 @@ async def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(
 
     monkeypatch.setattr(store, "delete", fail)
     with pytest.raises(StoreError, match="away"):
-        await core.delete()
+        await core.forgetting.delete()
     kept = [event.seq for event in await store.events(SessionKey(SESSION))]
     await run(core, "b", "c")
     await core.ownership.leave()

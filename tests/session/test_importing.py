@@ -64,14 +64,14 @@ async def opened(**options: Any) -> SessionCore:
 
 
 async def run(core: SessionCore, *prompts: str) -> list[Block]:
-    started = await core.start(list(prompts), run_id=new_id())
+    started = await core.admission.start(list(prompts), run_id=new_id())
     await core.reads.wait(started.run_id)
     return list((await core.reads.turn(started.turn_index)).blocks)
 
 
 async def test_each_prompt_with_its_answer_is_a_turn_and_the_next_run_continues_them() -> None:
     core = await opened()
-    assert await core.import_turns(GIVEN) == 1
+    assert await core.importing.import_turns(GIVEN) == 1
     first, second = await core.reads.turns()
     assert [first.status, second.status] == ["completed"] * 2 and first.run_id is second.run_id is None
     assert list(second.blocks) == list(GIVEN.blocks) and second.parent == first.id and second.text == "2"
@@ -84,13 +84,13 @@ async def test_each_prompt_with_its_answer_is_a_turn_and_the_next_run_continues_
     assert rebuild((await core.reads.events())[0]) == blocks
     again = SessionCore(SessionKey(SESSION), core.state.journal.store, ScriptedEngine())
     assert said(await run(again, "four"))[: len(said(blocks))] == said(blocks)
-    fork = await again.fork(0, "fork")
+    fork = await again.forking.fork(0, "fork")
     assert fork.next_index == 1
 
 
 async def test_prompts_at_the_end_wait_for_a_run() -> None:
     core = await opened()
-    assert await core.import_turns(WAITING) == 2
+    assert await core.importing.import_turns(WAITING) == 2
     (*_, pending) = await core.reads.turns()
     assert pending.status == "pending" and said(pending.asked) == ["three"]
     assert said(await run(core))[-2:-1] == ["three"]
@@ -100,22 +100,22 @@ async def test_prompts_at_the_end_wait_for_a_run() -> None:
 async def test_answers_before_the_first_prompt_belong_to_the_first_turns_prompt() -> None:
     core = await opened()
     greeting = {"role": "assistant", "content": "Hello."}
-    await core.import_turns(read_messages([CHAT[0], greeting, *CHAT[1:3]]))
+    await core.importing.import_turns(read_messages([CHAT[0], greeting, *CHAT[1:3]]))
     (turn,) = await core.reads.turns()
     assert [block.kind for block in turn.asked] == ["system", "text", "user"] and said(turn.output) == ["1"]
     other = await opened()
-    await other.import_turns(read_messages([greeting]))
+    await other.importing.import_turns(read_messages([greeting]))
     assert [turn.status for turn in await other.reads.turns()] == ["pending"]
 
 
 async def test_the_same_conversation_is_stored_once_and_another_one_behind_it() -> None:
     core = await opened()
-    assert await core.import_turns(GIVEN) == await core.import_turns(GIVEN) == 1
+    assert await core.importing.import_turns(GIVEN) == await core.importing.import_turns(GIVEN) == 1
     await run(core, "three")
-    assert await core.import_turns(GIVEN) == 1 and len(await core.reads.turns()) == 3
-    assert await core.import_turns(GIVEN, "again") == await core.import_turns(GIVEN, "again") == 4
+    assert await core.importing.import_turns(GIVEN) == 1 and len(await core.reads.turns()) == 3
+    assert await core.importing.import_turns(GIVEN, "again") == await core.importing.import_turns(GIVEN, "again") == 4
     with pytest.raises(InvalidInputError, match="pass a new key"):
-        await core.import_turns(WAITING, "again")
+        await core.importing.import_turns(WAITING, "again")
     assert [turn.index for turn in await core.reads.turns()] == [0, 1, 2, 3, 4]
     assert rebuild((await core.reads.events())[0]) == list((await core.reads.turn(4)).blocks)
 
@@ -125,15 +125,17 @@ async def test_what_was_cleared_is_stored_again_once_by_its_key_or_without(given
     core = await opened()
     for begin in (0, 1, 2):
         for key in (None, "key"):
-            last = await core.import_turns(given, key)
-            assert last >= begin and await core.import_turns(given, key) == last
+            last = await core.importing.import_turns(given, key)
+            assert last >= begin and await core.importing.import_turns(given, key) == last
             again = SessionCore(SessionKey(SESSION), core.state.journal.store, ScriptedEngine())
-            assert await again.import_turns(given, key) == last == (await again.reads.turns())[-1].index
-            await again.clear()
+            assert await again.importing.import_turns(given, key) == last == (await again.reads.turns())[-1].index
+            await again.forgetting.clear()
             core = SessionCore(SessionKey(SESSION), core.state.journal.store, ScriptedEngine())
-    await core.import_turns(GIVEN, "other")
-    await core.clear(keep_last=1)
-    assert len(await core.reads.turns()) == 1 and await core.import_turns(GIVEN, "other") == (await latest(core))
+    await core.importing.import_turns(GIVEN, "other")
+    await core.forgetting.clear(keep_last=1)
+    assert len(await core.reads.turns()) == 1 and await core.importing.import_turns(GIVEN, "other") == (
+        await latest(core)
+    )
 
 
 async def latest(core: SessionCore) -> int:
@@ -143,43 +145,43 @@ async def latest(core: SessionCore) -> int:
 
 async def test_imported_prompts_that_moved_to_the_next_turn_are_not_stored_again() -> None:
     core, prompts = await opened(), read_messages([CHAT[1]])
-    assert await core.import_turns(prompts) == 0
-    await core.start(["slow 100"], run_id="a")
-    await core.start(["instead"], run_id="b", if_busy="rollback")
+    assert await core.importing.import_turns(prompts) == 0
+    await core.admission.start(["slow 100"], run_id="a")
+    await core.admission.start(["instead"], run_id="b", if_busy="rollback")
     await core.reads.wait("b")
     assert [turn.index for turn in await core.reads.turns()] == [1]
-    assert await core.import_turns(prompts) == 0 and await latest(core) == 1
-    await core.clear()
-    assert await core.import_turns(prompts) == 2
+    assert await core.importing.import_turns(prompts) == 0 and await latest(core) == 1
+    await core.forgetting.clear()
+    assert await core.importing.import_turns(prompts) == 2
 
 
 async def test_a_conversation_follows_the_turn_that_its_writer_read() -> None:
     core = await opened()
-    assert await core.import_turns(GIVEN, "a", -1) == await core.import_turns(GIVEN, "a", -1) == 1
+    assert await core.importing.import_turns(GIVEN, "a", -1) == await core.importing.import_turns(GIVEN, "a", -1) == 1
     await run(core, "three")
     with pytest.raises(TurnsChangedError, match=r"'s.*' is 2 and not 1.*what follows turn 2"):
-        await core.import_turns(GIVEN, "b", 1)
-    assert await core.import_turns(GIVEN, "b", 2) == 4
-    await core.clear()
+        await core.importing.import_turns(GIVEN, "b", 1)
+    assert await core.importing.import_turns(GIVEN, "b", 2) == 4
+    await core.forgetting.clear()
     with pytest.raises(TurnsChangedError, match="is -1 and not 4"):
-        await core.import_turns(GIVEN, "c", 4)
+        await core.importing.import_turns(GIVEN, "c", 4)
     with pytest.raises(TurnsChangedError):
-        await core.import_turns(WAITING, "a", 1)
-    assert await core.import_turns(WAITING, "a", -1) == 7
+        await core.importing.import_turns(WAITING, "a", 1)
+    assert await core.importing.import_turns(WAITING, "a", -1) == 7
 
 
 async def test_a_session_that_is_busy_waits_or_has_ended_stores_nothing() -> None:
     core = await opened()
-    started = await core.start(["slow 9"], run_id="r")
+    started = await core.admission.start(["slow 9"], run_id="r")
     with pytest.raises(SessionBusyError):
-        await core.import_turns(GIVEN)
+        await core.importing.import_turns(GIVEN)
     await core.reads.wait(started.run_id)
-    await core.append(["waits"], "key")
+    await core.admission.append(["waits"], "key")
     with pytest.raises(InvalidInputError, match="wait for a run"):
-        await core.import_turns(GIVEN)
-    await core.end()
+        await core.importing.import_turns(GIVEN)
+    await core.admission.end_session()
     with pytest.raises(SessionEndedError):
-        await core.import_turns(GIVEN)
+        await core.importing.import_turns(GIVEN)
     assert [turn.index for turn in await core.reads.turns()] == [0, 1]
 
 
@@ -193,11 +195,11 @@ class Choosy(ScriptedEngine):
 async def test_what_the_session_cannot_store_or_its_engine_refuses_is_named_by_its_message() -> None:
     small = await opened(config=SessionConfig(max_prompt_bytes=99))
     with pytest.raises(InvalidInputError, match=r"messages\[1\].*max_prompt_bytes=99"):
-        await small.import_turns(read_messages([CHAT[0], {"role": "user", "content": "x" * 99}]))
+        await small.importing.import_turns(read_messages([CHAT[0], {"role": "user", "content": "x" * 99}]))
     picture = {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}
     choosy = await opened(engine=Choosy())
     with pytest.raises(InvalidInputError, match=r"messages\[2\].*no pictures here"):
-        await choosy.import_turns(read_messages([*CHAT[1:3], {"role": "user", "content": [picture]}]))
+        await choosy.importing.import_turns(read_messages([*CHAT[1:3], {"role": "user", "content": [picture]}]))
     assert await small.reads.turns() == await choosy.reads.turns() == []
 
 
@@ -205,12 +207,12 @@ async def test_what_the_session_cannot_store_or_its_engine_refuses_is_named_by_i
 async def test_memories_do_not_get_imported_turns_and_get_later_ones() -> None:
     book = Book()
     stage = await MemoryStage.opened(book)
-    await stage.core.import_turns(GIVEN)
+    await stage.core.importing.import_turns(GIVEN)
     await stage.say("three")
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     assert [item.source.turn_index for item in book.items.values()] == [2]
     stage.new_core()
-    assert await stage.core.wait_for_memory() and len(book.items) == 1
+    assert await stage.core.ingestion.wait_for_memory() and len(book.items) == 1
 
 
 @pytest.mark.virtual_time
@@ -218,15 +220,15 @@ async def test_memories_do_not_get_imported_turns_and_get_later_ones() -> None:
 async def test_memories_get_imported_turns_if_they_are_to_also_by_the_next_process(is_killed: bool) -> None:
     book = Book()
     stage = await MemoryStage.opened(book)
-    await stage.core.import_turns(GIVEN, memory="on")
+    await stage.core.importing.import_turns(GIVEN, memory="on")
     if is_killed:
         assert not book.items
         stage.new_core()
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     assert [item.source.turn_index for item in book.items.values()] == [0, 1]
-    await stage.core.import_turns(GIVEN, "again")
-    assert await stage.core.wait_for_memory() and len(book.items) == 2
-    await stage.core.forget_turn(0)
+    await stage.core.importing.import_turns(GIVEN, "again")
+    assert await stage.core.ingestion.wait_for_memory() and len(book.items) == 2
+    await stage.core.forgetting.forget_turn(0)
     assert [item.source.turn_index for item in book.items.values()] == [1]
 
 
@@ -242,8 +244,8 @@ async def test_no_event_is_read_to_find_planner_notes_of_an_imported_turn(monkey
 
     await stage.core.reads.session()
     monkeypatch.setattr(stage.core.state.journal, "bare_events", bare_events)
-    await stage.core.import_turns(GIVEN, memory="on")
-    assert await stage.core.wait_for_memory() and len(book.items) == 2 and read == []
+    await stage.core.importing.import_turns(GIVEN, memory="on")
+    assert await stage.core.ingestion.wait_for_memory() and len(book.items) == 2 and read == []
 
 
 async def test_events_tell_an_import_behind_a_forgotten_turn_and_what_was_cleared() -> None:
@@ -252,8 +254,8 @@ async def test_events_tell_an_import_behind_a_forgotten_turn_and_what_was_cleare
     forwarder = core.state.journal.forwarder
     assert forwarder
     await run(core, "zero")
-    await core.forget_turn(0)
-    await core.import_turns(GIVEN)
+    await core.forgetting.forget_turn(0)
+    await core.importing.import_turns(GIVEN)
     await forwarder.flush(5)
     assert (
         rebuild(await history.events(SessionKey(SESSION)))
@@ -262,7 +264,7 @@ async def test_events_tell_an_import_behind_a_forgotten_turn_and_what_was_cleare
     )
     blocks = await run(core, "three")
     assert rebuild((await core.reads.events())[0]) == blocks
-    await core.clear(keep_last=2)
+    await core.forgetting.clear(keep_last=2)
     await forwarder.flush(5)
     kept = str(await history.events(SessionKey(SESSION)))
     assert "Be brief." not in kept and "please" in kept
@@ -270,7 +272,7 @@ async def test_events_tell_an_import_behind_a_forgotten_turn_and_what_was_cleare
 
 async def test_an_archive_keeps_imported_turns() -> None:
     core = await opened()
-    await core.import_turns(WAITING)
+    await core.importing.import_turns(WAITING)
     lines: list[str] = []
     await export_session(core.state.journal.store, SessionKey(SESSION), lines.append)
     other = InMemoryStore()
@@ -278,13 +280,15 @@ async def test_an_archive_keeps_imported_turns() -> None:
     copy = SessionCore(SessionKey(SESSION), other, ScriptedEngine())
     turns = [[(turn.index, turn.status, turn.blocks) for turn in await each.reads.turns()] for each in (copy, core)]
     assert turns[0] == turns[1]
-    assert await copy.import_turns(WAITING) == 2, "and what was imported"
+    assert await copy.importing.import_turns(WAITING) == 2, "and what was imported"
 
 
 async def test_an_archive_keeps_appended_calls_and_thoughts() -> None:
     core = await opened()
-    await core.append([User(text="one"), ToolUse(call_id="c", name="f"), ToolResult(call_id="c", text="1")], "a")
-    await core.append([Text(text="It is 1."), "two"], "b")
+    await core.admission.append(
+        [User(text="one"), ToolUse(call_id="c", name="f"), ToolResult(call_id="c", text="1")], "a"
+    )
+    await core.admission.append([Text(text="It is 1."), "two"], "b")
     blocks = await run(core)
     lines: list[str] = []
     await export_session(core.state.journal.store, SessionKey(SESSION), lines.append)
@@ -295,13 +299,13 @@ async def test_an_archive_keeps_appended_calls_and_thoughts() -> None:
 
 async def test_an_archive_keeps_an_appended_call_that_waits_for_its_result() -> None:
     core = await opened()
-    await core.append([User(text="one"), ToolUse(call_id="c", name="f")], "a")
+    await core.admission.append([User(text="one"), ToolUse(call_id="c", name="f")], "a")
     lines: list[str] = []
     await export_session(core.state.journal.store, SessionKey(SESSION), lines.append)
     other = InMemoryStore()
     await import_session(other, lines)
     copy = SessionCore(SessionKey(SESSION), other, ScriptedEngine())
-    await copy.append([ToolResult(call_id="c", text="1")], "b")
+    await copy.admission.append([ToolResult(call_id="c", text="1")], "b")
     assert [block.kind for block in (await copy.reads.turn(0)).asked] == ["user", "tool_use", "tool_result"]
 
 
@@ -310,11 +314,11 @@ def test_no_fault_at_any_point_leaves_a_part_of_an_import_or_two() -> None:
     async def life(faults: Faults) -> None:
         world = World(faults, engine=FaultyEngine(faults, word_s=0.01))
         await world.create()
-        assert await world.ask("import_turns", WAITING) == 2
+        assert await world.ask("importing.import_turns", WAITING) == 2
         turns = await world.store.inner.turns(SessionKey("session"))
         assert [turn.status for turn in turns] == ["completed", "completed", "pending"]
         assert (await world.store.inner.get(SessionKey("session"))).log_size == len(WAITING.blocks)
-        await world.ask("start", [], run_id="three", timeout_s=5.0)
+        await world.ask("admission.start", [], run_id="three", timeout_s=5.0)
         outcome = await world.ask("reads.wait", "three")
         assert outcome.turn and outcome.turn.parent == "session#1"
 
@@ -326,9 +330,9 @@ def test_no_fault_at_any_point_keeps_what_was_cleared_from_being_imported_again(
     async def life(faults: Faults) -> None:
         world = World(faults)
         await world.create()
-        assert await world.ask("import_turns", GIVEN) == 1
-        await world.ask("clear")
-        assert await world.ask("import_turns", GIVEN) == 3
+        assert await world.ask("importing.import_turns", GIVEN) == 1
+        await world.ask("forgetting.clear")
+        assert await world.ask("importing.import_turns", GIVEN) == 3
         assert [turn.index for turn in await world.store.inner.turns(SessionKey("session"))] == [2, 3]
 
     assert exhaust(life)["kill"] > 10
@@ -337,16 +341,16 @@ def test_no_fault_at_any_point_keeps_what_was_cleared_from_being_imported_again(
 async def test_a_conversation_that_continues_the_sessions_adds_only_what_is_new() -> None:
     core = await opened()
     longer = read_messages([*CHAT, {"role": "user", "content": "three"}, {"role": "assistant", "content": "3"}])
-    assert [await core.import_turns(GIVEN) for _ in range(2)] == [1, 1]
-    assert [await core.import_turns(longer) for _ in range(2)] == [2, 2]
+    assert [await core.importing.import_turns(GIVEN) for _ in range(2)] == [1, 1]
+    assert [await core.importing.import_turns(longer) for _ in range(2)] == [2, 2]
     assert list((await core.reads.turns())[-1].blocks) == list(longer.blocks)
     await run(core, "four")
     said_by_all = read_messages([*CHAT, {"role": "user", "content": "one"}])
-    assert await core.import_turns(said_by_all) == 6, "another conversation is added whole"
+    assert await core.importing.import_turns(said_by_all) == 6, "another conversation is added whole"
     assert (await core.reads.turns())[4].new_blocks[0] == longer.blocks[0]
 
 
 async def test_a_conversation_with_a_key_of_its_own_is_added_whole() -> None:
     core = await opened()
-    assert await core.import_turns(GIVEN) == 1
-    assert await core.import_turns(GIVEN, "again") == 3
+    assert await core.importing.import_turns(GIVEN) == 1
+    assert await core.importing.import_turns(GIVEN, "again") == 3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.events import PromptAppended, RunStarted
@@ -50,20 +50,20 @@ async def test_a_follower_gets_all_events_of_a_commit_without_an_answer(
     events_apart = InMemoryHistory() if history else None
     await inner.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, ScriptedEngine(["one"]), history=events_apart)
-    await core.append(["first"], key="first")
-    await core.start([], run_id="run")
+    await core.admission.append(["first"], key="first")
+    await core.admission.start([], run_id="run")
     await core.reads.wait("run", 60.0)
     _, after, _ = await core.reads.events()
     faults.plan = FaultPlan(rates={"unanswered": 1.0}, limit=1)
     with pytest.raises(StoreError):
-        await core.import_turns(conversation(TURNS))
+        await core.importing.import_turns(conversation(TURNS))
     told: list[Any] = []
     while (page := await core.reads.events(after, 700))[0]:
         told += page[0]
         after = page[1]
     assert [event.turn_index for event in told] == list(range(1, TURNS + 1))
-    assert await core.import_turns(conversation(TURNS)) == TURNS
-    stored, again, after = StoredSession(SessionKey("s"), inner, events_apart), list[Any](), 0
+    assert await core.importing.import_turns(conversation(TURNS)) == TURNS
+    stored, again, after = StoredSource(SessionKey("s"), inner, events_apart), list[Any](), 0
     while events := list(await stored.stored_events(after, 700)):
         again += events
         after = events[-1].seq

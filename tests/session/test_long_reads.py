@@ -16,10 +16,12 @@ from engines import ScriptedEngine
 from holds import HOLDS, LOOP_S, measure_this_loop, slowness
 from open_stores import closing
 from schedules import SESSION
-from turnwise.actors.hosting.reader import Reader
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.stored_source import StoredSource
+from turnwise.actors.hosting.verb import Reader
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
 from turnwise.memory.archive.export import export_session
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Text, User, encode
@@ -110,15 +112,16 @@ async def converse(store: SessionStore, turns: int, text: str = "", data: str = 
 
 async def read_all(store: SessionStore, turns: int) -> None:
     """Read all of a conversation by each verb, from the store and by a process that has the session."""
-    stored = StoredSession(SessionKey(SESSION), store, None)
+    stored = SessionReads(StoredSource(SessionKey(SESSION), store, None))
     core = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    await core.activate()
-    for reader, reads in ((Reader(lambda: stored), stored.reads), (Reader(lambda: core.reads), core.reads)):
-        await reader.turn(turns - 1, ())
-        await reader.latest(())
+    await core.transactor.activate()
+    for reads in (stored, core.reads):
+        reader = Reader(reads)
+        await verbs.turn(turns - 1, ()).read(reader)
+        await verbs.latest(()).read(reader)
         cache, count = BlockCache(), 0
         for _ in range(3):
-            packed, after = await reader.turns(count - 1, 1_000, cache.held)
+            packed, after = await verbs.turns(count - 1, 1_000, cache.held).read(reader)
             for each in packed:
                 each.unpack(cache)
             count += len(packed)
@@ -131,7 +134,7 @@ async def read_all(store: SessionStore, turns: int) -> None:
             await asyncio.sleep(0)
         seq, is_all = 0, False
         while not is_all:
-            _, seq, is_all = await reader.events(seq, 1_000, None, 0.0)
+            _, seq, is_all = (await verbs.events(0.0, seq, 1_000, None).read(reader)).answer
             await asyncio.sleep(0)  # each page is a request of its own, also where a store waits for nothing
         assert seq == turns
     await export_session(store, SessionKey(SESSION), lambda line: None)
@@ -179,8 +182,8 @@ async def check_holds(work: Callable[[], Awaitable[None]]) -> None:
 async def test_pages_of_large_contents_say_that_there_are_more() -> None:
     store = InMemoryStore()
     await converse(store, 10, "x" * LARGE, "y" * LARGE)
-    stored = StoredSession(SessionKey(SESSION), store, None)
-    reader = Reader(lambda: stored)
+    stored = SessionReads(StoredSource(SessionKey(SESSION), store, None))
+    reader = Reader(stored)
     for read in (turns_after, events_after):
         after: int | None = -1
         sizes: list[int] = []
@@ -191,28 +194,28 @@ async def test_pages_of_large_contents_say_that_there_are_more() -> None:
     before: str | None = None
     texts, is_more, pages = list[str](), True, 0
     while is_more:
-        messages, is_more = await stored.reads.messages(before, 100)
+        messages, is_more = await stored.messages(before, 100)
         texts[:0] = [each.text[:2].strip() for each in messages]
         before, pages = messages[0].cursor, pages + 1
     assert texts == [str(n) for n in range(10) for _ in "ab"] and pages > 3
 
 
 async def turns_after(reader: Reader, after: int) -> tuple[int, int | None]:
-    turns, later = await reader.turns(after, 100, ())
+    turns, later = await verbs.turns(after, 100, ()).read(reader)
     return len(turns), later
 
 
 async def events_after(reader: Reader, after: int) -> tuple[int, int | None]:
-    events, later, is_all = await reader.events(after, 100, None, 0.0)
+    events, later, is_all = (await verbs.events(0.0, after, 100, None).read(reader)).answer
     return len(events), None if is_all else later
 
 
 async def test_a_small_page_costs_no_more_reads_than_before() -> None:
     store = Measured(InMemoryStore())
     await converse(store, 10)
-    stored = StoredSession(SessionKey(SESSION), store, None)
+    stored = SessionReads(StoredSource(SessionKey(SESSION), store, None))
     counts = []
-    for read in (stored.reads.turns, stored.reads.events, stored.reads.runs):
+    for read in (stored.turns, stored.events, stored.runs):
         store.reads = 0
         await read(limit=100)
         counts.append(store.reads)
@@ -231,7 +234,7 @@ async def test_no_run_of_a_long_conversation_holds_a_loop(api: Any) -> None:
 
         async def run() -> None:
             run_id = new_id()
-            await core.start(["hello"], run_id=run_id)
+            await core.admission.start(["hello"], run_id=run_id)
             outcome = await core.reads.wait(run_id)
             assert outcome.run.state == "completed"
 

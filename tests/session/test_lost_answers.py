@@ -174,15 +174,15 @@ def test_a_lost_answer_changes_nothing_for_cancels_ends_and_updates() -> None:
         for prompt in ("two", "three"):
             await world.start(prompt, if_busy="enqueue")
         await world.cancel("two")
-        await world.ask("update", "title", {"a": 1})
-        await world.ask("refresh")
-        await world.ask("use_memory", "off")
-        await world.ask("add_event", "name", {"a": 1}, "key")
+        await world.ask("row.update", "title", {"a": 1})
+        await world.ask("row.refresh")
+        await world.ask("row.use_memory", "off")
+        await world.ask("additions.add_event", "name", {"a": 1}, "key")
         await world.wait("three")
         await world.start("four")
         await world.start("five", if_busy="enqueue")
         await asyncio.sleep(LONG_S / 2)
-        assert await world.ask("end")
+        assert await world.ask("admission.end_session")
 
     check(story, at_least=8, config={"on_lost": "resume"})
 
@@ -191,12 +191,12 @@ def test_a_lost_answer_changes_nothing_for_forks_imports_and_removals() -> None:
     given = read_messages([{"role": "user", "content": "old"}, {"role": "assistant", "content": "long ago"}])
 
     async def story(world: World) -> None:
-        await world.ask("import_turns", given)
+        await world.ask("importing.import_turns", given)
         for prompt in ("one", "two", "three"):
             await world.wait(await world.start(prompt))
         await world.fork("fork")
         turns = await world.ask("reads.turns")
-        await world.ask("remove", 1, turns[1].record.prompt, "key")
+        await world.ask("removals.remove", 1, turns[1].record.prompt, "key")
         await world.wait(await world.start("four"))
 
     check(story, at_least=8)
@@ -206,8 +206,8 @@ def test_a_lost_answer_changes_nothing_for_turns_that_are_forgotten_and_cleared(
     async def story(world: World) -> None:
         for prompt in ("one", "two", "three"):
             await world.wait(await world.start(prompt))
-        await world.ask("forget_turn", 1)
-        await world.ask("clear", 1, key="clear")
+        await world.ask("forgetting.forget_turn", 1)
+        await world.ask("forgetting.clear", 1, key="clear")
         await world.wait(await world.start("four"))
 
     check(story, at_least=8, clears=True)
@@ -220,7 +220,7 @@ def test_a_lost_answer_changes_nothing_for_a_compaction(strategy: Any) -> None:
     async def story(world: World) -> None:
         for prompt in ("one " * 40, "two " * 40, "three"):
             await world.wait(await world.start(prompt))
-        await world.ask("compact")
+        await world.ask("compaction.compact")
         await world.wait(await world.start("four"))
 
     check(story, at_least=8, overflow=strategy, config={"max_context_tokens": 2000, "reserve_output_tokens": 100})
@@ -239,7 +239,7 @@ def test_a_lost_answer_changes_nothing_for_a_memory() -> None:
         await world.start("three")
         await world.start("four", if_busy="enqueue")
         await world.wait("four")
-        await world.ask("wait_for_memory")
+        await world.ask("ingestion.wait_for_memory")
         assert books[-1].turns == [0, 1, 2, 3]
 
     check(story, at_least=6, memories=memories)
@@ -250,10 +250,10 @@ async def test_a_run_whose_start_was_stored_begins_although_nobody_asks_again() 
     faults, store = Faults(), InMemoryStore()
     world = World(faults, engine=ENGINE, store=store)
     await world.create()
-    await world.core.activate()
+    await world.core.transactor.activate()
     faults.plan = FaultPlan(rates={"unanswered": 1.0}, limit=1)
     with pytest.raises(StoreError):
-        await world.core.start(["one"], run_id="one")
+        await world.core.admission.start(["one"], run_id="one")
     assert not await world.core.ownership.leave(), "only this process can drive the run"
     await asyncio.sleep(2 * LONG_S)
     assert (await store.run("one")).state == "completed"
@@ -268,7 +268,7 @@ async def test_what_was_cleared_leaves_the_memory_of_a_process_without_an_answer
     await world.wait(await world.start("secret"))
     faults.plan = FaultPlan(rates={"unanswered": 1.0}, limit=1)
     with pytest.raises(StoreError):
-        await world.core.clear(key="clear")
+        await world.core.forgetting.clear(key="clear")
     events, _, _ = await world.core.reads.events()
     assert "secret" not in repr(events)
     assert "secret" not in repr(await world.core.reads.turns())
@@ -285,7 +285,7 @@ async def test_a_run_whose_end_cannot_be_stored_keeps_its_usage() -> None:
     with pytest.raises(StoreError):
         await world.core.reads.wait("one")
     faults.plan = FaultPlan()
-    await world.core.activate()
+    await world.core.transactor.activate()
     run = await world.store.inner.run("one")
     assert run.state == "interrupted" and run.usage and run.usage.input_tokens == 10
     usage = (await world.store.inner.get(SessionKey("session"))).usage
@@ -299,13 +299,13 @@ async def test_usage_that_no_commit_recorded_stays_for_the_next_one() -> None:
     faults = Faults()
     world = World(faults, session_id="s", engine=ENGINE, store=store)
     core: SessionCore = world.core
-    await core.activate()
+    await core.transactor.activate()
     core.transactor.add_unbilled(Usage(input_tokens=7, cost=0.1))
     for kind, points in (("error", "store.commit before"), ("unanswered", "store.commit after")):
         faults.plan = FaultPlan(rates={kind: 1.0}, points=(points,), limit=faults.struck.total() + 1)  # type: ignore[dict-item]
         with pytest.raises(StoreError):
-            await core.append([kind], key=kind)
+            await core.admission.append([kind], key=kind)
         assert core.transactor.unbilled == Usage(input_tokens=7, cost=0.1)
-    await core.append(["more"], key="more")
+    await core.admission.append(["more"], key="more")
     assert core.transactor.unbilled == Usage()
     assert (await store.get(SessionKey("s"))).usage == Usage(input_tokens=7, cost=0.1)

@@ -332,7 +332,7 @@ class MemoryWorld(AgentWorld):
         while True:
             switches = self.switches + (self.memories != self.shelves)
             try:
-                await self.ask("forget_turn", index)
+                await self.ask("forgetting.forget_turn", index)
             except TurnNotFoundError:
                 return
             except (SessionBusyError, LongTermMemoryError):
@@ -363,7 +363,7 @@ async def live(world: MemoryWorld, prompts: int) -> None:
             while True:
                 try:
                     said = f"w{number} {'x' * random.choice((5, 60, 120))}"
-                    await world.ask("start", [said], run_id=run_id, **settings)
+                    await world.ask("admission.start", [said], run_id=run_id, **settings)
                     break
                 except SessionBusyError:
                     await asyncio.sleep(0.05)
@@ -371,12 +371,12 @@ async def live(world: MemoryWorld, prompts: int) -> None:
             await asyncio.sleep(dice() * random.choice((0.1, 0.5, 3.0)))
             if dice() < 0.15:
                 with suppress(NoActiveRunError):
-                    await world.ask("cancel", "stop", random.choice((None, run_id)))
+                    await world.ask("admission.cancel", "stop", random.choice((None, run_id)))
             if dice() < 0.15:
                 with suppress(CompactionError, WindowOverflowError):
-                    await world.ask("compact", explain=dice() < 0.3)
+                    await world.ask("compaction.compact", explain=dice() < 0.3)
             if dice() < 0.15:
-                await world.ask("use_memory", random.choice(("on", "on", "read", "off")))
+                await world.ask("row.use_memory", random.choice(("on", "on", "read", "off")))
 
     async def forgetter() -> None:
         for _ in range(random.randrange(4)):
@@ -412,7 +412,7 @@ async def live(world: MemoryWorld, prompts: int) -> None:
     for turn in await world.store.inner.turns(SessionKey(SESSION)):
         if turn.forgotten:
             await world.forget(turn.index)
-    while not await world.ask("wait_for_memory"):
+    while not await world.ask("ingestion.wait_for_memory"):
         await asyncio.sleep(0.1)
     await asyncio.sleep(70)  # until what goes on beside the conversation has ended
 
@@ -442,7 +442,7 @@ async def check_life(world: MemoryWorld) -> None:
         await check_session(store, SESSION, history=world.history and world.history.inner, compacts=True)
     for number, at in enumerate([None, *world.random.sample(sorted(kept), min(1, len(kept)))]):
         with suppress(TurnNotFoundError):
-            await world.ask("fork", at, f"fork{number}")
+            await world.ask("forking.fork", at, f"fork{number}")
             (fork,) = await store.turns(SessionKey(f"fork{number}"))
             blocks = await world.core.state.journal.blocks.read(fork.base)
             held = words_of(blocks)
@@ -460,7 +460,7 @@ async def die(world: MemoryWorld) -> None:
         shelf.is_sound = False
     while True:
         try:
-            await world.ask("delete")
+            await world.ask("forgetting.delete")
         except LongTermMemoryError:
             continue
         except SessionNotFoundError:
@@ -502,11 +502,11 @@ def test_saving_costs_no_commit_while_nothing_goes_wrong() -> None:
             shelf.is_sound = True
         await world.create()
         for number in range(4):
-            await world.ask("start", [f"w{number}"], run_id=f"run{number}", if_busy="enqueue")
+            await world.ask("admission.start", [f"w{number}"], run_id=f"run{number}", if_busy="enqueue")
             await asyncio.sleep(world.random.random())
         for number in range(4):
             await world.ask("reads.wait", f"run{number}")
-        assert await world.ask("wait_for_memory")
+        assert await world.ask("ingestion.wait_for_memory")
         assert world.commits == 8 and all(shelf.turns == [0, 1, 2, 3] for shelf in world.shelves)
         assert not world.faults and await world.ask("ownership.leave") and world.commits == 9
         assert (await world.store.inner.get(SessionKey(SESSION))).saved == 3
@@ -519,7 +519,7 @@ def test_saving_continues_after_a_long_outage_of_the_store() -> None:
         world = MemoryWorld(seed)
         world.store.fail_rate = 0.0
         await world.create()
-        await world.ask("start", ["w0"], run_id="run")
+        await world.ask("admission.start", ["w0"], run_id="run")
         await world.ask("reads.wait", "run")
         world.store.fail_rate = 1.0
         await asyncio.sleep(100)

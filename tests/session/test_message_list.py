@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from engines import ScriptedEngine
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.session import reads
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.chat_messages import ChatMessage
@@ -41,7 +42,7 @@ class Looking:
 
 
 async def talk(core: SessionCore, *prompts: str | AnyBlock, run_id: str) -> None:
-    await core.start(prompts, run_id=run_id)
+    await core.admission.start(prompts, run_id=run_id)
     await core.reads.wait(run_id)
 
 
@@ -51,7 +52,7 @@ async def test_a_turn_is_prompts_answers_calls_and_results() -> None:
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, Looking(), clock=lambda: float(next(clock)))
     await talk(core, PICTURE, "What is it?", "Tell me.", run_id="run")
-    await core.append(["And?"], "key")
+    await core.admission.append(["And?"], "key")
     found, is_more = await core.reads.messages(None, 100)
     assert not is_more and [(each.role, each.text, each.run_id) for each in found] == [
         ("user", "What is it?", "run"),
@@ -66,7 +67,7 @@ async def test_a_turn_is_prompts_answers_calls_and_results() -> None:
     run = await core.reads.run("run")
     assert {each.at for each in found[2:6]} == {run.ended_at} and found[0].at < found[2].at < found[-1].at
     assert [each.turn_status for each in found][-2:] == ["completed", "pending"]
-    assert (await StoredSession(SessionKey("s"), store, None).reads.messages(None, 100)) == (found, False)
+    assert (await SessionReads(StoredSource(SessionKey("s"), store, None)).messages(None, 100)) == (found, False)
 
 
 async def test_pages_have_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +79,10 @@ async def test_pages_have_each_message_once(monkeypatch: pytest.MonkeyPatch) -> 
     for number in range(8):
         await talk(core, f"prompt {number}", run_id=f"run {number}")
         if number == 4:  # a gap between indexes
-            await core.start(["slow 100000"], run_id="gone")
-            await core.start(["slow 100000"], run_id="next", if_busy="rollback")
+            await core.admission.start(["slow 100000"], run_id="gone")
+            await core.admission.start(["slow 100000"], run_id="next", if_busy="rollback")
             await core.reads.wait("gone")
-            await core.cancel("enough", "next")
+            await core.admission.cancel("enough", "next")
     whole = (await core.reads.messages(None, 1000))[0]
     assert len(whole) > 16 and [(each.turn_index, each.number) for each in whole] == sorted(
         {(each.turn_index, each.number) for each in whole}

@@ -42,7 +42,7 @@ def a_core(store: Any, engine: Any = BOTH, **config: Any) -> SessionCore:
 
 
 async def said(core: SessionCore, run_id: str, prompt: str = "hi") -> str:
-    await core.start([prompt], run_id=run_id)
+    await core.admission.start([prompt], run_id=run_id)
     return await answer(core, run_id)
 
 
@@ -56,34 +56,34 @@ async def test_a_session_uses_the_engine_that_it_names_also_in_the_next_process(
     store = await a_store()
     core = a_core(store)
     assert await said(core, "a") == "fast hi"
-    await core.use_engine("smart")
+    await core.row.use_engine("smart")
     assert await said(core, "b") == "smart hi"
     later = a_core(store)
     assert await said(later, "c") == "smart hi"
     assert [run.engine for run in await store.runs(SessionKey(SESSION))] == [None, "smart", "smart"]
-    await later.use_engine(None)
+    await later.row.use_engine(None)
     assert await said(later, "d") == "fast hi"
 
 
 async def test_open_runs_keep_their_engine() -> None:
     store = await a_store(engine="smart")
     core = a_core(store)
-    await core.start(["slow 20"], run_id="a")
-    await core.start(["hi"], run_id="b", if_busy="enqueue")
-    await core.use_engine("fast")
-    await core.start(["hi"], run_id="c", if_busy="enqueue")
+    await core.admission.start(["slow 20"], run_id="a")
+    await core.admission.start(["hi"], run_id="b", if_busy="enqueue")
+    await core.row.use_engine("fast")
+    await core.admission.start(["hi"], run_id="c", if_busy="enqueue")
     assert [await answer(core, run_id) for run_id in "abc"] == ["smart slow 20", "smart hi", "fast hi"]
 
 
 async def test_a_run_that_another_process_resumes_keeps_its_engine() -> None:
     store = await a_store(engine="smart")
     core = a_core(store, on_lost="resume")
-    await core.start(["slow 500"], run_id="a")
-    await core.start(["hi"], run_id="b", if_busy="enqueue")
+    await core.admission.start(["slow 500"], run_id="a")
+    await core.admission.start(["hi"], run_id="b", if_busy="enqueue")
     later = a_core(store, on_lost="resume")
-    await later.activate()
-    await later.use_engine("fast")
-    await later.cancel("enough", "a")
+    await later.transactor.activate()
+    await later.row.use_engine("fast")
+    await later.admission.cancel("enough", "a")
     assert await answer(later, "b") == "smart hi"
     assert await said(later, "c") == "fast hi"
 
@@ -93,22 +93,22 @@ async def test_an_engine_that_the_manager_does_not_have_is_a_typed_error() -> No
     for engine, has in ((NamedEngines({"fast": ScriptedEngine()}), "'fast'"), (ScriptedEngine(), "without a name")):
         core = a_core(store, engine)
         with pytest.raises(ConfigError, match=rf"'smart'.*{SESSION}.*{has}.*use\(\)"):
-            await core.start(["hi"], run_id="a")
+            await core.admission.start(["hi"], run_id="a")
         with pytest.raises(ConfigError, match="'wise'"):
-            await core.use_engine("wise")
-        await core.append(["kept"], key=str(engine))
+            await core.row.use_engine("wise")
+        await core.admission.append(["kept"], key=str(engine))
     assert await store.runs(SessionKey(SESSION)) == []
     core = a_core(store, ScriptedEngine())
-    await core.use_engine(None)
+    await core.row.use_engine(None)
     assert await said(core, "b") == "hi"
 
 
 async def test_a_lost_run_of_an_engine_that_is_gone_fails_with_the_reason() -> None:
     store = await a_store(engine="smart")
     core = a_core(store, on_lost="resume")
-    await core.start(["slow 500"], run_id="a")
+    await core.admission.start(["slow 500"], run_id="a")
     later = a_core(store, ScriptedEngine(), on_lost="resume")
-    await later.activate()
+    await later.transactor.activate()
     outcome = await later.reads.wait("a")
     assert outcome.run.state == "failed" and "'smart'" in str(outcome.run.why)
 
@@ -164,7 +164,7 @@ class Looking:
 async def test_hooks_and_middleware_write_metadata_that_is_stored_with_the_turn() -> None:
     store = await a_store()
     core = a_core(store, Looking())
-    await core.start(["go"], run_id="a")
+    await core.admission.start(["go"], run_id="a")
     outcome = await core.reads.wait("a")
     assert outcome.turn
     assert outcome.turn.metadata == {
@@ -179,7 +179,7 @@ async def test_hooks_and_middleware_write_metadata_that_is_stored_with_the_turn(
     assert turn.metadata == outcome.turn.metadata
     later = a_core(store, Looking())
     assert (await later.reads.turn(0)).metadata == turn.metadata
-    await later.start(["go on"], run_id="b")
+    await later.admission.start(["go on"], run_id="b")
     await later.reads.wait("b")
     assert (await later.reads.turn(1)).metadata["trace"] == "t-1"
 
@@ -198,7 +198,7 @@ class Wrong:
 async def test_metadata_that_is_no_json_is_refused() -> None:
     store = await a_store()
     core = a_core(store, Wrong())
-    await core.start(["go"], run_id="a")
+    await core.admission.start(["go"], run_id="a")
     outcome = await core.reads.wait("a")
     assert outcome.run.state == "failed" and "wrong" in str(outcome.run.why)
     assert outcome.turn and outcome.turn.metadata == {}

@@ -43,16 +43,16 @@ def tokens(blocks: Sequence[Block]) -> int:
 
 
 async def shown(stage: Any) -> tuple[AnyBlock, ...]:
-    turn = await stage.core.window()
+    turn = await stage.core.next_window.read()
     return turn.blocks if turn else ()
 
 
 async def put(stage: Any, *blocks: Any, ends: bool = True) -> None:
     """Append blocks, and end the turn as `ChatMemory(ends_turns=True)` does."""
-    await stage.core.append(list(blocks), key=f"key-{random.random()}")
+    await stage.core.admission.append(list(blocks), key=f"key-{random.random()}")
     if ends:
         run_id = f"run-{random.random()}"
-        await stage.core.start([], run_id=run_id, if_busy="enqueue")
+        await stage.core.admission.start([], run_id=run_id, if_busy="enqueue")
         await stage.core.reads.wait(run_id)
 
 
@@ -107,9 +107,9 @@ async def test_without_a_model_the_default_needs_none_and_never_fails() -> None:
     for number in range(20):
         await put(stage, *exchange(number))
     await put(stage, User(text="w" * 300), ends=False)
-    done = await stage.core.compact()
+    done = await stage.core.compaction.compact()
     assert done and done.tokens_after <= LIMIT < done.tokens_before and tokens(await shown(stage)) <= done.tokens_after
-    assert await stage.core.compact() is None
+    assert await stage.core.compaction.compact() is None
     assert not await events_of(stage, CompactionFailed)
 
 
@@ -193,7 +193,7 @@ async def test_there_is_room_for_the_message_that_follows(strategy: str) -> None
     for number in range(25):
         await put(stage, *exchange(number, 10 + number), ends=number % 3 > 0)
         message = f"next {number} {'m' * (3 * number)}"
-        turn = await stage.core.window(message)
+        turn = await stage.core.next_window.read(message)
         assert turn and tokens([*turn.blocks, User(text=message)]) <= LIMIT
         assert not refusals([*turn.blocks, User(text=message)])
 
@@ -202,19 +202,19 @@ async def test_a_message_that_is_stored_already_takes_no_room_twice() -> None:
     stage = await opened(Trim(), NoAnswer())
     message = "m" * (LIMIT - 40)
     await put(stage, User(text=message), ends=False)
-    turn = await stage.core.window(message)
+    turn = await stage.core.next_window.read(message)
     assert turn and turn.blocks == (User(text=message),)
     with pytest.raises(TurnOverflowError):
-        await stage.core.window(f"{message}!")
+        await stage.core.next_window.read(f"{message}!")
 
 
 async def test_what_a_strategy_makes_room_for_has_the_message_too() -> None:
     stage = await opened(summarize(Summarizer()), NoAnswer())
     for number in range(3):
         await put(stage, *exchange(number, 10))
-    turn = await stage.core.window()
+    turn = await stage.core.next_window.read()
     assert turn and not any(isinstance(block, Summary) for block in turn.blocks)
-    turn = await stage.core.window("m" * (LIMIT - tokens(turn.blocks)))
+    turn = await stage.core.next_window.read("m" * (LIMIT - tokens(turn.blocks)))
     assert turn and any(isinstance(block, Summary) for block in turn.blocks)
 
 
@@ -222,5 +222,5 @@ async def test_prompts_that_wait_are_never_compacted() -> None:
     stage = await opened(Trim(), NoAnswer())
     for number in range(25):
         await put(stage, *exchange(number), ends=False)
-    assert await stage.core.compact() is None and await stage.core.compact(explain=True) is None
+    assert await stage.core.compaction.compact() is None and await stage.core.compaction.compact(explain=True) is None
     assert tokens(await shown(stage)) <= LIMIT, "what is shown fits all the same"

@@ -67,7 +67,7 @@ async def test_notes_are_items_of_their_turn_by_policy_and_cost_no_read_of_the_s
     reads = count_reads(stage)
     for prompt, use in (("tea", "on"), ("figs", "off"), ("tea again", "on")):
         await stage.say(prompt, memory=use)
-        assert await stage.core.wait_for_memory()
+        assert await stage.core.ingestion.wait_for_memory()
     assert reads == []
     assert notes_of(book) == [
         (0, "look up tea"),
@@ -80,7 +80,7 @@ async def test_notes_are_items_of_their_turn_by_policy_and_cost_no_read_of_the_s
     *_, last = [item for item in book.items.values() if item.type is MemoryType.PLANNER_NOTE]
     assert last.source == Source(session_id="session", turn_index=2) and last.created_at > 0
     assert last.type.category is MemoryCategory.EPISODIC and not last.blocks
-    await stage.core.forget_turn(0)
+    await stage.core.forgetting.forget_turn(0)
     assert notes_of(book)[0] == (2, "look up tea again"), "they go with their turn"
 
 
@@ -89,7 +89,7 @@ async def test_without_the_policy_no_note_is_saved() -> None:
     book = Book()
     stage = await opened(book, config=MemoryConfig())
     await stage.say("tea")
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     assert notes_of(book) == [] and book.turns == [0]
 
 
@@ -100,7 +100,7 @@ async def test_another_process_saves_what_an_earlier_one_had_not(leaves: bool) -
     book = Book()
     stage = await opened(book)
     await stage.say("tea")
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     book.fails = StoreError("away")
     for number in range(2):
         await stage.say(f"figs {number}")
@@ -109,7 +109,7 @@ async def test_another_process_saves_what_an_earlier_one_had_not(leaves: bool) -
     book.fails = None
     stage.new_core()
     await stage.say("cake")
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     prompts = ["tea", "figs 0", "figs 1", "cake"]
     expected = [
         (at, text) for at, of in enumerate(prompts) for text in (f"look up {of}", f"look up {of}", f"answer about {of}")

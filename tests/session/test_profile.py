@@ -86,7 +86,7 @@ async def chat(*memories: Any, **settings: Any) -> SessionCore:
 async def request(core: SessionCore, *prompt: str | Block) -> Sequence[Block]:
     """Return what the engine is given for a prompt."""
     run_id = new_id()
-    await core.start(prompt, run_id=run_id)
+    await core.admission.start(prompt, run_id=run_id)
     outcome = await core.reads.wait(run_id)
     assert outcome.run.state == "completed", outcome
     return ENGINES[id(core)].given[-1]

@@ -48,7 +48,7 @@ def test_of_many_starts_one_wins_and_the_losers_leave_no_trace() -> None:
 
         async def start(number: int) -> Any:
             await world.pause()
-            call = world.core.start([f"prompt {number}"], run_id=f"run{number}")
+            call = world.core.admission.start([f"prompt {number}"], run_id=f"run{number}")
             return await attempt(call, SessionBusyError)
 
         # One core decides them all before the winner can end: its engine takes its time.
@@ -58,7 +58,7 @@ def test_of_many_starts_one_wins_and_the_losers_leave_no_trace() -> None:
         assert len(won) == 1
         outcome = await world.core.reads.wait(won[0].run_id)
         assert outcome.turn and texts(outcome.turn.blocks) == [won[0].run_id.replace("run", "prompt ")]
-        await world.core.start(["again"], run_id="again")  # after completion it is allowed
+        await world.core.admission.start(["again"], run_id="again")  # after completion it is allowed
         await world.core.reads.wait("again")
         turns = await check_session(world.store.inner, SESSION)
         assert [turn.index for turn in turns] == [0, 1]
@@ -87,7 +87,8 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
             for number in range(4):
                 run_id = f"{name}{number}"
                 while isinstance(
-                    busy := await attempt(world.core.start([run_id], run_id=run_id), SessionBusyError), Exception
+                    busy := await attempt(world.core.admission.start([run_id], run_id=run_id), SessionBusyError),
+                    Exception,
                 ):
                     await world.core.reads.wait(busy.run_id)  # type: ignore[attr-defined]
                     await world.pause()
@@ -100,7 +101,7 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
             for _ in range(3):
                 await world.pause()
                 before = world.core.reads.active_run_id
-                result = await attempt(world.core.cancel("stop"), NoActiveRunError)
+                result = await attempt(world.core.admission.cancel("stop"), NoActiveRunError)
                 if result is True and before:
                     cancelled = [run for run in await world.core.reads.runs() if run.state == "cancelled"]
                     assert cancelled
@@ -125,7 +126,7 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
             for number in range(3):
                 await world.pause()
                 prompt, asked = f"{name}{number}", now()
-                await world.core.append([prompt], key=prompt)
+                await world.core.admission.append([prompt], key=prompt)
                 acknowledged.append((asked, now(), prompt))
                 latest = await world.core.reads.latest()
                 assert latest and prompt in texts(latest.blocks)
@@ -133,7 +134,7 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
         async def runner() -> None:
             for number in range(3):
                 await world.pause()
-                await attempt(world.core.start([f"run{number}"], run_id=f"run{number}"), SessionBusyError)
+                await attempt(world.core.admission.start([f"run{number}"], run_id=f"run{number}"), SessionBusyError)
 
         await asyncio.gather(appender("a"), appender("b"), runner())
         while world.core.reads.active_run_id:
@@ -160,16 +161,16 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
         config = SessionConfig(on_cancel="discard" if discard else "keep", cancel_grace_s=0.5)
         world = World(seed, kinds=("answer", "stubborn", "tools", "thoughts", "raise", "nothing"), config=config)
         await world.create()
-        await world.core.append(["appended"], key="appended")
+        await world.core.admission.append(["appended"], key="appended")
         before = None
         for number in range(3):
             run_id = f"run{number}"
-            await world.core.start([run_id], run_id=run_id)
+            await world.core.admission.start([run_id], run_id=run_id)
 
             async def cancel(reason: str, run_id: str = run_id) -> bool:
                 await world.pause()
                 await world.pause()
-                return bool(await world.core.cancel(reason, run_id))
+                return bool(await world.core.admission.cancel(reason, run_id))
 
             asked = asyncio.get_running_loop().time()
             answers = await asyncio.gather(cancel("first"), cancel("second"))
@@ -209,7 +210,7 @@ def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
         async def submit(number: int) -> Any:
             await world.pause()
             prompt = "other" if number == 7 else "same"
-            call = world.core.start([prompt], run_id=f"run{number}", idempotency_key="key")
+            call = world.core.admission.start([prompt], run_id=f"run{number}", idempotency_key="key")
             return await attempt(call, IdempotencyConflictError)
 
         results = await asyncio.gather(*(submit(number) for number in range(8)))
@@ -220,7 +221,7 @@ def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
         assert started == {runs[0].run_id} and len(refused) == (7 if runs[0].run_id == "run7" else 1)
         await world.core.reads.wait(runs[0].run_id)
         # A later activation knows the key too.
-        again = await world.new_core().start(
+        again = await world.new_core().admission.start(
             ["other" if runs[0].run_id == "run7" else "same"], run_id="late", idempotency_key="key"
         )
         assert again.run_id == runs[0].run_id
@@ -241,10 +242,10 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
         async def submit(number: int) -> Any:
             await world.pause()
             run_id = f"run{number}"
-            call = world.core.start([run_id], run_id=run_id, if_busy=policy, **options)  # type: ignore[arg-type]
+            call = world.core.admission.start([run_id], run_id=run_id, if_busy=policy, **options)  # type: ignore[arg-type]
             return await attempt(call, QueueFullError)
 
-        await world.core.start(["first"], run_id="first")
+        await world.core.admission.start(["first"], run_id="first")
         results = await asyncio.gather(*(submit(number) for number in range(6)))
         started = [result for result in results if not isinstance(result, Exception) and not result.dropped]
         for run_id in ["first", *(run.run_id for run in started)]:
@@ -305,24 +306,24 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
                 kind = world.random.choice(("append", "start", "start", "cancel"))
                 label = f"{name}{number}"
                 if kind == "append":
-                    await persist("append", [label], key=label)
+                    await persist("admission.append", [label], key=label)
                     appended.append(label)
                 elif kind == "start":
                     policy = world.random.choice(("reject", "enqueue", "interrupt", "merge", "inject", "debounce"))
                     options = {"debounce_s": 0.05} if policy == "debounce" else {}
-                    starting = persist("start", [label], run_id=label, if_busy=policy, **options)
+                    starting = persist("admission.start", [label], run_id=label, if_busy=policy, **options)
                     result = await attempt(starting, SessionBusyError, QueueFullError)
                     if not isinstance(result, Exception):
                         submitted.add(label)
                 else:
-                    await attempt(persist("cancel", "stop"), NoActiveRunError)
+                    await attempt(persist("admission.cancel", "stop"), NoActiveRunError)
 
         async def usurper() -> None:
             for _ in range(2):
                 await asyncio.sleep(world.random.random() * 0.2)
                 if world.random.random() < 0.5:
                     core = world.new_core()
-                    await attempt(core.activate(), StoreError)
+                    await attempt(core.transactor.activate(), StoreError)
                     cores.append(core)
 
         events: list[Event] = []
@@ -344,9 +345,9 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
         for run_id in submitted:
             outcome = await persist("reads.wait", run_id)
             assert outcome.run.state in ("completed", "cancelled", "failed", "interrupted")
-        await persist("append", ["last"], key="last")
+        await persist("admission.append", ["last"], key="last")
         last = await persist("reads.latest")
-        await persist("append", ["to wake the follower"], key="wake")
+        await persist("admission.append", ["to wake the follower"], key="wake")
         await following
         turns = await check_session(world.store.inner, SESSION)
         prompts = texts(last.blocks)
@@ -376,16 +377,16 @@ def test_ending_refuses_new_runs_and_cancels_those_there_are() -> None:
 
         async def starter(number: int) -> Any:
             await world.pause()
-            call = world.core.start([f"run{number}"], run_id=f"run{number}", if_busy="enqueue")
+            call = world.core.admission.start([f"run{number}"], run_id=f"run{number}", if_busy="enqueue")
             return await attempt(call, SessionEndedError)
 
         async def ender() -> None:
             await world.pause()
-            await world.core.end("enough")
+            await world.core.admission.end_session("enough")
             assert world.core.reads.active_run_id is None
 
         results = await asyncio.gather(*(starter(number) for number in range(3)), ender(), ender())
-        refused = await attempt(world.core.start(["more"], run_id="more"), SessionEndedError)
+        refused = await attempt(world.core.admission.start(["more"], run_id="more"), SessionEndedError)
         assert isinstance(refused, SessionEndedError)
         for result in results[:3]:
             if not isinstance(result, Exception):
@@ -414,8 +415,8 @@ def test_a_follower_of_a_run_sees_all_stored_events_while_the_session_changes_ow
     async def schedule(seed: int) -> None:
         world = World(seed)
         await world.create()
-        await world.core.start(["first"], run_id="lost")
-        await world.core.start(["second"], run_id="next", if_busy="enqueue")
+        await world.core.admission.start(["first"], run_id="lost")
+        await world.core.admission.start(["second"], run_id="next", if_busy="enqueue")
         await world.pause()
         owner = world.new_core()
 
@@ -444,9 +445,9 @@ def test_a_reader_misses_no_event_that_leaves_memory_while_it_reads_the_store() 
     async def schedule(seed: int) -> None:
         world = World(seed)
         await world.create()
-        await world.core.start(["first"], run_id="lost")
+        await world.core.admission.start(["first"], run_id="lost")
         owner = world.new_core()
-        await owner.activate()
+        await owner.transactor.activate()
         is_reading, go_on = asyncio.Event(), asyncio.Event()
         read = world.store.inner.events
 
@@ -460,7 +461,7 @@ def test_a_reader_misses_no_event_that_leaves_memory_while_it_reads_the_store() 
         following = asyncio.create_task(owner.reads.events(0, run_id="lost"))
         await is_reading.wait()
         for run_id in ("second", "third", "fourth"):
-            await owner.start([run_id], run_id=run_id)
+            await owner.admission.start([run_id], run_id=run_id)
             await owner.reads.wait(run_id)
         go_on.set()
         events, _, done = await following

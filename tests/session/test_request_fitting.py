@@ -83,7 +83,7 @@ async def test_a_run_makes_room_for_the_answer_that_it_allows_and_the_next_one_h
     stage = await opened(Trim(), Steered())
     await chat(stage, *prompts(0, 6))
     long: dict[str, Any] = {"params": {"max_output_tokens": 400}}
-    await stage.core.start(["long"], run_id="long", **long)
+    await stage.core.admission.start(["long"], run_id="long", **long)
     await stage.core.reads.wait("long")
     engine: Steered = stage.engine
     assert len(said(engine.given[-2])) == 6, "all of it fits"
@@ -257,7 +257,7 @@ async def test_a_strategy_that_breaks_a_law_or_raises_changes_nothing() -> None:
     turn = await stage.core.reads.latest()
     assert turn and said(turn.blocks) == [*prompts(0, 7), "z" * 300]
     with pytest.raises(StrategyError, match="oops"):
-        await stage.core.compact()
+        await stage.core.compaction.compact()
 
 
 async def test_a_memory_that_fails_lets_otherwise_decide_or_the_run_fail() -> None:
@@ -329,7 +329,7 @@ async def test_a_strategy_that_fails_while_all_fits_is_reported_and_fails_no_run
         outcome = await chat(stage, "hi")
         assert outcome.run.state == "completed" and len(await events_of(stage, CompactionFailed)) == 1
         with pytest.raises(StrategyError, match="decides"):
-            await stage.core.compact()
+            await stage.core.compaction.compact()
 
 
 async def test_a_counter_that_fails_is_a_typed_error() -> None:
@@ -347,7 +347,7 @@ async def test_an_earlier_prompt_that_was_never_answered_goes_though_the_system_
     await chat(stage, *prompts(0, 6), pause_s=0.0)
     outcome = await chat(stage, "x" * 900, pause_s=0.0)
     assert outcome.run.code == "window"
-    started = await stage.core.start([System(text="be kind"), "y" * 400], run_id="next")
+    started = await stage.core.admission.start([System(text="be kind"), "y" * 400], run_id="next")
     outcome = await stage.core.reads.wait(started.run_id)
     assert outcome.run.state == "completed" and said(stage.engine.given[-1]) == ["y" * 400]
     outcome = await chat(stage, "z" * 300, pause_s=0.0)
@@ -370,13 +370,13 @@ def test_a_run_that_is_cancelled_while_its_window_is_counted_leaves_the_counts_r
         store = InMemoryStore()
         await store.create(SessionRecord(session_id=SESSION))
         before = SessionCore(SessionKey(SESSION), store, Talker(), config)
-        await before.append(list(prompts(0, 200)), "key")
+        await before.admission.append(list(prompts(0, 200)), "key")
         core = SessionCore(SessionKey(SESSION), store, Talker(), config, overflow=Trim())
-        await core.start(["one"], run_id="one")
+        await core.admission.start(["one"], run_id="one")
         assert await asyncio.to_thread(counting.wait, 30)
-        assert await core.cancel("stop", "one")
+        assert await core.admission.cancel("stop", "one")
         go_on.set()
-        await core.start(["two"], run_id="two")
+        await core.admission.start(["two"], run_id="two")
         await core.reads.wait("two")
         turn = await core.reads.latest()
         assert turn and core.engines.current.compactor
@@ -400,9 +400,9 @@ async def test_a_summary_that_a_discarded_run_waited_for_is_there_for_the_next()
     stage = await opened(strategy, Slow(), on_cancel="discard")
     await chat(stage, *prompts(0, 7), pause_s=0.0)
     for number in range(3):
-        await stage.core.start(["zz" * 80], run_id=f"z{number}")
+        await stage.core.admission.start(["zz" * 80], run_id=f"z{number}")
         await asyncio.sleep(2)
-        assert await stage.core.cancel("no", f"z{number}")
+        assert await stage.core.admission.cancel("no", f"z{number}")
     assert len(model.shown) == 1 and said(stage.engine.given[-1])[0] == "summary 1"
     turn = await stage.core.reads.latest()
     assert turn and said(turn.blocks) == prompts(0, 7), "the turn before reads as it was"
@@ -420,10 +420,10 @@ async def test_a_window_compacted_beside_a_run_is_used_when_the_runs_own_strateg
 
     agent.run = slow  # type: ignore[method-assign]
     stage.core.use(agent, stage.config, Trim(max_tokens=480))
-    await stage.core.start(["look"], run_id="look")
+    await stage.core.admission.start(["look"], run_id="look")
     await asyncio.sleep(0.5)
     stage.core.use(agent, stage.config, Trim(max_tokens=200))
-    assert await stage.core.compact()
+    assert await stage.core.compaction.compact()
     outcome = await stage.core.reads.wait("look")
     assert outcome.run.state == "completed" and not await events_of(stage, CompactionFailed)
     given = [sum(map(ByteCounter().count, blocks)) + 3 for blocks in agent.given[7:]]

@@ -21,8 +21,10 @@ from audit import check_session
 from packed_hosts import Hosting
 from scale import share
 from schedules import World, spread, texts
-from turnwise.actors.client.cluster_client import ClusterClient
+from turnwise.actors.client.shared.cluster_client import ClusterClient
 from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
@@ -161,7 +163,7 @@ def core_of(store: SessionStore, session_id: str = "s") -> SessionCore:
 
 async def run(core: SessionCore, prompt: str) -> None:
     """Run a prompt, under its own text as the run's id."""
-    await core.start([prompt], run_id=prompt)
+    await core.admission.start([prompt], run_id=prompt)
     await core.reads.wait(prompt)
 
 
@@ -250,14 +252,14 @@ def test_a_session_whose_last_turns_were_removed_by_a_restore_says_so_and_contin
         last_seq = max(event.seq for event in (await core.reads.events())[0])
         restorable.restore()
         with pytest.raises(SessionRevertedError, match=r"'s'.*acknowledged turns are missing"):
-            await core.start(["after"], run_id="after")
+            await core.admission.start(["after"], run_id="after")
         assert core.ownership.is_lost
 
         with pytest.raises(SessionRevertedError):
             await core.reads.wait("lost 2")
         core = core_of(store)
         assert [texts(turn.new_blocks) for turn in await core.reads.turns()] == [["kept"]]
-        for asks in (core.reads.wait("lost 1"), core.reads.run("lost 2"), core.cancel("stop", "lost 1")):
+        for asks in (core.reads.wait("lost 1"), core.reads.run("lost 2"), core.admission.cancel("stop", "lost 1")):
             with pytest.raises(SessionRevertedError):
                 await asks
         await run(core, "after")
@@ -266,7 +268,7 @@ def test_a_session_whose_last_turns_were_removed_by_a_restore_says_so_and_contin
         assert outcome.run.turn_index >= next_index and outcome.run.first_seq > last_seq
         later, _, _ = await core.reads.events(last_seq)
         assert [event.kind for event in later][:2] == ["session_reverted", "run_started"]
-        await core.append(["more"], "more")
+        await core.admission.append(["more"], "more")
         await core.ownership.leave()
         await check_session(store, "s")
         again = core_of(store)
@@ -287,7 +289,7 @@ def test_a_session_that_a_restore_took_is_not_made_anew(restorable: Restorable) 
         restorable.restore()
         for _ in range(2):
             with pytest.raises(SessionNotFoundError):
-                await core.append(["more"], "more")
+                await core.admission.append(["more"], "more")
         assert core.ownership.is_lost and await store.count() == 1
         await store.create(a_session(agent="new"))
         new = core_of(store)
@@ -321,13 +323,13 @@ def test_waiters_and_followers_get_an_error_when_the_store_is_restored(is_kept: 
         await box.store.create(a_session())
         core = SessionCore(SessionKey("s"), box.store, engine)
         if not is_kept:
-            await core.append(["kept"], "kept")
+            await core.admission.append(["kept"], "kept")
             box.back_up()
-        await core.start(["lost"], run_id="lost")
+        await core.admission.start(["lost"], run_id="lost")
         await engine.began.wait()
         if is_kept:
             box.back_up()
-        await core.append(["lost too"], "lost too")
+        await core.admission.append(["lost too"], "lost too")
         after = (await core.reads.events())[1]
         waits = asyncio.ensure_future(core.reads.wait("lost"))
         follows = asyncio.ensure_future(core.reads.events(after, timeout_s=60))
@@ -346,7 +348,7 @@ def test_waiters_and_followers_get_an_error_when_the_store_is_restored(is_kept: 
             with pytest.raises(SessionRevertedError):
                 await acknowledged
         new = core_of(box.store)
-        await new.activate()
+        await new.transactor.activate()
         if is_kept:
             outcome = await new.reads.wait("lost")
             assert outcome.run.state == "interrupted"
@@ -393,10 +395,10 @@ def test_after_any_restore_later_acknowledgements_are_stored_and_the_session_wor
                 await world.pause()
                 asked = restores
                 if world.random.random() < 0.4:
-                    await ask("append", [prompt], prompt)
+                    await ask("admission.append", [prompt], prompt)
                     acknowledged.extend([prompt] if asked == restores else [])
                 else:
-                    await ask("start", [prompt], run_id=prompt, if_busy="enqueue")
+                    await ask("admission.start", [prompt], run_id=prompt, if_busy="enqueue")
                     acknowledged.extend([prompt] if asked == restores else [])
                     runs.extend([prompt] if asked == restores else [])
                     await ask("reads.wait", prompt)
@@ -415,7 +417,7 @@ def test_after_any_restore_later_acknowledgements_are_stored_and_the_session_wor
 
         await asyncio.gather(caller("a"), caller("b"), restorer())
         world.store.fail_rate = 0.0
-        await ask("start", ["last"], run_id="last", if_busy="enqueue")
+        await ask("admission.start", ["last"], run_id="last", if_busy="enqueue")
         assert await ask("reads.wait", "last")
         for run_id in runs:
             assert await ask("reads.wait", run_id), run_id
@@ -439,21 +441,22 @@ def test_a_host_shows_nothing_of_a_session_that_a_restore_took_in_the_next_of_it
         await hosting.run(first, "a secret", "r1")
         box.restore()
         second = SessionRef.of(await box.store.create(a_session()))
-        for verb, args in (("latest", ((),)), ("turns", (-1, 10, ())), ("events", (0, 10, None, 0.0)), ("info", ())):
+        reads: list[VerbCall[Any]] = [verbs.latest(()), verbs.turns(-1, 10, ())]
+        for read in [*reads, verbs.events(0.0, 0, 10, None), verbs.info()]:
             answer = None
             while answer is None:
                 try:
-                    answer = [await hosting.ask(second, verb, *args)]
+                    answer = [await hosting.ask(second, read)]
                 except SessionFencedError:
                     assert "s" not in hosting.residents  # callers ask again, of another core
             assert "secret" not in repr(answer)
             with pytest.raises(SessionNotFoundError):
-                await hosting.ask(first, verb, *args)
+                await hosting.ask(first, read)
         await hosting.run(second, "its own", "r2")
         with pytest.raises(SessionNotFoundError):
             await hosting.start(first, "too late", "r3")
         assert hosting.residents == ["s"]
-        outcome = await hosting.ask(second, "wait", "r2", None, ())
+        outcome = await hosting.ask(second, verbs.wait(None, "r2", ()))
         turn = outcome.turn.unpack(BlockCache())
         assert texts(turn.blocks) == ["its own"]
 
@@ -471,7 +474,7 @@ def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -
         async def ask(prompt: str) -> Turn:
             cache = client.cache(ref)
             await hosting.run(ref, prompt, prompt)
-            return client.unpack(await hosting.ask(ref, "latest", cache.held), cache)
+            return client.unpack(await hosting.ask(ref, verbs.latest(cache.held)), cache)
 
         first = await ask("kept")
         box.back_up()
@@ -484,7 +487,7 @@ def test_a_caller_shows_no_cached_blocks_of_positions_that_a_restore_removed() -
         assert texts(later.blocks) == ["kept", "new"] and overlap(later.record.output, lost.record.output)
         assert (texts(lost.blocks), texts(first.blocks)) == (["kept", "lost"], ["kept"])
         cache = client.cache(ref)
-        packed, _ = await hosting.ask(ref, "turns", -1, 10, cache.held)
+        packed, _ = await hosting.ask(ref, verbs.turns(-1, 10, cache.held))
         assert [texts(client.unpack(turn, cache).new_blocks) for turn in packed] == [["kept"], ["new"]]
         assert [turn.blocks for turn in packed] == [[], []]  # nothing is sent twice
 
@@ -504,8 +507,8 @@ def test_a_fork_of_blocks_that_a_restore_removed_fails_and_works_from_an_earlier
         await hosting.run(ref, "lost", "r2")
         box.restore()
         with pytest.raises(SessionRevertedError):
-            await hosting.ask(ref, "fork", None, "f")
-        fork = await hosting.ask(ref, "fork", None, "f")
+            await hosting.ask(ref, verbs.fork(None, "f"))
+        fork = await hosting.ask(ref, verbs.fork(None, "f"))
         await hosting.run(SessionRef.of(fork), "new", "r3")
 
     play(story)
@@ -574,8 +577,8 @@ def test_an_export_fails_as_changed_if_the_store_is_restored_meanwhile() -> None
         await run(core_of(store), "kept")
         box.back_up()
         core = SessionCore(SessionKey("s"), store, Slow())
-        await core.start(["lost"], run_id="lost")
-        await core.activate()
+        await core.admission.start(["lost"], run_id="lost")
+        await core.transactor.activate()
         store.goes_back = box.restore
         lines: list[str] = []
         with pytest.raises(SessionChangedError):
@@ -594,7 +597,7 @@ def test_a_session_without_a_process_is_read_as_restored() -> None:
         box.back_up()
         await run(core_of(store), "lost")
         store.goes_back = box.restore
-        turns, _ = await Hosting(store, EchoEngine()).ask(ref, "turns", -1, 10, ())
+        turns, _ = await Hosting(store, EchoEngine()).ask(ref, verbs.turns(-1, 10, ()))
         assert [texts(turn.unpack(BlockCache()).new_blocks) for turn in turns] == [["kept"]]
 
     play(story)

@@ -107,7 +107,7 @@ async def new_core(builder: Any, store: Any = None) -> SessionCore:
 
 async def run(core: SessionCore, prompt: str) -> Any:
     run_id = f"r{len(await core.reads.runs(limit=1000))}"
-    await core.start([prompt], run_id=run_id)
+    await core.admission.start([prompt], run_id=run_id)
     return await core.reads.wait(run_id)
 
 
@@ -188,18 +188,18 @@ async def test_a_picture_may_be_provided_and_a_wrong_one_leaves_the_run_waiting(
 ) -> None:
     store = InMemoryStore()
     core = await new_core(engine(provider, api), store)
-    await core.start(["ask"], run_id="run")
+    await core.admission.start(["ask"], run_id="run")
     while not (pending := await core.reads.pending("run")):
         await asyncio.sleep(0.01)
     (call,) = pending
     with pytest.raises(InvalidInputError, match=r"image \(image/tiff\).*data of image/tiff"):
-        await core.decide("run", call.call_id, ApprovalDecision(verdict="provided", blocks=(TIFF,)))
+        await core.approvals.decide("run", call.call_id, ApprovalDecision(verdict="provided", blocks=(TIFF,)))
     await core.ownership.leave()
     again = SessionCore(SessionKey("s"), store, engine(provider, api))  # as another process has it
     assert await again.reads.pending("run") == [call]
     decision = ApprovalDecision(verdict="provided", text="here", blocks=(PNG,))
     for _ in range(2):
-        await again.decide("run", call.call_id, decision)
+        await again.approvals.decide("run", call.call_id, decision)
     outcome = await again.reads.wait("run")
     assert outcome.turn and outcome.turn.text == "I see ['image_url']"
     assert results(outcome.turn.output) == [ToolResult(call_id=call.call_id, text="here", blocks=(PNG,))]

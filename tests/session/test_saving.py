@@ -51,7 +51,7 @@ async def test_each_turn_is_saved_once_in_order_behind_the_conversation_at_no_co
     await stage.say(System(text="be kind"), "first")
     assert not book.items, "the turn has ended, and nothing has waited for the memory"
     await stage.say("second")
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     assert book.turns == [0, 1] and book.said.splitlines() == [
         *("user: first", "assistant: as to first", "user: second", "assistant: as to second")
     ], "and not what the system is told"
@@ -95,15 +95,15 @@ async def test_a_run_or_a_session_may_recall_only_or_do_without() -> None:
     stage = await MemoryStage.opened(book)
     engine: Talker = stage.engine
     await stage.say("tea is nice")
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     await stage.say("more tea", memory="off")
     await stage.say("some tea", memory="read")
     assert [recalls(given) for given in engine.given] == [0, 0, 1]
-    await stage.core.use_memory("off")
+    await stage.core.row.use_memory("off")
     stage.new_core()
     await stage.say("no tea")
     await stage.say("what tea", memory="on")
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert [recalls(given) for given in engine.given[3:]] == [0, 1]
     assert book.turns == [0, 4]
     runs = await stage.core.reads.runs()
@@ -113,9 +113,9 @@ async def test_a_run_or_a_session_may_recall_only_or_do_without() -> None:
     later = Book()
     stage.memories = (later,)
     stage.new_core()
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     await stage.say("good bye", memory="on")
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert later.turns == [5]
 
 
@@ -148,7 +148,7 @@ async def test_a_memory_that_is_down_delays_neither_runs_nor_others_and_catches_
     assert (behind.memory, behind.why) == ("memory 1", "OSError: the disk is full")
     assert not await stage.core.ownership.leave(), "it stays until all is saved"
     bad.fails = None
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     assert bad.turns == list(range(20)) and good.given == list(good.items)
     (caught_up,) = await stage.events_of(MemoryCaughtUp)
     assert caught_up.memory == "memory 1" and await stage.core.ownership.leave()
@@ -160,19 +160,19 @@ async def test_what_a_lost_process_had_not_saved_the_next_one_saves() -> None:
     book = Book()
     stage = await MemoryStage.opened(book)
     await stage.say("first")
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     book.held.clear()
     await stage.say("second")
     await stage.say("third", memory="off")
     await stage.say("fourth")
     stage.new_core()
     book.held.set()
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert book.turns == [0, 1, 3]
     assert await stage.core.ownership.leave()
     stage.new_core()
     given = list(book.given)
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     await asyncio.sleep(100)
     assert book.given == given, "who left has noted how far it came"
 
@@ -188,7 +188,7 @@ async def test_a_turn_that_a_memory_cannot_keep_is_reported_and_delays_no_other(
     for prompt in ("first", "odd", "third", "lies", "fifth"):
         await stage.say(prompt)
     book.held.set()
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert book.turns == [0, 2, 4]
     reported = await stage.events_of(TurnNotSaved)
     assert [(event.turn_index, event.memory) for event in reported] == [(1, "memory 0"), (3, "memory 0")]
@@ -202,10 +202,10 @@ async def test_turns_that_were_cancelled_are_saved_unless_only_completed_ones_ar
         book = Book()
         settings: dict[str, Any] = {"memory": MemoryConfig(save=wanted), "on_cancel": on_cancel}  # type: ignore[arg-type]
         stage = await MemoryStage.opened(book, **settings)
-        await stage.core.start(["stop me"], run_id="run")
-        await stage.core.cancel("stop")
+        await stage.core.admission.start(["stop me"], run_id="run")
+        await stage.core.admission.cancel("stop")
         await stage.say("go on")
-        await stage.core.wait_for_memory()
+        await stage.core.ingestion.wait_for_memory()
         assert book.turns == turns, (wanted, on_cancel)
 
 
@@ -213,11 +213,11 @@ async def test_nothing_is_saved_where_that_is_wanted_and_nothing_is_asked_where_
     book = Book()
     stage = await MemoryStage.opened(book, memory=MemoryConfig(save="none"))
     await stage.say("first")
-    assert await stage.core.wait_for_memory() and not book.given
+    assert await stage.core.ingestion.wait_for_memory() and not book.given
     book = Book()
     stage = await MemoryStage.opened(book, memory=MemoryConfig(enabled=False))
     await stage.say("first")
-    assert await stage.core.wait_for_memory() and not book.given and not hasattr(book, "asked")
+    assert await stage.core.ingestion.wait_for_memory() and not book.given and not hasattr(book, "asked")
 
 
 async def test_a_memory_that_is_added_later_gets_later_turns_only() -> None:
@@ -227,7 +227,7 @@ async def test_a_memory_that_is_added_later_gets_later_turns_only() -> None:
     stage.memories = (book,)
     stage.core.use(stage.engine, stage.config, None, stage.slots)
     await stage.say("since")
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert book.turns == [1]
     # A process without memories in between takes nothing away from what is still to be saved.
     book.fails = OSError("away")
@@ -238,7 +238,7 @@ async def test_a_memory_that_is_added_later_gets_later_turns_only() -> None:
     book.fails = None
     stage.memories = (book,)
     stage.new_core()
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert book.turns == [1, 2, 3]
 
 
@@ -247,8 +247,8 @@ async def test_a_fork_saves_its_own_turns_only() -> None:
     stage = await MemoryStage.opened(book)
     await stage.say("first")
     await stage.say("second")
-    await stage.core.wait_for_memory()
-    fork = await stage.core.fork(0, "fork")
+    await stage.core.ingestion.wait_for_memory()
+    fork = await stage.core.forking.fork(0, "fork")
     assert fork.saved == 0 and len(book.given) == 2
 
 
@@ -257,7 +257,7 @@ async def test_only_the_categories_that_are_wanted_are_recalled_and_the_agent_ma
     config = MemoryConfig(categories=[MemoryCategory.SEMANTIC], max_results=3, agent_scope=False)
     stage = await MemoryStage.opened(book, static, agent="clerk", memory=config)
     await stage.say("tea?")
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     assert set(book.asked["types"]) == {kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC}
     assert static.asked["types"] is None
     assert book.scopes == {Scope(user_id="ada", session_id=SESSION, agent=None)}
@@ -313,7 +313,7 @@ async def test_the_working_memory_stands_in_each_request_and_what_a_program_save
     stage = await MemoryStage.opened(book)
     stage.working = WorkingMemory(InMemoryNotes())
     stage.new_core()
-    await stage.core.activate()
+    await stage.core.transactor.activate()
     access = stage.core.retrieval.memory_access()
     assert await access.replace_notes("goal: a </working_memory> cup of tea") == await access.read_notes()
     name = await access.save("likes green tea", type=MemoryType.PREFERENCES, topic="tea")
@@ -340,7 +340,7 @@ async def test_a_prompt_without_words_is_no_memory() -> None:
     book = Book()
     stage = await MemoryStage.opened(book, engine=Mute())
     await stage.say(System(text="be kind"))
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     assert not book.given or book.said.strip()
 
 
@@ -379,7 +379,7 @@ async def test_a_session_without_its_memories_for_a_while_saves_the_missing_turn
     book.fails = None
     stage.core.use(stage.engine, stage.config, None, slots)
     await stage.say("fourth")
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     assert book.turns == [0, 1, 3]
     await stage.core.ownership.leave()
     assert (await stage.store.get(SessionKey(SESSION, "ada"))).saved == 3
@@ -404,7 +404,7 @@ async def test_saving_outlives_a_store_that_is_away() -> None:
     book.held.clear()
     await stage.say("second")
     stage.new_core()
-    await stage.core.activate()
+    await stage.core.transactor.activate()
     turns, stage.store.turns = stage.store.turns, away
     await asyncio.sleep(30)
     stage.store.turns = turns
@@ -434,10 +434,10 @@ async def test_a_turn_whose_blocks_are_lost_is_reported_and_delays_no_other() ->
             raise CorruptRecordError("block", "missing")
         return await blocks(spans)
 
-    await stage.core.activate()
+    await stage.core.transactor.activate()
     stage.core.state.journal.blocks.cache = BlockCache()
     stage.store.blocks = corrupt
-    await stage.core.wait_for_memory()
+    await stage.core.ingestion.wait_for_memory()
     (reported,) = [
         event for event in await stage.store.events(SessionKey(SESSION, "ada")) if isinstance(event, TurnNotSaved)
     ]
@@ -464,7 +464,7 @@ async def test_a_memory_that_cancels_itself_is_asked_again() -> None:
     book.remember = cancelled  # type: ignore[method-assign,assignment]
     stage = await MemoryStage.opened(book)
     await stage.say("first")
-    assert await stage.core.wait_for_memory() and book.turns == [0]
+    assert await stage.core.ingestion.wait_for_memory() and book.turns == [0]
     (behind,) = await stage.events_of(MemoryBehind)
     assert "call was cancelled" in behind.why
 
@@ -476,11 +476,11 @@ async def test_a_process_that_lost_the_session_saves_no_more_and_its_waiters_get
     await stage.say("first")
     await asyncio.sleep(0.5)
     old = stage.core
-    waiting = asyncio.create_task(old.wait_for_memory())
-    await stage.new_core().activate()
+    waiting = asyncio.create_task(old.ingestion.wait_for_memory())
+    await stage.new_core().transactor.activate()
     stage.core.use(stage.engine, stage.config, None, ())
     with pytest.raises(SessionFencedError):
-        await old.use_memory("off")
+        await old.row.use_memory("off")
     book.fails = None
     await asyncio.sleep(200)
     assert not book.items
@@ -501,15 +501,15 @@ async def test_many_unsaved_turns_are_found_page_by_page_while_runs_start() -> N
         await stage.say(f"{number}", memory="off" if number % 100 == 7 else None)
     stage.new_core()
     turns, stage.store.turns = stage.store.turns, later(stage.store.turns, 5.0)
-    await stage.core.activate()
+    await stage.core.transactor.activate()
     await asyncio.sleep(0.1)
     began = asyncio.get_running_loop().time()
-    await stage.core.start(["last"], run_id="last")
+    await stage.core.admission.start(["last"], run_id="last")
     assert asyncio.get_running_loop().time() - began < 6, "it waited for a page at most"
-    assert not await stage.core.ownership.leave() and not await stage.core.wait_for_memory(1.0)
+    assert not await stage.core.ownership.leave() and not await stage.core.ingestion.wait_for_memory(1.0)
     book.held.set()
     stage.store.turns = turns
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     assert book.turns == [index for index in range(2 * PAGE + 31) if index % 100 != 7]
 
 
@@ -521,11 +521,11 @@ async def test_a_memory_that_has_all_is_not_given_it_again_after_an_error_of_the
     await asyncio.sleep(5)
     commit, stage.store.commit = stage.store.commit, away
     with pytest.raises(StoreError):
-        await stage.core.use_memory("on")
+        await stage.core.row.use_memory("on")
     stage.store.commit = commit
     await stage.say("second")
     bad.fails = None
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     assert good.turns == bad.turns == [0, 1] and len(good.given) == 2
 
 
@@ -536,7 +536,7 @@ async def test_a_memory_that_is_replaced_during_a_save_has_the_turn_once_and_oth
     await asyncio.sleep(1)
     stage.memories = (slow, other)
     stage.core.use(stage.engine, stage.config, None, stage.slots)
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     assert slow.turns == other.turns == [0] and len(slow.given) == 2
 
 
@@ -553,7 +553,7 @@ async def test_an_item_is_changed_where_it_is_whichever_memory_is_down() -> None
 
     down.update, up.update = fails, change  # type: ignore[method-assign]
     stage = await MemoryStage.opened(down, up)
-    await stage.core.activate()
+    await stage.core.transactor.activate()
     access = stage.core.retrieval.memory_access()
     assert await access.update("there", "new")
     with pytest.raises(OSError, match="away"):
@@ -568,14 +568,14 @@ async def test_recalled_text_takes_at_most_its_share_of_a_small_window_and_fails
     stage = await MemoryStage.opened(Book(), overflow=Trim(), **{**WINDOW, "max_context_tokens": 2000})
     for number in range(20):
         await stage.say(f"prompt {number:02} {'x' * 20}")
-        await stage.core.wait_for_memory()
+        await stage.core.ingestion.wait_for_memory()
     assert {run.state for run in await stage.core.reads.runs()} == {"completed"}
     recalled = [block for given in stage.engine.given for block in given if isinstance(block, Recalled)]
     counter = WINDOW["token_counter"]
     assert len(recalled) > 10 and max(map(counter.count, recalled)) < 2000 // 2 + 400
     stage.working = WorkingMemory(InMemoryNotes())
     stage.new_core()
-    await stage.core.activate()
+    await stage.core.transactor.activate()
     await stage.core.retrieval.memory_access().replace_notes("y" * 2000)
     last = await stage.say("prompt 20")
     assert last.status == "completed" and recalls(stage.engine.given[-1]) == 0
@@ -584,7 +584,7 @@ async def test_recalled_text_takes_at_most_its_share_of_a_small_window_and_fails
 async def test_a_session_that_leaves_after_a_store_error_overwrites_no_commit_in_doubt() -> None:
     stage = await MemoryStage.opened(Book())
     await stage.say("first")
-    assert await stage.core.wait_for_memory()
+    assert await stage.core.ingestion.wait_for_memory()
     commit = stage.store.commit
 
     async def unanswered(*args: Any) -> None:
@@ -593,7 +593,7 @@ async def test_a_session_that_leaves_after_a_store_error_overwrites_no_commit_in
 
     stage.store.commit = unanswered
     with pytest.raises(StoreError):
-        await stage.core.append(["second"], key="k")
+        await stage.core.admission.append(["second"], key="k")
     stage.store.commit = commit
     before = await stage.store.get(SessionKey(SESSION, "ada"))
     assert await stage.core.ownership.leave()
@@ -609,13 +609,13 @@ async def test_turns_that_another_owner_has_saved_are_not_saved_again() -> None:
     first, commit = stage.core, stage.store.commit
     stage.store.commit = away
     with pytest.raises(StoreError):
-        await first.use_memory("on")
+        await first.row.use_memory("on")
     activate, stage.store.activate = stage.store.activate, away
     with pytest.raises(StoreError):
-        await first.activate()
+        await first.transactor.activate()
     stage.store.commit, stage.store.activate = commit, activate
     stage.memories = (up,)
-    await stage.new_core().wait_for_memory()
+    await stage.new_core().ingestion.wait_for_memory()
     assert await stage.core.ownership.leave()
     first.use(stage.engine, stage.config)
     stage.core = first
@@ -635,7 +635,7 @@ async def test_a_turn_whose_end_is_being_stored_when_the_memories_go_is_saved_wh
     stage.store.commit = commit
     await stage.say("second", memory="off")
     stage.core.use(stage.engine, stage.config, None, stage.slots)
-    assert await stage.core.wait_for_memory() and book.turns == [0]
+    assert await stage.core.ingestion.wait_for_memory() and book.turns == [0]
 
 
 async def test_a_wait_for_memories_returns_false_for_an_unreadable_turn() -> None:
@@ -651,4 +651,4 @@ async def test_a_wait_for_memories_returns_false_for_an_unreadable_turn() -> Non
         raise CorruptRecordError("turn", "missing")
 
     stage.store.turns = corrupt
-    assert not await stage.core.wait_for_memory()
+    assert not await stage.core.ingestion.wait_for_memory()

@@ -12,10 +12,11 @@ import pytest
 from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine
 from schedules import SESSION, texts
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.inference.engine import EngineBuilder, RunContext
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import (
     ConfigError,
     EmptyTurnError,
@@ -52,7 +53,7 @@ async def new_core(
 
 
 async def turn_of(core: SessionCore, prompt: str, run_id: str = "run", **settings: Any) -> Outcome:
-    await core.start([prompt], run_id=run_id, **settings)
+    await core.admission.start([prompt], run_id=run_id, **settings)
     return await core.reads.wait(run_id)
 
 
@@ -63,7 +64,7 @@ async def test_starting_with_nothing_to_run_builds_no_engine_and_changes_nothing
     before = await store.get(SessionKey(SESSION))
     for prompts in ([], [""], ["  \n"]):
         with pytest.raises(EmptyTurnError, match=SESSION):
-            await core.start(prompts, run_id="run")
+            await core.admission.start(prompts, run_id="run")
     assert replace(await store.get(SessionKey(SESSION)), epoch=0, revision=0) == before
     assert await store.runs(SessionKey(SESSION)) == [] and await store.events(SessionKey(SESSION)) == []
 
@@ -97,7 +98,7 @@ async def test_many_waiters_get_the_same_result_and_a_wait_that_times_out_cancel
     """Case 7."""
 
     core, _ = await new_core()
-    await core.start(["slow 5"], run_id="run")
+    await core.admission.start(["slow 5"], run_id="run")
     assert (await core.reads.wait("run", timeout_s=0.01)).run.state == "running"
     waiter = asyncio.create_task(core.reads.wait("run"))
     await asyncio.sleep(0)
@@ -125,10 +126,10 @@ async def test_a_cancelled_run_keeps_its_text_marked_and_closes_its_open_tool_ca
     """Cases 8, 19, 20 and 21."""
 
     core, store = await new_core()
-    await core.start(["dangling"], run_id="run")
+    await core.admission.start(["dangling"], run_id="run")
     await asyncio.sleep(0.05)
-    assert await core.cancel("changed my mind") is True
-    assert await core.cancel("again", "run") is True
+    assert await core.admission.cancel("changed my mind") is True
+    assert await core.admission.cancel("again", "run") is True
     outcome = await core.reads.wait("run")
     assert outcome.turn and outcome.run.why == "changed my mind"
     assert outcome.turn.new_blocks[1:] == (
@@ -137,7 +138,7 @@ async def test_a_cancelled_run_keeps_its_text_marked_and_closes_its_open_tool_ca
         blocks.ToolResult(call_id="1", text="cancelled: changed my mind", is_error=True),
     )
     with pytest.raises(NoActiveRunError):
-        await core.cancel("nothing there")
+        await core.admission.cancel("nothing there")
     await check_session(store, SESSION)
 
 
@@ -146,9 +147,9 @@ async def test_with_discard_the_history_equals_that_before_the_run() -> None:
 
     core, store = await new_core(config=SessionConfig(on_cancel="discard"))
     before = (await turn_of(core, "hello", "first")).turn
-    await core.start(["slow 500"], run_id="run")
+    await core.admission.start(["slow 500"], run_id="run")
     await asyncio.sleep(0.05)
-    await core.cancel("no")
+    await core.admission.cancel("no")
     outcome = await core.reads.wait("run")
     assert outcome.turn is None and outcome.run.state == "cancelled"
     assert await core.reads.latest() == before and await core.reads.turns() == [before]
@@ -176,9 +177,9 @@ async def test_an_engine_that_ignores_cancel_delays_no_caller_and_its_late_resul
             return [Text(text="too late")]
 
     core, store = await new_core(Stubborn(), SessionConfig(cancel_grace_s=0.05))
-    await core.start(["stubborn"], run_id="run")
+    await core.admission.start(["stubborn"], run_id="run")
     await began.wait()
-    await core.cancel("stop")
+    await core.admission.cancel("stop")
     await turn_of(core, "hello", "next")
     assert not ended.is_set(), "nobody has waited for it"
     let_go.set()
@@ -195,10 +196,10 @@ async def test_a_run_that_is_rolled_back_leaves_no_trace_though_it_is_then_inter
     """Case 17."""
 
     core, store = await new_core(config=SessionConfig(cancel_grace_s=0.2))
-    await core.start(["stubborn"], run_id="first")
+    await core.admission.start(["stubborn"], run_id="first")
     await asyncio.sleep(0.02)
-    await core.start(["second"], run_id="second", if_busy="rollback")
-    await core.start(["third"], run_id="third", if_busy="interrupt")
+    await core.admission.start(["second"], run_id="second", if_busy="rollback")
+    await core.admission.start(["third"], run_id="third", if_busy="interrupt")
     outcome = await core.reads.wait("third")
     assert outcome.turn and texts(outcome.turn.blocks) == ["second", "third"]
     await check_session(store, SESSION)
@@ -230,21 +231,21 @@ async def test_a_returned_turn_cannot_be_changed() -> None:
 async def test_a_turn_that_waits_has_one_content_and_names_the_turn_before_it() -> None:
     core, store = await new_core()
     await turn_of(core, "one", "one")
-    await core.append(["two"], key="two")
-    stored = StoredSession(SessionKey(SESSION), store, None).reads
+    await core.admission.append(["two"], key="two")
+    stored = SessionReads(StoredSource(SessionKey(SESSION), store, None))
     for reads in (core.reads, stored):
         latest = await reads.latest()
         assert latest and texts(latest.blocks) == ["one", "two"] and latest.parent == f"{SESSION}#0"
         assert latest == await reads.turn(1) == (await reads.turns())[-1] and latest.status == "pending"
-    await core.start(["slow 100000"], run_id="two")
-    await core.start(["three"], run_id="three", if_busy="enqueue")
-    await core.append(["four"], key="four")
+    await core.admission.start(["slow 100000"], run_id="two")
+    await core.admission.start(["three"], run_id="three", if_busy="enqueue")
+    await core.admission.append(["four"], key="four")
     turns = await core.reads.turns()
     assert [turn.parent for turn in turns] == [None, *(f"{SESSION}#{index}" for index in range(3))]
     assert texts(turns[2].blocks)[1:] == ["two", "slow 100000", "three"]
     assert texts(turns[3].blocks)[1:] == ["two", "slow 100000", "three", "four"]
     assert turns[3] == await core.reads.latest() == await core.reads.turn(3)
-    await core.end()
+    await core.admission.end_session()
 
 
 async def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alone() -> None:
@@ -254,27 +255,27 @@ async def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alon
     for number in range(3):
         await turn_of(core, f"prompt {number}", f"run{number}")
     before = await core.reads.turns()
-    fork = await core.fork(1, "fork")
+    fork = await core.forking.fork(1, "fork")
     assert fork.parent == f"{SESSION}#1"
-    assert await core.fork(1, "fork") == fork, "forking again under the same id is the same fork"
+    assert await core.forking.fork(1, "fork") == fork, "forking again under the same id is the same fork"
     with pytest.raises(SessionExistsError):
-        await core.fork(0, "fork")
+        await core.forking.fork(0, "fork")
     forked = SessionCore(SessionKey("fork"), store, ScriptedEngine())
     outcome = await turn_of(forked, "another way", "forked")
     assert outcome.turn and texts(outcome.turn.blocks) == ["prompt 0", "prompt 1", "another way"]
     assert outcome.turn.index == 2 and outcome.turn.parent == "fork#1"
     assert (await forked.reads.turn(1)).parent == f"{SESSION}#1"
     assert await core.reads.turns() == before
-    latest = await core.fork(None, "latest")
+    latest = await core.forking.fork(None, "latest")
     assert latest.parent == f"{SESSION}#2"
     for index in (3, -1, 99):
         with pytest.raises(TurnNotFoundError, match=str(index)):
-            await core.fork(index, "none")
-    await core.start(["slow 50"], run_id="running")
+            await core.forking.fork(index, "none")
+    await core.admission.start(["slow 50"], run_id="running")
     with pytest.raises(TurnNotFoundError):
-        await core.fork(3, "none")
-    await core.cancel("enough")
-    await core.delete()
+        await core.forking.fork(3, "none")
+    await core.admission.cancel("enough")
+    await core.forgetting.delete()
     assert (await forked.reads.turns())[-1].blocks == outcome.turn.blocks
     for session in (SESSION,):
         with pytest.raises(SessionNotFoundError):
@@ -286,40 +287,40 @@ async def test_a_fork_that_is_asked_for_twice_is_one_though_its_parent_has_gone_
 
     core, store = await new_core()
     await turn_of(core, "one", "run0")
-    fork = await core.fork(None, "fork")
+    fork = await core.forking.fork(None, "fork")
     await turn_of(core, "two", "run1")
-    assert await core.fork(None, "fork") == fork and fork.parent == f"{SESSION}#0"
+    assert await core.forking.fork(None, "fork") == fork and fork.parent == f"{SESSION}#0"
     with pytest.raises(SessionExistsError):
-        await core.fork(1, "fork")
+        await core.forking.fork(1, "fork")
     await store.create(SessionRecord(session_id="other", parent="elsewhere#0"))
     with pytest.raises(SessionExistsError):
-        await core.fork(None, "other")
+        await core.forking.fork(None, "other")
     await turn_of(SessionCore(SessionKey("fork"), store, ScriptedEngine()), "another way", "run2")
     with pytest.raises(SessionExistsError):
-        await core.fork(None, "fork")
+        await core.forking.fork(None, "fork")
 
 
 async def test_an_ended_session_refuses_runs_and_can_be_read_forked_and_deleted() -> None:
     """Case 14."""
 
     core, store = await new_core()
-    await core.start(["slow 500"], run_id="run")
-    await core.start(["queued"], run_id="queued", if_busy="enqueue")
+    await core.admission.start(["slow 500"], run_id="run")
+    await core.admission.start(["queued"], run_id="queued", if_busy="enqueue")
     with pytest.raises(SessionBusyError):
-        await core.delete()
-    await core.end("closing time")
-    await core.end("closing time")
+        await core.forgetting.delete()
+    await core.admission.end_session("closing time")
+    await core.admission.end_session("closing time")
     for run_id in ("run", "queued"):
         outcome = await core.reads.wait(run_id)
         assert (outcome.run.state, outcome.run.why) == ("cancelled", "closing time")
     with pytest.raises(SessionEndedError):
-        await core.start(["more"], run_id="more")
+        await core.admission.start(["more"], run_id="more")
     with pytest.raises(SessionEndedError):
-        await core.append(["more"], key="more")
+        await core.admission.append(["more"], key="more")
     assert (await core.reads.turns())[0].status == "cancelled"
-    assert (await core.fork(0, "fork")).status == "active"
+    assert (await core.forking.fork(0, "fork")).status == "active"
     await check_session(store, SESSION)
-    await core.delete()
+    await core.forgetting.delete()
     with pytest.raises(SessionNotFoundError):
         await core.reads.latest()
 
@@ -327,13 +328,15 @@ async def test_an_ended_session_refuses_runs_and_can_be_read_forked_and_deleted(
 async def test_an_earlier_conversation_may_be_appended_in_pieces_but_no_call_without_its_result() -> None:
     core, store = await new_core()
     use, result = ToolUse(call_id="c", name="look"), ToolResult(call_id="c", text="seen")
-    await core.append(["look", use], key="use")
+    await core.admission.append(["look", use], key="use")
     with pytest.raises(InvalidPromptError, match="the tool call 'c' has no result: append a ToolResult before the run"):
-        await core.start(["well?"], run_id="early")
+        await core.admission.start(["well?"], run_id="early")
     with pytest.raises(InvalidPromptError, match="the tool call 'd' does not come before its result"):
-        await core.append([ToolResult(call_id="d", text="?")], key="other")
-    index = await core.append([result, Text(text="I saw it.")], key="result")
-    assert await core.append([result, Text(text="I saw it.")], key="result") == index  # as Ray may deliver it again
+        await core.admission.append([ToolResult(call_id="d", text="?")], key="other")
+    index = await core.admission.append([result, Text(text="I saw it.")], key="result")
+    assert (
+        await core.admission.append([result, Text(text="I saw it.")], key="result") == index
+    )  # as Ray may deliver it again
     outcome = await turn_of(core, "well?")
     assert outcome.turn and [block.kind for block in outcome.turn.asked] == [
         "user",
@@ -349,10 +352,10 @@ async def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:
     """Cases 15 and 60: what an actor finds that comes back after a kill."""
 
     core, store = await new_core()
-    await core.append(["first"], key="first")
-    await core.start(["slow 500"], run_id="lost")
-    await core.start(["second"], run_id="queued", if_busy="enqueue")
-    await core.append(["appended"], key="appended")
+    await core.admission.append(["first"], key="first")
+    await core.admission.start(["slow 500"], run_id="lost")
+    await core.admission.start(["second"], run_id="queued", if_busy="enqueue")
+    await core.admission.append(["appended"], key="appended")
     # The process is gone here: another comes, and the first can do nothing any more.
     back = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
     outcome = await back.reads.wait("lost")
@@ -363,7 +366,7 @@ async def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:
     latest = await back.reads.latest()
     assert latest and texts(latest.blocks)[-1] == "appended"
     with pytest.raises(SessionFencedError):
-        await core.append(["late"], key="late")
+        await core.admission.append(["late"], key="late")
     with pytest.raises(SessionFencedError):
         await core.reads.wait("lost")
     third = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
@@ -375,7 +378,7 @@ async def test_events_are_live_numbered_and_replayed_with_the_text() -> None:
     """Case 59."""
 
     core, store = await new_core()
-    await core.start(["slow 20"], run_id="run")
+    await core.admission.start(["slow 20"], run_id="run")
     after, live = 0, []
     done = False
     while not done:
@@ -401,9 +404,9 @@ async def test_prompts_that_are_no_text_are_refused() -> None:
     core, _ = await new_core()
     for prompt in (3, None, b"bytes", blocks.ToolResult(call_id="1", text="forged"), "\ud800"):
         with pytest.raises(InvalidPromptError, match=SESSION):
-            await core.start([prompt], run_id="run")  # type: ignore[list-item]
+            await core.admission.start([prompt], run_id="run")  # type: ignore[list-item]
     with pytest.raises(InvalidPromptError, match="10000"):
-        await core.append(["x" * 10_000_000], key="big")
+        await core.admission.append(["x" * 10_000_000], key="big")
     assert await core.reads.latest() is None
     assert isinstance((await turn_of(core, "hello")).turn, Turn)
 
@@ -448,11 +451,11 @@ async def stumbling() -> tuple[SessionCore, StumblingStore]:
     """Return a core in the midst of a run, behind a commit of which it does not know whether it was stored."""
     store = StumblingStore()
     core, _ = await new_core(store=store)
-    await core.start(["slow 100"], run_id="run")
+    await core.admission.start(["slow 100"], run_id="run")
     await asyncio.sleep(0.1)
     store.stumbles = True
     with pytest.raises(StoreError):
-        await core.append(["more"], key="key")
+        await core.admission.append(["more"], key="key")
     return core, store
 
 
@@ -460,11 +463,11 @@ async def test_live_events_after_a_store_error_get_numbers_that_no_later_owner_g
     """Case 59."""
 
     core, store = await stumbling()
-    await core.activate()
+    await core.transactor.activate()
     await asyncio.sleep(0.1)
     seen = [event.seq for event in (await core.reads.events())[0]]
     other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    await other.activate()
+    await other.transactor.activate()
     interrupted = (await store.events(SessionKey(SESSION)))[-1]
     assert interrupted.kind == "run_interrupted" and interrupted.seq > max(seen)
 
@@ -475,14 +478,14 @@ async def test_live_events_of_a_run_that_another_owner_ended_are_not_published()
     core, store = await stumbling()
     store.refuses = True
     with pytest.raises(StoreError):
-        await core.activate()
+        await core.transactor.activate()
     store.refuses = False
     other = SessionCore(SessionKey(SESSION), store, ScriptedEngine())
-    await other.activate()
+    await other.transactor.activate()
     published = core.state.journal.log.published
     await asyncio.sleep(0.1)  # deltas wait for what becomes of the commit
     with pytest.raises(SessionFencedError):
         await core.reads.wait("run")
     await asyncio.sleep(0.1)
     assert core.state.journal.log.published == published
-    await other.append(["still mine"], key="mine")  # the core has taken nothing from the other owner
+    await other.admission.append(["still mine"], key="mine")  # the core has taken nothing from the other owner

@@ -90,7 +90,7 @@ def test_a_session_that_was_left_is_freed_without_the_garbage_collector() -> Non
         store = InMemoryStore()
         await store.create(SessionRecord(session_id="s"))
         core = SessionCore(SessionKey("s"), store, NamedEngines({"a": EchoEngine(), "b": EchoEngine()}))
-        await core.start(["hello"], run_id="run")
+        await core.admission.start(["hello"], run_id="run")
         await core.reads.wait("run")
         whole = core.engines.whole
         parts = (core, core.transactor, core.state, core.ingestion, whole, whole.of_engine("b"))

@@ -28,10 +28,10 @@ async def cut_off(inner: SessionStore) -> tuple[SessionCore, Any]:
     store: Any = with_faults(inner, faults)
     await inner.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, ScriptedEngine(["one"], repeat=True))
-    await core.append(["first"], key="first")
+    await core.admission.append(["first"], key="first")
     faults.plan = FaultPlan(rates={"unanswered": 1.0}, limit=1)
     with pytest.raises(StoreError):
-        await core.append(["second"], key="second")
+        await core.admission.append(["second"], key="second")
     return core, store
 
 
@@ -46,14 +46,14 @@ async def test_an_owner_that_activates_after_the_check_keeps_the_session(inner: 
     async def overtaken(session_id: str) -> SessionRecord:
         row: SessionRecord = await get(session_id)
         store.get = get
-        await other.append(["third"], key="third")
+        await other.admission.append(["third"], key="third")
         return row
 
     store.get = overtaken
     with pytest.raises(SessionFencedError):
-        await core.append(["lost"], key="lost")
+        await core.admission.append(["lost"], key="lost")
     assert core.ownership.is_lost
-    await other.append(["fourth"], key="fourth")
+    await other.admission.append(["fourth"], key="fourth")
     assert (await inner.get(SessionKey("s"))).log_size == 4
     await inner.close()
 
@@ -62,13 +62,13 @@ async def test_an_owner_after_an_activation_that_failed_keeps_the_session(inner:
     core, store = await cut_off(inner)
     store.faults.plan = FaultPlan(rates={"error": 1.0}, points=("store.activate before",))
     with pytest.raises(StoreError):
-        await core.activate()
+        await core.transactor.activate()
     store.faults.plan = FaultPlan()
     other = other_core(inner)
-    await other.append(["third"], key="third")
+    await other.admission.append(["third"], key="third")
     with pytest.raises(SessionFencedError):
-        await core.activate()
-    await other.append(["fourth"], key="fourth")
+        await core.transactor.activate()
+    await other.admission.append(["fourth"], key="fourth")
     await inner.close()
 
 
@@ -77,16 +77,16 @@ async def test_a_process_knows_its_own_activation_although_the_answer_was_lost(i
     store.faults.plan = FaultPlan(rates={"error": 1.0}, points=("store.activate after",))
     for _ in range(3):
         with pytest.raises(StoreError):
-            await core.activate()
+            await core.transactor.activate()
     store.faults.plan = FaultPlan()
-    await core.append(["third"], key="third")
+    await core.admission.append(["third"], key="third")
     assert (await inner.get(SessionKey("s"))).log_size == 3
     await inner.close()
 
 
 async def test_a_commit_that_arrives_after_the_check_is_the_process_s_own(inner: SessionStore) -> None:
     core, store = await cut_off(inner)
-    await core.activate()
+    await core.transactor.activate()
     commit, get, late = store.commit, store.get, list[Any]()
 
     async def delayed(*args: Any) -> None:
@@ -101,9 +101,9 @@ async def test_a_commit_that_arrives_after_the_check_is_the_process_s_own(inner:
 
     store.commit = delayed
     with pytest.raises(StoreError):
-        await core.append(["third"], key="third")
+        await core.admission.append(["third"], key="third")
     store.get = meanwhile
-    assert await core.append(["third"], key="third") == 0
+    assert await core.admission.append(["third"], key="third") == 0
     assert (await inner.get(SessionKey("s"))).log_size == 3
     await inner.close()
 
@@ -115,11 +115,11 @@ async def test_what_a_reversion_finds_is_taken_from_nobody(inner: SessionStore) 
 
     async def overtaken(*args: Any, **kwargs: Any) -> Any:
         store.activate = activate
-        await other.append(["third"], key="third")
+        await other.admission.append(["third"], key="third")
         return await activate(*args, **kwargs)
 
     store.activate = overtaken
     with pytest.raises((SessionFencedError, SessionRevertedError)):
-        await core.activate()
-    await other.append(["fourth"], key="fourth")
+        await core.transactor.activate()
+    await other.admission.append(["fourth"], key="fourth")
     await inner.close()

@@ -111,7 +111,7 @@ def own_of(events: Sequence[AnyEvent]) -> list[str]:
 
 async def test_events_of_tools_and_engines_are_stored_in_order_within_their_run() -> None:
     core, store = await a_core()
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     await core.reads.wait("run")
     events = await events_of(store)
     assert sorted(own_of(events)) == ["answered", "progress", "progress", "thread"]
@@ -130,7 +130,7 @@ async def test_events_of_tools_and_engines_are_stored_in_order_within_their_run(
 
 async def test_steps_nest_within_their_tool_call() -> None:
     core, store = await a_core()
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     await core.reads.wait("run")
     events = await events_of(store)
     fetch, parse = [step for step in steps_of(events) if step.kind == "step"]
@@ -145,7 +145,7 @@ async def test_steps_nest_within_their_tool_call() -> None:
 @pytest.mark.parametrize("at", range(2, 8))
 async def test_an_event_is_stored_once_whatever_commit_fails(at: int, stores: bool) -> None:
     core, store = await a_core(Failing(at, stores=stores))
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     outcome = await core.reads.wait("run")
     assert outcome.run.state == "completed"
     assert store.commits >= at - 1
@@ -175,7 +175,7 @@ class Wrong:
 )
 async def test_a_wrong_event_fails_its_caller(name: Any, data: Any, why: str) -> None:
     core, store = await a_core(engine=Wrong(name, data))
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     outcome = await core.reads.wait("run")
     assert outcome.run.state == "failed" and why in str(outcome.run.why)
     assert own_of(await events_of(store)) == []
@@ -190,41 +190,43 @@ def test_a_tool_in_another_process_is_told_what_to_do() -> None:
 
 async def test_events_from_outside_belong_to_an_open_run_or_to_the_session() -> None:
     core, store = await a_core(engine=ScriptedEngine())
-    first = await core.add_event("imported", {"from": "crm"}, "k1")
-    assert await core.add_event("imported", {"from": "crm"}, "k1") == first, "the second delivery"
-    await core.start(["slow 500"], run_id="run")
-    within = await core.add_event("watched", None, "k2", "run")
-    await core.cancel("enough", "run")
-    assert await core.add_event("watched", None, "k2", "run") == within, "the second delivery, after the run's end"
+    first = await core.additions.add_event("imported", {"from": "crm"}, "k1")
+    assert await core.additions.add_event("imported", {"from": "crm"}, "k1") == first, "the second delivery"
+    await core.admission.start(["slow 500"], run_id="run")
+    within = await core.additions.add_event("watched", None, "k2", "run")
+    await core.admission.cancel("enough", "run")
+    assert await core.additions.add_event("watched", None, "k2", "run") == within, (
+        "the second delivery, after the run's end"
+    )
     with pytest.raises(InvalidInputError, match=r"'run'.*cancelled.*session"):
-        await core.add_event("late", None, "k3", "run")
+        await core.additions.add_event("late", None, "k3", "run")
     with pytest.raises(RunNotFoundError):
-        await core.add_event("late", None, "k3", "other")
+        await core.additions.add_event("late", None, "k3", "other")
     events = [event for event in await events_of(store) if isinstance(event, CustomEvent)]
     assert [(event.seq, event.name, event.run_id) for event in events] == [
         (first, "imported", None),
         (within, "watched", "run"),
     ]
-    await core.end()
+    await core.admission.end_session()
     with pytest.raises(SessionEndedError):
-        await core.add_event("late", None, "k4")
+        await core.additions.add_event("late", None, "k4")
 
 
 async def test_a_run_may_have_a_parent_run_of_the_same_user() -> None:
     core, store = await a_core(engine=ScriptedEngine())
-    await core.start(["plan"], run_id="parent")
+    await core.admission.start(["plan"], run_id="parent")
     await core.reads.wait("parent")
     await store.create(SessionRecord(session_id="sub"))
     await store.create(SessionRecord(session_id="stranger", user_id="eve"))
     sub, stranger = (
         SessionCore(key, store, ScriptedEngine()) for key in (SessionKey("sub"), SessionKey("stranger", "eve"))
     )
-    await sub.start(["do"], run_id="child", parent="parent")
+    await sub.admission.start(["do"], run_id="child", parent="parent")
     await sub.reads.wait("child")
     assert (await store.run("child")).parent == "parent"
     for one, parent in ((sub, "nobody"), (stranger, "parent")):
         with pytest.raises(RunNotFoundError, match=parent):
-            await one.start(["do"], run_id="other", parent=parent)
+            await one.admission.start(["do"], run_id="other", parent=parent)
 
 
 class Streaming:
@@ -253,14 +255,14 @@ def prices() -> dict[str, int]:
 
 async def test_streamed_parts_have_indexes_and_results_have_payloads() -> None:
     core, _ = await a_core(engine=Streaming())
-    await core.start(["go"], run_id="run")
+    await core.admission.start(["go"], run_id="run")
     while not await core.reads.pending("run"):
         await asyncio.sleep(0.1)
     decision = ApprovalDecision(verdict="provided", text='{"answer":[1]}', is_json=True)
     for _ in range(2):
-        await core.decide("run", "x", decision)
+        await core.approvals.decide("run", "x", decision)
     with pytest.raises(CallDecidedError):
-        await core.decide("run", "x", ApprovalDecision(verdict="provided", text='{"answer":[1]}'))
+        await core.approvals.decide("run", "x", ApprovalDecision(verdict="provided", text='{"answer":[1]}'))
     outcome = await core.reads.wait("run")
     assert outcome.turn
     results = [block for block in outcome.turn.output if isinstance(block, ToolResult)]

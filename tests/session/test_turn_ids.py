@@ -27,8 +27,8 @@ async def a_core(store: SessionStore) -> SessionCore:
 
 async def test_a_turn_is_found_by_its_own_id_also_by_the_next_process(store: SessionStore) -> None:
     core = await a_core(store)
-    await core.append(["earlier"], key="k")
-    await core.start(["hello"], run_id="a", turn_id="turn-1")
+    await core.admission.append(["earlier"], key="k")
+    await core.admission.start(["hello"], run_id="a", turn_id="turn-1")
     await core.reads.wait("a")
     for one in (core, SessionCore(SessionKey(SESSION), store, ScriptedEngine())):
         turn = await one.reads.turn("turn-1")
@@ -43,16 +43,16 @@ async def test_a_turn_is_found_by_its_own_id_also_by_the_next_process(store: Ses
 
 async def test_an_id_that_the_session_had_is_refused_and_nothing_is_stored(store: SessionStore) -> None:
     core = await a_core(store)
-    first = await core.start(["hello"], run_id="a", turn_id="t")
-    assert await core.start(["hello"], run_id="a", turn_id="t") == first, "the second delivery of a start"
+    first = await core.admission.start(["hello"], run_id="a", turn_id="t")
+    assert await core.admission.start(["hello"], run_id="a", turn_id="t") == first, "the second delivery of a start"
     await core.reads.wait("a")
     before = await store.events(SessionKey(SESSION))
     for one in (core, SessionCore(SessionKey(SESSION), store, ScriptedEngine())):
         with pytest.raises(TurnIdTakenError, match=r"'t'.*'a'"):
-            await one.start(["other"], run_id="b", turn_id="t")
+            await one.admission.start(["other"], run_id="b", turn_id="t")
         assert await store.events(SessionKey(SESSION)) == before
-        assert await one.start(["hello"], run_id="a", turn_id="t") == first
-    await one.start(["other"], run_id="b", turn_id="u")
+        assert await one.admission.start(["hello"], run_id="a", turn_id="t") == first
+    await one.admission.start(["other"], run_id="b", turn_id="u")
     await one.reads.wait("b")
     assert [turn.turn_id for turn in await one.reads.turns()] == ["t", "u"]
     await store.close()
@@ -60,21 +60,21 @@ async def test_an_id_that_the_session_had_is_refused_and_nothing_is_stored(store
 
 async def test_a_queued_turn_has_its_id_and_a_discarded_one_keeps_it_taken(store: SessionStore) -> None:
     core = await a_core(store)
-    await core.start(["slow 500"], run_id="a", turn_id="one")
+    await core.admission.start(["slow 500"], run_id="a", turn_id="one")
     with pytest.raises(SessionBusyError):
-        await core.start(["x"], run_id="x", turn_id="two")
-    await core.start(["y"], run_id="b", turn_id="two", if_busy="enqueue")
+        await core.admission.start(["x"], run_id="x", turn_id="two")
+    await core.admission.start(["y"], run_id="b", turn_id="two", if_busy="enqueue")
     assert (await core.reads.turn("two")).run_id == "b"
-    await core.start(["z"], run_id="c", turn_id="three", if_busy="rollback")
+    await core.admission.start(["z"], run_id="c", turn_id="three", if_busy="rollback")
     await core.reads.wait("c")
     for gone in ("one", "two"):
         with pytest.raises(TurnNotFoundError):
             await core.reads.turn(gone)
         with pytest.raises(TurnIdTakenError):
-            await core.start(["again"], run_id="d", turn_id=gone)
+            await core.admission.start(["again"], run_id="d", turn_id=gone)
         with pytest.raises(TurnIdTakenError):
-            await core.check_start(["again"], run_id="d", turn_id=gone)
-    assert await core.check_start(["again"], run_id="d", turn_id="four") is None
+            await core.admission.check_start(["again"], run_id="d", turn_id=gone)
+    assert await core.admission.check_start(["again"], run_id="d", turn_id="four") is None
     queued = [event for event in await store.events(SessionKey(SESSION)) if isinstance(event, RunQueued)]
     assert [event.turn_id for event in queued] == ["two", "three"]
     assert [turn.turn_id for turn in await core.reads.turns()] == ["three"]
@@ -84,10 +84,10 @@ async def test_a_queued_turn_has_its_id_and_a_discarded_one_keeps_it_taken(store
 async def test_a_fork_has_ids_of_its_own() -> None:
     store = InMemoryStore()
     core = await a_core(store)
-    await core.start(["hello"], run_id="a", turn_id="t")
+    await core.admission.start(["hello"], run_id="a", turn_id="t")
     await core.reads.wait("a")
-    await core.fork(None, "fork")
+    await core.forking.fork(None, "fork")
     fork = SessionCore(SessionKey("fork"), store, ScriptedEngine())
-    await fork.start(["again"], run_id="b", turn_id="t")
+    await fork.admission.start(["again"], run_id="b", turn_id="t")
     await fork.reads.wait("b")
     assert (await fork.reads.turn("t")).run_id == "b"

@@ -35,33 +35,33 @@ async def new_core(**values: object) -> tuple[SessionCore, InMemoryStore]:
 
 async def test_metadata_is_merged_or_replaced_and_a_title_is_kept_changed_or_removed() -> None:
     core, store = await new_core(metadata=freeze({"a": 1, "b": None, "c": {"deep": 1}}))
-    changed = await core.update("Paris", {"a": None, "c": {"other": 2}, "d": [1]})
+    changed = await core.row.update("Paris", {"a": None, "c": {"other": 2}, "d": [1]})
     assert (changed.title, changed.metadata) == ("Paris", {"b": None, "c": {"other": 2}, "d": (1,)})
     assert await store.get(SessionKey("s")) == changed
-    assert await core.update(None, None) == changed, "nothing to change stores nothing"
-    changed = await core.update(None, {"x": None}, merge=False)
+    assert await core.row.update(None, None) == changed, "nothing to change stores nothing"
+    changed = await core.row.update(None, {"x": None}, merge=False)
     assert (changed.title, changed.metadata) == ("Paris", {"x": None})
-    assert (await core.update("", None)).title is None
+    assert (await core.row.update("", None)).title is None
 
 
 async def test_metadata_that_are_too_large_together_are_refused_and_nothing_is_changed() -> None:
     core, store = await new_core(metadata=freeze({"a": "x" * 20}))
-    before = (await core.update("kept", None)).metadata
+    before = (await core.row.update("kept", None)).metadata
     for metadata in ({"b": "y" * 40}, {"turnwise.sealed": "tw1:", "a": None}):
         with pytest.raises(InvalidInputError, match="metadata"):
-            await core.update("not kept", metadata)
+            await core.row.update("not kept", metadata)
     found = await store.get(SessionKey("s"))
     assert (found.title, found.metadata) == ("kept", before)
-    await core.update(None, {"b": "y" * 40}, merge=False)
+    await core.row.update(None, {"b": "y" * 40}, merge=False)
 
 
 async def test_a_running_and_an_ended_session_can_be_renamed() -> None:
     core, store = await new_core()
-    await core.start(["slow 100000"], run_id="run")
-    await core.update("while it runs", None)
-    await core.cancel("enough")
-    await core.end()
-    await core.update(None, {"after": "the end"})
+    await core.admission.start(["slow 100000"], run_id="run")
+    await core.row.update("while it runs", None)
+    await core.admission.cancel("enough")
+    await core.admission.end_session()
+    await core.row.update(None, {"after": "the end"})
     found = await store.get(SessionKey("s"))
     assert (found.title, found.metadata, found.status) == ("while it runs", {"after": "the end"}, "ended")
 
@@ -71,11 +71,11 @@ def test_no_fault_at_any_point_loses_a_change() -> None:
     async def life(faults: Faults) -> None:
         world = World(faults, engine=FaultyEngine(faults, word_s=0.01))
         await world.create()
-        await world.ask("update", "first", {"a": 1})
+        await world.ask("row.update", "first", {"a": 1})
         await world.start("one", timeout_s=5.0)
-        await world.ask("update", None, {"b": 2})
+        await world.ask("row.update", None, {"b": 2})
         await world.wait("one")
-        await world.ask("update", "last", {"a": None})
+        await world.ask("row.update", "last", {"a": None})
         found = await world.store.inner.get(SessionKey("session"))
         assert (found.title, found.metadata) == ("last", {"b": 2})
         (await world.audit()).check()

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from scale import share
-from turnwise.actors.hosting.stored_session import StoredSession
+from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import CallDecidedError
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse
 from turnwise.memory.conversation.runs import Until
@@ -139,7 +140,8 @@ async def test_a_suspended_run_settles_a_wait_at_once_and_ends_no_other() -> Non
     assert (await wait(world, "settled")).run.state == "awaiting_approval"
     began = asyncio.get_running_loop().time()
     assert (await wait(world, "settled", 0.0)).turn
-    assert (await StoredSession(SessionKey("session"), world.store.inner, None).wait("run", None, "settled")).turn
+    stored = SessionReads(StoredSource(SessionKey("session"), world.store.inner, None))
+    assert (await stored.wait("run", None, "settled")).turn
     assert asyncio.get_running_loop().time() == began
     timed_out = await wait(world, "ended", 5.0)
     assert timed_out.run.state == "awaiting_approval" and timed_out.turn is None

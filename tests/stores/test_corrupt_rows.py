@@ -15,7 +15,7 @@ import pytest
 
 from engines import ScriptedEngine
 from open_stores import closing, run_with
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CorruptRecordError, NotFoundError, StoreError, TurnwiseError
@@ -52,9 +52,11 @@ async def talk(store: SessionStore, session_id: str, user_id: str = "ada") -> No
     record = SessionRecord(session_id=session_id, user_id=user_id, metadata=freeze({SECRET: SECRET}), ttl_s=0.0)
     await store.create(record)
     core = SessionCore(SessionKey(session_id, user_id), store, ScriptedEngine())
-    run = await core.start([f"{SECRET} of {session_id}"], run_id=f"run of {session_id}", labels={SECRET: SECRET})
+    run = await core.admission.start(
+        [f"{SECRET} of {session_id}"], run_id=f"run of {session_id}", labels={SECRET: SECRET}
+    )
     await core.reads.wait(run.run_id)
-    await core.append([SECRET], key="appended")
+    await core.admission.append([SECRET], key="appended")
     await core.ownership.leave()
 
 
@@ -98,7 +100,7 @@ async def check_damage(store: SessionStore, log: str, *, is_found: bool = True) 
     assert (await store.query(user_id="ada", limit=1)).cursor or not is_found
     if is_found:
         try:
-            await SessionCore(SessionKey("s", "ada"), store, ScriptedEngine()).delete()
+            await SessionCore(SessionKey("s", "ada"), store, ScriptedEngine()).forgetting.delete()
         except CorruptRecordError as error:
             check_quiet(error)
             await store.delete(SessionKey("s", "ada"))

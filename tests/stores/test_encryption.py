@@ -17,7 +17,7 @@ import pytest
 
 from engines import ScriptedEngine
 from scale import on_stores_in_turn
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
@@ -512,14 +512,14 @@ async def test_an_encrypted_session_can_be_continued_but_not_read_without_its_ke
 
     await EncryptedStore(inner, ENCRYPTION).create(SessionRecord(session_id="s", user_id="u"))
     first = core("s")
-    await first.start(["rosebud"], run_id="r", idempotency_key="k")
+    await first.admission.start(["rosebud"], run_id="r", idempotency_key="k")
     await first.reads.wait("r")
-    await first.fork(None, "fork")
+    await first.forking.fork(None, "fork")
     assert await first.ownership.leave()
     later = core("s")
-    assert (await later.start(["rosebud"], run_id="r2", idempotency_key="k")).run_id == "r"
+    assert (await later.admission.start(["rosebud"], run_id="r2", idempotency_key="k")).run_id == "r"
     with pytest.raises(IdempotencyConflictError):
-        await later.start(["other"], run_id="r3", idempotency_key="k")
+        await later.admission.start(["other"], run_id="r3", idempotency_key="k")
     assert [event.kind for event in (await later.reads.events())[0]] == ["run_started", "run_completed"]
     fork = await core("fork").reads.latest()
     assert fork and fork.text == "rosebud"

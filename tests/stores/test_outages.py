@@ -249,15 +249,15 @@ async def test_sessions_on_a_full_disk_can_be_read_and_continue_when_there_is_sp
     store = SQLStore(f"sqlite:///{tmp_path}/store.db")
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
-    first = await core.start(["hello"], run_id="first")
+    first = await core.admission.start(["hello"], run_id="first")
     await core.reads.wait(first.run_id)
     limit_pages(store, 1)
     with pytest.raises(StoreError, match=r"store\.db: database or disk is full; free space on its disk") as error:
-        await core.start(["long " * 20_000], run_id="long")
+        await core.admission.start(["long " * 20_000], run_id="long")
     assert "nothing was written" in str(error.value)
     assert [turn.text for turn in await core.reads.turns()] == ["hello"]
     limit_pages(store, 2**30)
-    await core.start(["and on " * 20_000], run_id="next")
+    await core.admission.start(["and on " * 20_000], run_id="next")
     outcome = await core.reads.wait("next")
     assert outcome.run.state == "completed"
     found = await audit(store, ["s"])
@@ -469,7 +469,7 @@ async def test_followers_of_a_run_do_not_see_an_end_that_cannot_be_stored() -> N
     store = AwayStore()
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
-    await core.start(["slow 5"], run_id="run")
+    await core.admission.start(["slow 5"], run_id="run")
     store.is_away = True
     seen: list[Event] = []
 

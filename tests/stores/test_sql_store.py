@@ -224,13 +224,13 @@ def test_a_turn_takes_at_most_twice_its_text_and_a_constant_number_of_rows(url: 
     async def talk(store: SQLStore) -> list[int]:
         await store.create(SessionRecord(session_id="s"))
         core = SessionCore(SessionKey("s"), store, EchoEngine(), SessionConfig())
-        await core.activate()
+        await core.transactor.activate()
         connection = store._engine.raw_connection()
         database: Any = connection.driver_connection
         connection.close()
         rows = [database.total_changes]
         for number, prompt in enumerate(prompts):
-            run = await core.start([prompt], run_id=f"{number:024}")
+            run = await core.admission.start([prompt], run_id=f"{number:024}")
             outcome = await core.reads.wait(run.run_id)
             assert outcome.turn and outcome.turn.text == prompt
             rows.append(database.total_changes)

@@ -21,8 +21,9 @@ from agent_tools import prompt
 from engines import ScriptedEngine, process_of
 from test_agents_on_ray import is_alive, results, until
 from test_sessions_on_ray import kill, python
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.client.session import Session
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import (

@@ -267,7 +267,7 @@ class AgentWorld:
             )
             if decision.verdict == "approved":
                 self.workshop.approved.add(f"{run_id}/{call.call_id}")
-            await self.ask("decide", run_id, call.call_id, decision)
+            await self.ask("approvals.decide", run_id, call.call_id, decision)
 
     async def decide_until(self, quiet: asyncio.Event, run_ids: Sequence[str]) -> None:
         """Decide the calls of these runs, of which there may be more by then, again and again until all is quiet."""

@@ -38,7 +38,7 @@ class Stage:
     async def begin(self, prompt: str = "go", *, run_id: str = "run", **settings: Any) -> None:
         if run_id == "run":
             await self.store.create(SessionRecord(session_id=SESSION))
-        await self.core.start([prompt], run_id=run_id, **settings)
+        await self.core.admission.start([prompt], run_id=run_id, **settings)
 
     async def run(self, prompt: str = "go", *, run_id: str = "run", **settings: Any) -> Outcome:
         await self.begin(prompt, run_id=run_id, **settings)
@@ -58,7 +58,7 @@ class Stage:
         return list(await self.core.reads.pending(run_id))
 
     async def decide(self, call_id: str, verdict: Any, run_id: str = "run", **decision: Any) -> None:
-        await self.core.decide(run_id, call_id, ApprovalDecision(verdict=verdict, **decision))
+        await self.core.approvals.decide(run_id, call_id, ApprovalDecision(verdict=verdict, **decision))
 
 
 def output(outcome: Outcome) -> tuple[AnyBlock, ...]:

@@ -23,7 +23,8 @@ from typing import Any
 import ray
 
 from engines import ScriptedEngine, process_of
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.kept_settings import Kept, read_settings
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView

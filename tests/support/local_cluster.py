@@ -27,8 +27,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import large_settings
 from engines import process_of
-from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.nodes import ANYWHERE
 from turnwise.actors.cluster.placement import Dedicated, Packed
@@ -385,7 +387,7 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
     pickled = await there.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
         box.urls.format("away"), str(box.folder)
     )
-    from turnwise.actors.client.cluster_client import ClusterClient
+    from turnwise.actors.client.shared.cluster_client import ClusterClient
 
     namespace, name = pickle.loads(pickled)
     return AsyncSession(ClusterClient(namespace, name), SessionRef(SessionKey("away")), None)

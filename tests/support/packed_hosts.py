@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from turnwise.actors.cluster.placement import Packed
-from turnwise.actors.cluster.wire import Refused, SessionRef
+from turnwise.actors.cluster.wire import Refused, SessionRef, Waited
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost, PreviousHost
+from turnwise.actors.hosting.verb import VerbCall
 from turnwise.actors.hosting.worker_resources import SessionSetup, WorkerResources
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig
@@ -19,6 +21,9 @@ from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.testing.schedules import inline
+
+if TYPE_CHECKING:
+    from turnwise.actors.session.admission import StartOptions
 
 
 class OpenResources(WorkerResources):
@@ -96,23 +101,23 @@ class Hosting:
         for session_id in session_ids:
             await getattr(self.store, "inner", self.store).create(SessionRecord(session_id=session_id))
 
-    async def ask(self, session: str | SessionRef, verb: str, *args: Any) -> Any:
+    async def ask(
+        self, session: str | SessionRef, call: VerbCall[Any], engine_id: str = "", engine: bytes = b""
+    ) -> Any:
         """Return the answer, or raise what was refused. A session is named by its id, or with its user and log."""
         ref = SessionRef(SessionKey(session)) if isinstance(session, str) else session
-        answer = pickle.loads(await self.host.call(pickle.dumps((ref, verb, *args))))
-        if isinstance(answer, Refused):
-            raise answer.error
-        return answer
+        return answer_of(await self.host.call(call.to(ref, engine_id, engine).pickled()))
 
     async def start(
         self, session: str | SessionRef, prompt: str, run_id: str, engine_id: str = "", **settings: Any
     ) -> Any:
-        return await self.ask(session, "start", engine_id, (prompt,), {"run_id": run_id, **settings}, ())
+        options = cast("StartOptions", {"run_id": run_id, **settings})
+        return await self.ask(session, verbs.start((prompt,), options, ()), engine_id)
 
     async def run(self, session: str | SessionRef, prompt: str, run_id: str, **settings: Any) -> Any:
         """Start a run and wait for its outcome."""
         await self.start(session, prompt, run_id, **settings)
-        while (outcome := await self.ask(session, "wait", run_id, None, ())).state in OPEN_STATES:
+        while (outcome := await self.ask(session, verbs.wait(None, run_id, ()))).state in OPEN_STATES:
             pass
         return outcome
 
@@ -121,6 +126,14 @@ class Hosting:
 
     async def _save_override(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
         self.overrides[key] = override
+
+
+def answer_of(answer: bytes) -> Any:
+    """Return what a host has answered, without whether the wait is over; raise what was refused."""
+    found = pickle.loads(answer)
+    if isinstance(found, Refused):
+        raise found.error
+    return found.answer if isinstance(found, Waited) else found
 
 
 async def refused(kind: type[TurnwiseError], answer: Any) -> TurnwiseError:

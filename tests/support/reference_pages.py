@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -27,6 +28,7 @@ from turnwise import (
     testing,
     transcripts,
 )
+from turnwise.actors.hosting.verbs import VERBS
 from turnwise.errors import TurnwiseError
 from turnwise.http.config import PREFIX
 from turnwise.http.problems import status_of
@@ -101,6 +103,7 @@ def pages() -> Mapping[str, str]:
         "errors.md": errors_page(),
         "environment.md": environment_page(),
         "settings.md": settings_page(),
+        "verbs.md": verbs_page(),
     }
 
 
@@ -329,6 +332,37 @@ def settings_page() -> str:
             "and `--check` says what a file would serve, or where it is wrong.\n",
             *parts,
         ]
+    )
+
+
+ABOUT_VERBS = """\
+What the client asks a session's process. Each verb is declared once, in `actors/hosting/verbs.py`, on the function that
+carries it out; client and hosts derive from that what they do with it. Public methods have pages of their own: a method
+such as `Session.run` sends one of these verbs, and some methods send several.
+
+- A verb that **reads** changes nothing and activates nothing: if no process has the session, the store answers. A
+  manager with `read_only=True` sends no others.
+- A verb that **waits** counts towards `max_waits` or `max_session_waits`, and its call ends after some seconds; the
+  caller asks again until its own time is over.
+- A verb that uses the caller's **engine** makes the session switch to the engine, strategy and memories of the manager
+  that asks.
+- If the process of a session dies, its verbs are carried out by the next one, perhaps for the second time. A verb that
+  may **not be repeated** ends with `SessionLostError` instead.
+"""
+
+
+def verbs_page() -> str:
+    def rows() -> Iterator[tuple[str, ...]]:
+        for verb in VERBS.values():
+            parameters = [*inspect.signature(verb.carry_out).parameters.values()]
+            names = [parameter.name for parameter in parameters[2 if verb.holds_engine else 1 :]]
+            marks = ["reads" if verb.reads else "", "waits" if verb.waits else ""]
+            marks += ["uses the engine" if verb.needs_engine else "", "" if verb.repeatable else "is not repeated"]
+            about = ", ".join(filter(None, marks))
+            yield f"`{verb.name}`", ", ".join(f"`{name}`" for name in names), cell(verb.carry_out.__doc__), about
+
+    return "\n".join(
+        ["# Verbs of a session\n", NOTE, ABOUT_VERBS, table("verb | arguments | what it does | kind", rows())]
     )
 
 

@@ -120,7 +120,7 @@ class MemoryStage(Stage):
     async def say(self, *prompts: Any, **settings: Any) -> Turn:
         """Run a turn to its end."""
         run_id = f"run-{prompts}-{settings}"
-        await self.core.start(prompts, run_id=run_id, **settings)
+        await self.core.admission.start(prompts, run_id=run_id, **settings)
         outcome = await self.core.reads.wait(run_id)
         assert outcome.turn, outcome
         return outcome.turn

@@ -9,8 +9,8 @@ from typing import Any
 
 from audit import check_session, turns_of
 from test_agents_on_ray import is_alive, obey, until
-from turnwise.actors.client.manager import SessionManager
-from turnwise.actors.client.session import Session
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.summary_expansion import originals

@@ -67,7 +67,7 @@ async def chat(stage: Stage, *prompts: str | Block, pause_s: float = 1.0) -> Out
     """Run each prompt to its end, with time for what follows."""
     outcome: Outcome | None = None
     for prompt in prompts:
-        started = await stage.core.start([prompt], run_id=f"run-{prompt}"[:200])
+        started = await stage.core.admission.start([prompt], run_id=f"run-{prompt}"[:200])
         outcome = await stage.core.reads.wait(started.run_id)
         await asyncio.sleep(pause_s)
     assert outcome

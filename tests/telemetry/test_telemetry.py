@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from engines import Asking, ScriptedEngine
-from turnwise.actors.client.trace_context import callers_trace, received
+from turnwise.actors.client.shared.trace_context import callers_trace, received
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot
@@ -103,9 +103,9 @@ async def new_core(
 async def run_to_end(core: SessionCore, *prompts: str) -> None:
     """Carry out a run for each prompt, one after the other, then close the connections."""
     for number, prompt in enumerate(prompts):
-        await core.start([prompt], run_id=f"run-{number}")
+        await core.admission.start([prompt], run_id=f"run-{number}")
         await core.reads.wait(f"run-{number}")
-    await core.wait_for_memory(10.0)
+    await core.ingestion.wait_for_memory(10.0)
     assert await core.ownership.leave()
 
 
@@ -238,9 +238,9 @@ async def test_a_cancel_ends_the_spans_of_the_run_and_of_its_request(
     spans: InMemorySpanExporter, provider: LocalProvider
 ) -> None:
     core = await new_core(engine_of(provider, "hang"))
-    await core.start(["hello"], run_id="run")
+    await core.admission.start(["hello"], run_id="run")
     await asyncio.to_thread(provider.wait_for_request)
-    assert await core.cancel("enough")
+    assert await core.admission.cancel("enough")
     assert await core.ownership.leave()
     (run,), (chat,) = named(spans, RUN), named(spans, "chat hang")
     assert facts(run)["error.type"] == facts(chat)["error.type"] == "cancelled"
@@ -249,11 +249,11 @@ async def test_a_cancel_ends_the_spans_of_the_run_and_of_its_request(
 
 async def test_the_wait_of_a_queued_run_is_part_of_its_span(spans: InMemorySpanExporter) -> None:
     core = await new_core(ScriptedEngine())
-    await core.start(["slow 5"], run_id="first")
+    await core.admission.start(["slow 5"], run_id="first")
     for name in ("second", "third"):
-        await core.start([name], run_id=name, if_busy="enqueue")
+        await core.admission.start([name], run_id=name, if_busy="enqueue")
     assert _values("turnwise.runs.open") == {("helper", "running"): 1, ("helper", "queued"): 2}
-    assert await core.cancel("no longer", "third")
+    assert await core.admission.cancel("no longer", "third")
     await core.reads.wait("second")
     ends = {facts(span)["turnwise.run.id"]: span for span in named(spans, RUN)}
     assert [facts(ends[name])["turnwise.queue.depth"] for name in ("first", "second", "third")] == [0, 1, 2]
@@ -265,11 +265,11 @@ async def test_the_wait_of_a_queued_run_is_part_of_its_span(spans: InMemorySpanE
 
 async def test_a_merged_or_replaced_run_names_the_other_one_and_is_no_error(spans: InMemorySpanExporter) -> None:
     core = await new_core(ScriptedEngine())
-    await core.start(["slow 5"], run_id="first")
+    await core.admission.start(["slow 5"], run_id="first")
     counted = sum(_values("turnwise.runs").values())
-    await core.start(["a"], run_id="replaced", if_busy="enqueue")
-    await core.start(["b"], run_id="second", if_busy="latest")
-    await core.start(["c"], run_id="merged", if_busy="merge")
+    await core.admission.start(["a"], run_id="replaced", if_busy="enqueue")
+    await core.admission.start(["b"], run_id="second", if_busy="latest")
+    await core.admission.start(["c"], run_id="merged", if_busy="merge")
     await core.reads.wait("second")
     ends = {facts(span)["turnwise.run.id"]: span for span in named(spans, RUN)}
     assert len(ends) == 4
@@ -285,10 +285,10 @@ async def test_a_run_that_waits_for_a_decision_goes_on_in_a_span_that_links_to_t
 ) -> None:
     core = await new_core(Asking())
     caller = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    await core.start(["act"], run_id="run", trace=caller)
+    await core.admission.start(["act"], run_id="run", trace=caller)
     while not named(spans, RUN):
         await asyncio.sleep(0.01)
-    await core.decide("run", "call", ApprovalDecision(verdict="approved"))
+    await core.approvals.decide("run", "call", ApprovalDecision(verdict="approved"))
     await core.reads.wait("run")
     waited, ended = named(spans, RUN)
     assert [facts(span)["turnwise.run.state"] for span in (waited, ended)] == ["awaiting_approval", "completed"]
@@ -300,26 +300,26 @@ async def test_a_run_that_was_lost_ends_in_a_span_that_links_to_the_first(spans:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=ID, agent="helper"))
     lost = await new_core(ScriptedEngine(), store=store)
-    await lost.start(["slow 1000"], run_id="run")
+    await lost.admission.start(["slow 1000"], run_id="run")
     fences = sum(_values("turnwise.fences").values())
     other = await new_core(ScriptedEngine(), store=store)
-    await other.activate()
+    await other.transactor.activate()
     (ended,) = named(spans, RUN)
     first = (await store.run("run")).trace["traceparent"].split("-")
     assert facts(ended)["error.type"] == facts(ended)["turnwise.run.state"] == "interrupted"
     assert (f"{place(ended)[0]:032x}", f"{ended.links[0].context.span_id:016x}") == (first[1], first[2])
     with pytest.raises(Exception, match="another process"):
-        await lost.append(["late"], "key")
+        await lost.admission.append(["late"], "key")
     assert sum(_values("turnwise.fences").values()) == fences + 1
     assert [facts(span)["error.type"] for span in named(spans, RUN)] == ["interrupted", "SessionFencedError"]
 
 
 async def test_a_refused_start_leaves_no_open_run_behind(spans: InMemorySpanExporter) -> None:
     core = await new_core(ScriptedEngine())
-    await core.start(["one"], run_id="one", turn_id="mine")
+    await core.admission.start(["one"], run_id="one", turn_id="mine")
     await core.reads.wait("one")
     with pytest.raises(Exception, match="mine"):
-        await core.start(["two"], run_id="two", turn_id="mine")
+        await core.admission.start(["two"], run_id="two", turn_id="mine")
     assert [facts(span).get("error.type") for span in named(spans, RUN)] == [None, "DuplicateKeyError"]
     assert set(_values("turnwise.runs.open").values()) == {0}
 
@@ -329,7 +329,7 @@ async def test_telemetry_that_fails_fails_no_run(
 ) -> None:
     monkeypatch.setattr(RUDE, "is_rude", True)
     core = await new_core(engine_of(provider))
-    await core.start(["hello"], run_id="run")
+    await core.admission.start(["hello"], run_id="run")
     outcome = await core.reads.wait("run")
     assert outcome.run.state == "completed"
     assert await core.ownership.leave()
@@ -337,7 +337,7 @@ async def test_telemetry_that_fails_fails_no_run(
 
 async def test_a_stored_trace_context_that_is_damaged_is_ignored(spans: InMemorySpanExporter) -> None:
     core = await new_core(ScriptedEngine())
-    await core.start(["hello"], run_id="run", trace={"traceparent": "garbage", "parent": "more"})
+    await core.admission.start(["hello"], run_id="run", trace={"traceparent": "garbage", "parent": "more"})
     await core.reads.wait("run")
     (run,) = named(spans, RUN)
     assert run.parent is None and run.status.is_ok
@@ -355,7 +355,7 @@ def test_without_telemetry_nothing_of_opentelemetry_is_imported() -> None:
     program = """
 import asyncio, sys
 import turnwise, turnwise.actors.client.manager, turnwise.actors.hosting.session_actor
-import turnwise.actors.hosting.dedicated_host, turnwise.actors.hosting.worker_resources, turnwise.actors.hosting.reader
+import turnwise.actors.hosting.dedicated_host, turnwise.actors.hosting.worker_resources, turnwise.actors.hosting.verbs
 from turnwise.actors.session.core import SessionCore
 from turnwise.engines import EchoEngine
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
@@ -365,7 +365,7 @@ async def main():
     store = InMemoryStore()
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, EchoEngine())
-    await core.start(["hello"], run_id="run")
+    await core.admission.start(["hello"], run_id="run")
     await core.reads.wait("run")
 
 asyncio.run(main())
@@ -410,10 +410,10 @@ async def test_every_metric_is_recorded_and_no_label_has_an_id(spans: InMemorySp
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=ID, agent="helper"))
     first, second = await new_core(ScriptedEngine(), store=store), await new_core(ScriptedEngine(), store=store)
-    await first.activate()
-    await second.activate()
+    await first.transactor.activate()
+    await second.transactor.activate()
     with pytest.raises(Exception, match="another process"):
-        await first.append(["late"], "key")
+        await first.admission.append(["late"], "key")
     points = _points()
     assert METRICS.keys() - points.keys() == set()
     for name, metric in METRICS.items():

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from engines import process_of
 from otlp_collector import Collector, export_to, wait
 from traced_tools import away, here
-from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.config import SessionConfig

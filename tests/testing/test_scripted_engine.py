@@ -28,7 +28,7 @@ async def weather(city: str) -> str:
 
 
 async def say(stage: Stage, prompt: str, **settings: Any) -> Outcome:
-    started = await stage.core.start([prompt], run_id=prompt, **settings)
+    started = await stage.core.admission.start([prompt], run_id=prompt, **settings)
     return await stage.core.reads.wait(started.run_id)
 
 
@@ -109,7 +109,7 @@ async def test_a_cancel_stops_a_pause() -> None:
     stage = Stage(ScriptedEngine([["so far", Pause(math.inf)], "Again."]))
     await stage.start()
     await asyncio.sleep(1)
-    await stage.core.cancel("enough", "run")
+    await stage.core.admission.cancel("enough", "run")
     outcome = await stage.outcome()
     assert outcome.run.state == "cancelled"
     assert outcome.turn and outcome.turn.output == (Text(text="so far", interrupted=True),)

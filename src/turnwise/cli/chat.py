@@ -21,8 +21,8 @@ from turnwise.errors import ConfigError, NotFoundError, SessionNotFoundError
 from turnwise.memory.stores.urls import open_store, redact, resolve_url
 
 if TYPE_CHECKING:
-    from turnwise.actors.client.manager import SessionManager
-    from turnwise.actors.client.session import Session
+    from turnwise.actors.client.blocking.manager import SessionManager
+    from turnwise.actors.client.blocking.session import Session
     from turnwise.actors.inference.openai.engine import OpenAIEngine
     from turnwise.cli.answers import Answers
     from turnwise.memory.conversation.sessions import SessionKey
@@ -217,8 +217,8 @@ async def _check_plain(url: str) -> None:
 
 def _manager(store: str, engine: OpenAIEngine, key: SessionKey | None, memory: str | None, ns: str) -> SessionManager:
     """Join or start Ray, and open the store."""
-    from turnwise.actors.client.hosts import placement_in_use
-    from turnwise.actors.client.manager import SessionManager
+    from turnwise.actors.client.blocking.manager import SessionManager
+    from turnwise.actors.client.shared.hosts import placement_in_use
     from turnwise.actors.cluster.ray_runtime import connect
     from turnwise.memory.longterm.lexical import LexicalMemory
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Literal
 
-from turnwise.actors.client.execution import ExecutionHandle
-from turnwise.actors.client.session import Session
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.session import Session
 from turnwise.cli.answers import Answers
 from turnwise.cli.line_editor import LineEditor
 from turnwise.errors import CallDecidedError, CallNotFoundError, SessionInUseError, TurnwiseError

@@ -126,8 +126,8 @@ async def _opened(
     store: str, engine: OpenAIEngine | None, memory: str | None, namespace: str
 ) -> AsyncIterator[tuple[AsyncSessionManager, LongTermMemory | None]]:
     """Open the store: to read only if there is no engine."""
-    from turnwise.actors.client.hosts import placement_in_use
     from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.client.shared.hosts import placement_in_use
     from turnwise.actors.cluster.ray_runtime import connect
     from turnwise.actors.inference.echo import EchoEngine
     from turnwise.memory.longterm.lexical import LexicalMemory

@@ -117,7 +117,7 @@ class _Stage:
         await engines.close(unused)
 
     async def start(self, *prompts: str, **options: Any) -> str:
-        return (await self.core.start(list(prompts), run_id=new_id(), **options)).run_id
+        return (await self.core.admission.start(list(prompts), run_id=new_id(), **options)).run_id
 
     async def ended(self, run_id: str) -> tuple[RunRecord, Turn | None]:
         outcome = await self.core.reads.wait(run_id, LONG_S)
@@ -196,7 +196,7 @@ async def check_a_cancel_ends_the_run(engine: EngineBuilder) -> None:
         if not found:
             break
     began = asyncio.get_running_loop().time()
-    await stage.core.cancel("enough", run_id)
+    await stage.core.admission.cancel("enough", run_id)
     took_s = asyncio.get_running_loop().time() - began
     run, turn = await stage.ended(run_id)
     if run.state == "completed":
@@ -207,7 +207,7 @@ async def check_a_cancel_ends_the_run(engine: EngineBuilder) -> None:
     if turn is not None:
         _check_next(turn.blocks)
     run_id = await stage.start(SHORT)
-    await stage.core.cancel("enough", run_id)
+    await stage.core.admission.cancel("enough", run_id)
 
 
 @_law
@@ -231,7 +231,7 @@ async def check_a_run_is_resumed_after_its_process_is_lost(engine: EngineBuilder
     stage = await _Stage.opened(engine, on_lost="resume")
     run_id = await stage.start(SHORT)
     other = _Stage(engine, stage.store, on_lost="resume")
-    await other.core.activate()
+    await other.core.transactor.activate()
     turn = await other.completed(run_id)
     _check_next(turn.blocks)
     stored = await stage.store.events(SessionKey("session"))
@@ -318,7 +318,7 @@ async def check_what_it_refuses_is_not_stored(engine: EngineBuilder) -> None:
         if why is None:
             continue
         try:
-            await stage.core.append([block], new_id())
+            await stage.core.admission.append([block], new_id())
         except InvalidInputError:
             continue
         raise AssertionError(f"a refused {block.kind} was stored")

@@ -34,6 +34,7 @@ from turnwise.errors import (
     SessionRevertedError,
     StoreError,
     TurnwiseError,
+    UnknownVerbError,
     WaitTimeoutError,
     shown,
 )
@@ -55,6 +56,7 @@ STATUS: Mapping[type[TurnwiseError], int] = {
     SessionRevertedError: 409,
     StoreError: 503,
     SessionLostError: 503,
+    UnknownVerbError: 500,
     LongTermMemoryError: 503,
     WaitTimeoutError: 504,
     TurnwiseError: 409,

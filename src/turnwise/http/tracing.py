@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from turnwise.actors.client.trace_context import received
+from turnwise.actors.client.shared.trace_context import received
 
 _HEADERS = ("traceparent", "tracestate")
 

@@ -83,7 +83,7 @@ class World:
         self.process.kill()
 
     async def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a method of the core, such as `start` or `reads.wait`; repeat the call if needed."""
+        """Return the result of a method of a part of the core, such as `admission.start`; repeat the call if needed."""
         while True:
             if self.process.is_dead:
                 self.process, self.core = self._begin()
@@ -99,7 +99,7 @@ class World:
     async def append(self, prompt: str) -> int:
         """Append a unique prompt; return the index of its turn."""
         asked = self.told.clock()
-        index = cast(int, await self.ask("append", [prompt], prompt))
+        index = cast(int, await self.ask("admission.append", [prompt], prompt))
         self.told.stored(self.session_id, [prompt], asked, turn_index=index)
         return index
 
@@ -110,7 +110,7 @@ class World:
         """
         asked = self.told.clock()
         settings.setdefault("run_id", prompt)
-        started = await self.ask("start", [prompt], **settings)
+        started = await self.ask("admission.start", [prompt], **settings)
         run_id, turn_index = started.run_id, started.turn_index
         if started.dropped:
             self.told.dropped(self.session_id, prompt, asked, run_id)
@@ -128,15 +128,15 @@ class World:
 
     async def cancel(self, run_id: str) -> bool:
         """Cancel a run; return whether it was cancelled."""
-        return cast(bool, await self.ask("cancel", "stop", run_id))
+        return cast(bool, await self.ask("admission.cancel", "stop", run_id))
 
     async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
         """Decide about a tool call that waits."""
-        await self.ask("decide", run_id, call_id, decision)
+        await self.ask("approvals.decide", run_id, call_id, decision)
 
     async def fork(self, session_id: str, at: int | None = None) -> None:
         """Fork the session."""
-        await self.ask("fork", at, session_id)
+        await self.ask("forking.fork", at, session_id)
         self.told.forked(session_id)
 
     async def audit(self, **settings: Any) -> Audit:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.session import AsyncSession
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, InvalidInputError, SessionChangedError, SessionInUseError, shown
 from turnwise.memory.conversation.blocks import Unknown

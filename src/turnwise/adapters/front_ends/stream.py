@@ -6,7 +6,9 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import overload
 
-from turnwise.actors.client.execution import AsyncExecutionHandle, EventPage, ExecutionHandle
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.shared.event_page import EventPage
 from turnwise.adapters.front_ends.encoding import Frame, FrontEndEncoder
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.events import AnyEvent, RunCancelled

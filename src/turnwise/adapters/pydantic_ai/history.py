@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.session import AsyncSession
 from turnwise.adapters.pydantic_ai.messages import to_pydantic_ai
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import InvalidInputError, TurnsChangedError

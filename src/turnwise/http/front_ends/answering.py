@@ -12,7 +12,9 @@ from typing import Any
 from starlette.responses import Response
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.session import AsyncSession, RunOptions, check_start
+from turnwise.actors.client.opening import check_start
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.adapters.front_ends.encoding import FrontEndEncoder
 from turnwise.adapters.front_ends.stream import front_end_stream
 from turnwise.errors import (

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.opening import open_for_run
-from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.adapters.front_ends.vercel import VercelEncoder, file_part, output_of
 from turnwise.errors import InvalidInputError, QueueFullError, SessionBusyError, shown
 from turnwise.http.bounded import Bounds

@@ -22,7 +22,8 @@ from fastapi.responses import JSONResponse
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.opening import open_for_run
-from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.inference.tools.tool import record_of_tools
 from turnwise.errors import (
     CallDecidedError,

@@ -9,7 +9,9 @@ from typing import Any
 from fastapi import APIRouter
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.session import AsyncSession, RunOptions, check_start
+from turnwise.actors.client.opening import check_start
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.inference.engine import Framed, RequestFrame
 from turnwise.errors import SessionInUseError, TurnwiseError
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute

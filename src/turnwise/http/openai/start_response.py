@@ -10,7 +10,8 @@ from typing import Any
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.opening import open_for_run
-from turnwise.actors.client.session import AsyncSession, RunOptions
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool, record_of_tools
 from turnwise.errors import (

@@ -27,8 +27,8 @@ async def find_hosts(namespace: str, store_id: str) -> list[HostInfo]:
     """Return the processes that host the store's sessions: packed hosts, newest first, then dedicated ones by name."""
     if not ray.is_initialized():  # a read-only manager works without Ray
         return []
-    found: list[HostInfo] = await asyncio.gather(*await asyncio.to_thread(_find, namespace, store_id))
-    return found
+    hosts: list[HostInfo] = await asyncio.gather(*await asyncio.to_thread(_find, namespace, store_id))
+    return hosts
 
 
 def placement_in_use(namespace: str, store: str, session: SessionKey | None = None) -> Placement:
@@ -56,7 +56,7 @@ def _find(namespace: str, store_id: str) -> list[Any]:
     ]
     prefix = actors_of(store_id)
     others = ray.util.list_named_actors(all_namespaces=True)
-    names = sorted(each["name"] for each in others if each["namespace"] == namespace)
+    names = sorted(other["name"] for other in others if other["namespace"] == namespace)
     own = [name for name in names if name.startswith(prefix)]
     dedicated = [
         _ask(actor, HostInfo(name=name, is_packed=False), nodes, session_of(store_id, name))
@@ -68,11 +68,11 @@ def _find(namespace: str, store_id: str) -> list[Any]:
 
 async def _ask(actor: Any, host: HostInfo, nodes: dict[str, str], session: SessionKey | None = None) -> HostInfo:
     """Return what the process says; of a dedicated one, its session is known."""
-    asked = [actor.where.options(max_task_retries=0).remote()]
+    calls = [actor.where.options(max_task_retries=0).remote()]
     if session is None:
-        asked.append(actor.load.options(max_task_retries=0).remote())
+        calls.append(actor.load.options(max_task_retries=0).remote())
     try:
-        answers = asyncio.gather(*(asyncio.wrap_future(each.future()) for each in asked))
+        answers = asyncio.gather(*(asyncio.wrap_future(call.future()) for call in calls))
         ((node_id, pid, *memory), *loads) = await asyncio.wait_for(answers, ANSWER_S)
     except (RayError, TimeoutError):
         return host

@@ -73,9 +73,9 @@ class _LookupOfOne(ABC):
 
     def actor(self, key: SessionKey) -> Any:
         with self._lock:
-            if found := self._actors.get(key):
+            if actor := self._actors.get(key):
                 self._actors.move_to_end(key)
-                return found
+                return actor
         return self._note(key, self._look_up(key))
 
     def _note(self, key: SessionKey, actor: Any) -> Any:
@@ -90,10 +90,10 @@ class _LookupOfOne(ABC):
 
     def is_live(self, key: SessionKey) -> bool:
         if key not in self._actors:
-            found = self._find(key)
-            if found is None:
+            actor = self._find(key)
+            if actor is None:
                 return False
-            self._note(key, found)
+            self._note(key, actor)
         return True
 
     def _find(self, key: SessionKey) -> Any:
@@ -213,17 +213,17 @@ class LiveLookup(_LookupOfOne):
     def _find(self, key: SessionKey) -> Any:
         if not ray.is_initialized():  # a read-only manager works without Ray
             return None
-        found = super()._find(key)
-        for layout in find_layouts(self._namespace, self._store_id)[:1] if found is None else ():
-            found = find_actor(self._namespace, layout.actor_name(self._store_id, layout.index_of(key)))
-        return found
+        actor = super()._find(key)
+        for layout in find_layouts(self._namespace, self._store_id)[:1] if actor is None else ():
+            actor = find_actor(self._namespace, layout.actor_name(self._store_id, layout.index_of(key)))
+        return actor
 
     def _look_up(self, key: SessionKey) -> Any:
-        found = self._find(key)
-        if found is None:
+        actor = self._find(key)
+        if actor is None:
             why = "no process of it is live: open a SessionManager on its store in this process first"
             raise SessionLostError(key.session_id, why)
-        return found
+        return actor
 
 
 def make_lookup(namespace: str, store_id: str, placement: Dedicated | Packed, spec: ActorSpec) -> ActorLookup:

@@ -1,4 +1,4 @@
-"""How requests are carried out for callers that block."""
+"""The event loop on which callers that block run the coroutines of stores and memories."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from turnwise.actors.client.requests import Portal
+from turnwise.actors.client.shared.portal import Portal
 
 
 def test_a_wait_in_another_thread_is_answered_though_the_manager_is_closed() -> None:

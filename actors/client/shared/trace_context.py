@@ -31,5 +31,5 @@ def callers_trace() -> dict[str, Any]:
     if "opentelemetry.trace" in sys.modules:
         module = import_module("opentelemetry.trace.propagation.tracecontext")
         module.TraceContextTextMapPropagator().inject(headers)
-    found = headers or dict(_RECEIVED.get())
-    return {"trace": found} if found else {}
+    trace = headers or dict(_RECEIVED.get())
+    return {"trace": trace} if trace else {}

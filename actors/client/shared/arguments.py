@@ -1,21 +1,22 @@
-"""Annotated types for the arguments of public methods, and `checked`, which validates them before a request is made."""
+"""Annotated types for the arguments of public methods, and `checked`, which validates them before anybody is asked."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, cast, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from turnwise.errors import InvalidIdError, InvalidInputError, TooManyError, shown
 from turnwise.memory.conversation.chat_messages import ChatMessage
+from turnwise.memory.conversation.events import KINDS, AnyEvent
 from turnwise.memory.conversation.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.limits import MAX_NAMES, MAX_VALUES
@@ -34,6 +35,11 @@ from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryCategory,
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
+EventSink = Callable[[AnyEvent], object]
+"""A function that is called with each event; an awaitable that it returns is awaited by the asynchronous family."""
+
+IfExists = Literal["refuse", "update", "keep"]
+"""What `open` does if the session exists and has another title or other metadata than those given."""
 
 MAX_LIFETIME_S = 1e10
 """The longest `ttl_s`, in seconds: three centuries."""
@@ -48,30 +54,82 @@ MAX_JSON_BYTES = 4_000_000
 """The largest arguments of a tool call, or notes of a working memory, in bytes of JSON in UTF-8."""
 
 
+def checked(**types: Any) -> Callable[[Callable[Given, Made]], Callable[Given, Made]]:
+    """Decorate a function so that these arguments are validated strictly, by their types, before it begins.
+
+    Defaults are not validated. A coroutine function stays one, and validates when it is awaited.
+
+    Raises:
+        InvalidInputError: of the decorated function: names the argument.
+    """
+
+    def decorate(function: Callable[Given, Made]) -> Callable[Given, Made]:
+        arguments = _Arguments(function, types)
+
+        @wraps(function)
+        def blocking(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+            return function(*arguments.positional(args), **arguments.named(kwargs))
+
+        @wraps(function)
+        async def awaited(*args: Given.args, **kwargs: Given.kwargs) -> Any:
+            answer: Any = function(*arguments.positional(args), **arguments.named(kwargs))
+            return await answer
+
+        return cast("Callable[Given, Made]", awaited) if inspect.iscoroutinefunction(function) else blocking
+
+    return decorate
+
+
+class _Arguments:
+    """Validates the arguments of a function. What validates each of them is built at its first use."""
+
+    def __init__(self, function: Callable[..., object], types: Mapping[str, Any]) -> None:
+        parameters = inspect.signature(function).parameters
+        kinds = {name: parameter.kind for name, parameter in parameters.items()}
+        self._names = [
+            name for name, kind in kinds.items() if kind in (kind.POSITIONAL_ONLY, kind.POSITIONAL_OR_KEYWORD)
+        ]
+        self._rest = next((name for name, kind in kinds.items() if kind is kind.VAR_POSITIONAL and name in types), None)
+        self._types = types
+        self._validators: dict[str, TypeAdapter[Any]] = {}
+
+    def positional(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the validated values of a call's positional arguments."""
+        named, rest = values[: len(self._names)], values[len(self._names) :]
+        valid = [self._valid(name, value) for name, value in zip(self._names, named, strict=False)]
+        return [*valid, *(self._valid(self._rest, rest) if self._rest else rest)]
+
+    def named(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the validated values of a call's keyword arguments."""
+        return {name: self._valid(name, value) for name, value in values.items()}
+
+    def _valid(self, name: str, value: Any) -> Any:
+        if name not in self._types:
+            return value
+        try:
+            return (self._validators.get(name) or self._build(name)).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise _refusal(name, error) from None
+
+    def _build(self, name: str) -> TypeAdapter[Any]:
+        with _building:  # pydantic resolves names in a stack that the threads of a first call would share
+            if name not in self._validators:
+                self._validators[name] = TypeAdapter(self._types[name])
+            return self._validators[name]
+
+
 _building = Lock()
 
 
-def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Decorate a request so that its arguments are validated strictly, by their annotations, before it is made.
+def check_names(of: str, values: Collection[str], names: Sequence[str]) -> None:
+    """Check the names of keyword arguments that are passed on as a mapping.
 
     Raises:
-        InvalidInputError: names the argument.
         TypeError: there is no such argument.
     """
-    built: list[Callable[Given, Made]] = []
-
-    @wraps(request)
-    def made(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        if not built:
-            with _building:  # pydantic resolves names in a stack that the threads of a first call would share
-                if not built:
-                    built.append(validate_call(config=ConfigDict(strict=True))(request))
-        try:
-            return built[0](*args, **kwargs)
-        except ValidationError as error:
-            raise _refusal(request, error) from None
-
-    return made
+    for name in values:
+        if name not in names:
+            raise TypeError(_unexpected(of, name, names))
 
 
 _HINTS = {"engine": "pass what answers the runs, such as engine=OpenAIEngine('gpt-5'), or EchoEngine() for a first try"}
@@ -89,9 +147,7 @@ def named(init: Callable[Given, None]) -> Callable[Given, None]:
     def made(*args: Given.args, **kwargs: Given.kwargs) -> None:
         signature = inspect.signature(init)
         of = f"{type(args[0]).__name__}()"
-        for name in kwargs:
-            if name not in signature.parameters:
-                raise TypeError(_unexpected(of, name, list(signature.parameters)[1:]))
+        check_names(of, kwargs, list(signature.parameters)[1:])
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -102,7 +158,7 @@ def named(init: Callable[Given, None]) -> Callable[Given, None]:
     return made
 
 
-def _unexpected(of: str, name: str, names: list[str]) -> str:
+def _unexpected(of: str, name: str, names: Sequence[str]) -> str:
     """Return the message about a keyword that does not exist, with the nearest one that does."""
     near = get_close_matches(name, names, 1)
     parameters = [] if near or "params" not in names else get_close_matches(name, ModelParams.__annotations__, 1)
@@ -111,16 +167,9 @@ def _unexpected(of: str, name: str, names: list[str]) -> str:
     return f"{of} got an unexpected keyword argument {name!r}{hint}"
 
 
-def _refusal(request: Callable[..., object], error: ValidationError) -> InvalidInputError | TypeError:
-    names = list(inspect.signature(request).parameters)
-    errors = error.errors(include_url=False)
-    first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
-    name, *inner = first["loc"]
-    if first["type"] == "unexpected_keyword_argument":
-        of = "Session.run()" if request.__name__ == "_settings" else f"{request.__name__.lstrip('_')}()"
-        return TypeError(_unexpected(of, str(name), names))
-    field = names[name] if isinstance(name, int) else name
-    field += "".join(f"[{shown(part)}]" for part in inner if part != "[key]")
+def _refusal(name: str, error: ValidationError) -> InvalidInputError:
+    first = error.errors(include_url=False)[0]
+    field = name + "".join(f"[{shown(part)}]" for part in first["loc"] if part != "[key]")
     if first["type"] == _TOO_MANY:
         return TooManyError(field, *(first["ctx"][name] for name in ("count", "limit", "most")))
     why = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
@@ -153,8 +202,8 @@ def few(value: Any, limit: str = "MAX_NAMES", most: int = MAX_NAMES) -> Any:
         PydanticCustomError: `checked` makes a TooManyError of it.
     """
     if isinstance(value, Collection) and not isinstance(value, str | bytes) and len(value) > most:
-        told = {"count": len(value), "limit": limit, "most": most}
-        raise PydanticCustomError(_TOO_MANY, "has too many members", told)
+        bound = {"count": len(value), "limit": limit, "most": most}
+        raise PydanticCustomError(_TOO_MANY, "has too many members", bound)
     return value
 
 
@@ -175,7 +224,7 @@ def _types(value: Any) -> tuple[MemoryType, ...]:
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         raise ValueError("must be a list of memory types, such as [MemoryType.FACTS]")
     few(value)
-    return tuple(_type(each) for each in value)
+    return tuple(map(_type, value))
 
 
 def _type(value: Any) -> MemoryType:
@@ -236,6 +285,25 @@ def _folder(value: Any) -> Path:
     return Path(path)
 
 
+def _sink(value: Any) -> EventSink:
+    if not callable(value):
+        raise ValueError("must be a function that takes an event")
+    sink: EventSink = value
+    return sink
+
+
+def _kinds(value: Any) -> frozenset[str]:
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        raise ValueError("must be a list of kinds of events, such as ['run_completed']")
+    few(value)
+    for kind in value:
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise ValueError(f"must be kinds of events, as event.kind has them; {shown(kind)} is none")
+        if KINDS[kind].live:
+            raise ValueError(f"events of kind {kind} are not stored: use on_event of a run")
+    return frozenset(value)
+
+
 SessionId = Annotated[str, PlainValidator(partial(check_id, "session id"))]
 UserId = Annotated[str, PlainValidator(partial(check_id, "user id"))]
 AgentName = Annotated[str, PlainValidator(partial(check_id, "agent"))]
@@ -283,6 +351,8 @@ MemoryUseArg = Annotated[MemoryUse | bool, PlainValidator(memory_use)]
 Type = Annotated[AnyType, PlainValidator(_type)]
 Types = Annotated[Collection[AnyType], PlainValidator(_types)]
 Category = Annotated[AnyCategory, PlainValidator(_category)]
+Sink = Annotated[EventSink, PlainValidator(_sink)]
+Kinds = Annotated[Collection[str], PlainValidator(_kinds)]
 Folder = Annotated[str | Path, PlainValidator(_folder)]
 
 
@@ -294,5 +364,5 @@ def json_object(field: str, value: Any, max_bytes: int = MAX_JSON_BYTES) -> dict
     """
     if not isinstance(value, Mapping):
         raise InvalidInputError(field, shown(value), "must be a JSON object: a mapping")
-    found: dict[str, Any] = plain_json(field, value, max_bytes)
-    return found
+    plain: dict[str, Any] = plain_json(field, value, max_bytes)
+    return plain

@@ -1,0 +1,82 @@
+# Made from actors/client/expiry.py by `make blocking`: change that file.
+"""The sweep: deletes expired sessions. A session that has a live process is deleted by that process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from turnwise.actors.client.blocking import steps
+from turnwise.actors.client.blocking.session_host import SessionHost
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.cluster.wire import SessionRef
+from turnwise.errors import (
+    LongTermMemoryError,
+    SessionBusyError,
+    SessionChangedError,
+    SessionNotFoundError,
+    TurnwiseError,
+)
+from turnwise.memory.archive.expiry import PAGE, Swept, archived, damaged, kept, sweep_session
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.base import SessionStore
+
+
+def sweep(client: ClusterClient, store: SessionStore, archive: Path | None, memory: bool) -> Swept:
+    """Delete the sessions of a store that have expired; see `SessionManager.sweep`."""
+    portal = client.portal
+    now = steps.run(portal, store.now)  # the store's clock, which also dates the sessions' commits
+    done, cursor = Swept(), None
+    history = client.open_history()
+    try:
+        while True:
+            page = steps.run(portal, store.expired, now, cursor=cursor, limit=PAGE)
+            for session in page:
+                if client.is_live(SessionRef.of(session)) or history or memory:
+                    done += _ask(client, store, session, archive=archive, history=history, memory=memory)
+                else:
+                    done += steps.run(portal, sweep_session, store, session, archive)
+                    client.drop(SessionRef.of(session))
+            done += damaged(page)
+            if (cursor := page.cursor) is None:
+                return done
+    finally:
+        if history:
+            steps.run(portal, history.close)
+
+
+def _ask(
+    client: ClusterClient,
+    store: SessionStore,
+    session: SessionRecord,
+    *,
+    archive: Path | None,
+    history: HistoryStore | None,
+    memory: bool,
+) -> Swept:
+    """Export the session, then let its process delete it, unless it was used since the query or has an active run."""
+    file = None
+    try:
+        file = steps.run(client.portal, archived, store, session, archive, history)
+        host = SessionHost(client, SessionRef.of(session))
+        host.delete(memory=memory, verify=False, updated_at=session.updated_at)
+    except SessionNotFoundError:
+        pass  # already deleted: by an earlier delivery of this call whose answer was lost, or by another caller
+    except TurnwiseError as error:
+        # Remove the file only if nothing was deleted; otherwise it may be the only copy of the session.
+        if file and isinstance(error, _REFUSALS) and _is_there(client, store, session):
+            steps.in_thread(file.remove)
+        return kept(session.key, error)
+    return Swept(deleted=(session.key,), archived=(session.key,) if file else ())
+
+
+_REFUSALS = (SessionBusyError, SessionChangedError, LongTermMemoryError)
+"""Errors after which nothing was deleted, unless an earlier delivery of the same call was carried out."""
+
+
+def _is_there(client: ClusterClient, store: SessionStore, session: SessionRecord) -> bool:
+    try:
+        stored = steps.run(client.portal, store.get, session.key)
+    except TurnwiseError:
+        return False
+    return stored.log == session.log

@@ -1,0 +1,73 @@
+# Made from actors/client/once.py by `make blocking`: change that file.
+"""`Once`: the sessions of `run_once`, which are in the memory of the Ray cluster only."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from turnwise.actors.client.blocking import steps
+from turnwise.actors.client.blocking.expiry import sweep
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.once_store import ONCE_STORE, ONCE_SWEEP_S, ONCE_TTL_S
+from turnwise.actors.cluster.store_actor import is_there
+from turnwise.errors import NotFoundError
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+
+
+class Once:
+    """Opens and finds the sessions of `run_once` of a manager.
+
+    Args:
+        namespace: the manager's.
+        make: makes the client of these sessions. Blocks.
+    """
+
+    def __init__(self, namespace: str, make: Callable[[], ClusterClient]) -> None:
+        self._namespace = namespace
+        self._make = make
+        self._client: ClusterClient | None = None
+        self._swept_at = -math.inf
+        """When such sessions were last deleted, by the monotonic clock."""
+
+    def open(
+        self, user_id: str, agent: str | None, metadata: Mapping[str, Any], engine: str | None
+    ) -> tuple[ClusterClient, SessionRecord]:
+        """Create a session; return it and its client."""
+        client = self._made()
+        store = client.stores[0]
+        if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
+            self._swept_at = time.monotonic()
+            sweep(client, store, None, memory=False)
+        now = steps.run(client.portal, store.now)
+        owner: dict[str, Any] = {"user_id": user_id, "agent": agent, "metadata": freeze(metadata)}
+        times: dict[str, Any] = {"created_at": now, "updated_at": now, "ttl_s": ONCE_TTL_S}
+        session = SessionRecord(session_id=new_id(), memory="off", engine=engine, **owner, **times)
+        return client, steps.run(client.portal, store.create, session)
+
+    def find(self, run_id: str, user_id: str) -> tuple[ClusterClient, RunRecord] | None:
+        """Return a run, by any manager of this Ray, as long as it is there, and its client."""
+        if not steps.in_thread(partial(is_there, ONCE_STORE, self._namespace)):
+            return None
+        client = self._made()
+        try:
+            run = steps.run(client.portal, client.stores[0].run, run_id)
+        except NotFoundError:
+            return None
+        return (client, run) if run.user_id == user_id else None
+
+    def close(self) -> None:
+        """Close the store. The sessions stay."""
+        if self._client:
+            steps.run(self._client.portal, self._client.close)
+
+    def _made(self) -> ClusterClient:
+        if self._client is None:
+            self._client = steps.in_thread(self._make)
+        return self._client

@@ -1,0 +1,578 @@
+# Made from actors/client/session.py by `make blocking`: change that file.
+"""`Session`: append prompts, start runs, read turns, fork, compact and delete a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Unpack
+
+from pydantic import InstanceOf
+
+from turnwise.actors.client.blocking import steps
+from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
+from turnwise.actors.client.blocking.session_host import SessionHost
+from turnwise.actors.client.blocking.session_memory import SessionMemory
+from turnwise.actors.client.shared.arguments import (
+    Blocks,
+    Count,
+    EngineName,
+    Format,
+    IdempotencyKey,
+    Instructions,
+    Limit,
+    MemoryUseArg,
+    Number,
+    Removable,
+    RunId,
+    SessionId,
+    Text,
+    Time,
+    Title,
+    TurnRef,
+    WaitSeconds,
+    checked,
+    json_object,
+)
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.event_page import EventPage
+from turnwise.actors.client.shared.run_options import RunOptions, checked_options, takes_long, with_records
+from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef
+from turnwise.actors.hosting import verbs
+from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
+from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
+from turnwise.memory.conversation.blocks import AnyBlock, Summary
+from turnwise.memory.conversation.chat_messages import ChatMessage
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.message_formats import MessageFormat, Messages, functions_of, to_messages
+from turnwise.memory.conversation.notebook_display import ListPage, facts_html
+from turnwise.memory.conversation.prompts import Prompt, plain_prompts
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import join, places, union
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.stores.base import Page
+from turnwise.strategies.compaction import Compaction
+
+_EXPORTED_AT_ONCE = 100
+"""How many turns are read at once for an export."""
+
+
+class Session:
+    """A conversation. Methods may be called from many threads and processes at once; they take effect one at a time.
+
+    A change is durable when its method returns. Most methods are one Ray call. Reads of a session without a live
+    process query the store; `export_messages` reads page by page; `cancel` and `end` repeat their call until the run
+    has ended. A method whose argument has the wrong type or is out of range raises InvalidInputError, which names the
+    argument, and changes nothing.
+    """
+
+    def __init__(self, client: ClusterClient, ref: SessionRef, agent: str | None) -> None:
+        self._client = client
+        self._ref = ref
+        self._host = SessionHost(client, ref)
+        self.id = ref.key.session_id
+        self.user_id = ref.key.user_id
+        self.agent = agent
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id!r} of user {self.user_id!r}>"
+
+    def _repr_html_(self) -> str:
+        return facts_html(type(self).__name__, {"id": self.id, "user_id": self.user_id, "agent": self.agent})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._client, self._ref, self.agent)
+
+    @property
+    def actor(self) -> Any:
+        """The raw Ray handle of the session's actor."""
+        return self._client.actor(self._ref)
+
+    @property
+    def memory(self) -> SessionMemory:
+        """The long-term memories of the session's user, and the working memory."""
+        return SessionMemory(self._client, self._ref)
+
+    def append(self, *prompts: Prompt) -> Turn:
+        """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
+
+        The history has the prompts in the order in which `append` calls return. An active run does not see them.
+        Prompts may be an earlier conversation: `Text`, `Thinking`, `ToolUse` and `ToolResult` blocks too. A result
+        follows its call, and a run starts only if each call has one.
+
+        Raises:
+            EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
+        """
+        cache = self._client.cache(self._ref)
+        packed = self._host.ask(verbs.append(plain_prompts(self.id, prompts), new_id(), cache.held))
+        return self._client.unpack(packed, cache)
+
+    @checked(
+        format=Format | None,
+        system=Instructions | None,
+        idempotency_key=IdempotencyKey | None,
+        after=Number | None,
+        memory=MemoryUseArg,
+    )
+    def import_messages(
+        self,
+        messages: Sequence[Any],
+        format: MessageFormat | None = None,
+        *,
+        system: str | None = None,
+        idempotency_key: str | None = None,
+        after: int | None = None,
+        memory: MemoryUse | bool = False,
+    ) -> Turn:
+        """Store a conversation from elsewhere behind the newest turn; return its last turn.
+
+        Each of its turns is prompts with their answer, tool calls and results included; it has ended, without a run.
+        One of up to 1,000 blocks is one commit. A longer one is several, in order, so that nobody waits long for them;
+        if that is cut off, a repeated call stores the rest. Prompts at the end wait for the next run, like appended
+        ones. Long-term memories get them with `memory`. The conversation is checked as a provider would check it.
+        Durable on return. May be repeated: the same conversation is stored once, and again only after its turns were
+        cleared. Of one that begins with all that the session has, only what follows is stored.
+
+        Args:
+            messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.
+            format: their format; by default it is found, which fails where two formats are mixed.
+            system: the system prompt, where it is not among the messages. Several become one, at the beginning.
+            idempotency_key: identifies this import; by default a digest of the messages does. Pass one to store the
+                same messages twice.
+            after: an optimistic check: if this is not the index of the newest ended turn, nothing is stored. With -1,
+                the session must have no ended turn.
+            memory: with `on` or True, the session's long-term memories get the turns as those of runs, in the
+                background, also after a kill. Not by default, as some ask a model for each turn. For a conversation
+                that is stored already it changes nothing.
+
+        Raises:
+            InvalidInputError: names the first message that cannot be read, stored or continued, by its index, and says
+                what to do; or prompts wait for a run, or the key was used for other messages. Nothing was stored.
+            TurnsChangedError: another turn than `after` is the newest, and nothing was stored; or another turn came
+                while a long conversation was stored, which a repeated call goes on with if it can follow that turn.
+            ConfigError: the format needs a package that is not installed.
+            SessionBusyError, SessionEndedError: nothing was stored.
+        """
+        conversation = read_conversation(messages, format, system=system, key=idempotency_key)
+        index = send_conversation(self._host.ask, conversation, after, memory)
+        try:
+            return self.turn(index)
+        except TurnNotFoundError:  # a repeated import, whose last prompts moved on
+            latest = self.latest()
+            if latest is None:
+                raise
+            return latest
+
+    @checked(format=Format)
+    def export_messages(self, format: MessageFormat) -> Messages:
+        """Return the whole conversation as messages of another library, oldest first; see `to_messages`.
+
+        Includes blocks that compaction replaced, and pending prompts. Excludes removed and forgotten blocks, and the
+        active run's answer. A fork begins with the blocks that it continues.
+
+        Raises:
+            InvalidInputError: there is no such format.
+            UnsupportedBlockError: a picture or a file in a form that the format does not have.
+            ConfigError: the format needs a package that is not installed.
+        """
+        functions_of(format, "write")  # before anything is read
+        blocks: list[AnyBlock] = []
+        after, is_first = -1, True
+        while turns := self.turns(after, _EXPORTED_AT_ONCE):
+            for turn in turns:
+                is_fork = is_first and turn.parent is not None and turn.parent.rpartition("#")[0] != self.id
+                is_first = False
+                if turn.record.forgotten:
+                    continue
+                if is_fork and not turn.record.is_open:
+                    blocks += turn.blocks
+                    continue
+                own = turn.asked if turn.record.is_open else turn.new_blocks
+                blocks += (block for number, block in enumerate(own) if number not in turn.removed)
+            after = turns[-1].index
+        if len(blocks) <= _EXPORTED_AT_ONCE:
+            return to_messages(blocks, format)
+        return steps.in_thread(partial(to_messages, blocks, format))
+
+    def start(self, **options: Unpack[RunOptions]) -> ExecutionHandle:
+        """Start a run on the appended prompts, like `run` without prompts."""
+        return self.run(**options)
+
+    def run(self, *prompts: Prompt, **options: Unpack[RunOptions]) -> ExecutionHandle:
+        """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
+
+        While another run is active, `if_busy` decides:
+
+        | `if_busy` | what is stored | what runs | callers of other runs |
+        |---|---|---|---|
+        | `reject` | nothing: raises SessionBusyError | the active run | unaffected |
+        | `drop` | nothing: returns the active run's handle, with `dropped` set | the active run | unaffected |
+        | `enqueue` | the prompts, in a turn of their own | the new prompts, after all queued runs | unaffected |
+        | `latest` | the prompts; queued ones are dropped | the new prompts, next | get RunReplacedError if queued |
+        | `merge` | the prompts, after the queued ones | the merged prompts, as one turn | get the merged run's answer |
+        | `inject` | the prompts | the active run, with the prompts from its next model call on | unaffected |
+        | `debounce` | the prompts | all prompts with `debounce`, as one turn, after `debounce_s` | unaffected |
+        | `interrupt` | the prompts, after those of the ended runs | the new prompts, next | get RunCancelledError |
+        | `rollback` | the prompts; ended runs' are dropped | the new prompts, next | get RunCancelledError |
+
+        Prompts that were stored by `append` are never dropped. `interrupt` keeps the text that the ended run has
+        answered; `rollback` drops it.
+
+        After a merge, all handles refer to the merged run. Two runs can be merged if these options are equal: model,
+        params, output, instructions, tools, memory, timeout_s, parent and engine, and if the new run has no `turn_id`.
+        Otherwise the new run is queued as with `enqueue`.
+
+        An injected prompt is sent with the next tool results or approval decision; its run then ends with the active
+        run. It is queued as with `enqueue` in these cases: other runs, or prompts stored by `append`, wait before it;
+        it has a picture, a file, or an option other than `labels`, `idempotency_key` and `on_event`; the injected
+        prompts would take more than a quarter of the window, or not fit into it with the active turn; or the engine has
+        no tool loop.
+
+        `debounce` also waits if no run is active. Meanwhile the session is busy: other policies treat the run as
+        queued. Later prompts with `debounce` are merged into the run if they can be, and each restarts the wait. Stored
+        prompts survive a process crash; the run starts after `debounce_s`, or when a process next loads the session.
+
+        Args:
+            turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
+                and `turn(turn_id)` finds the turn. Without it, the turn has its index only.
+            parent: the id of the run, in any session of the user, on whose behalf this run is started, such as that of
+                an agent that calls this one; it is in the run's record.
+            if_busy: what to do while another run is active; see the table above.
+            debounce_s: for `debounce`, how many seconds nobody must have added a prompt before the run begins;
+                up to a day.
+            idempotency_key: a repeated call with the same key and the same prompts returns the run that the first call
+                started.
+            timeout_s: the run fails after so many seconds.
+            labels: kept with the run; see `max_labels` and `max_label_chars` of `SessionConfig`.
+            memory: how the run uses long-term memory: `on` or True recalls before the run and saves its turn; `read`
+                only recalls; `off` or False does neither. The session's setting if omitted.
+            model: the model that answers; the session's if omitted, or the engine's own if the session has none.
+            params: model parameters, such as `{"temperature": 0.2}`. Each replaces the session's and the engine's
+                value; a value of None removes the session's. They are recorded with the run and apply to all of its
+                steps, also after another process resumes it; `tool_choice` applies to the first step only.
+            output: a pydantic model, or another type for which pydantic makes the schema of an object, such as a
+                dataclass or a TypedDict. The model answers with such an object, after any tool calls, and
+                `turn.parsed` is an instance. The JSON schema is recorded with the run, and every process that resumes
+                the run checks answers by it; `turn.parsed` also applies the class's own validators. Or the JSON schema
+                of an object, of at most 64 KB; then `turn.parsed` is a dict.
+            output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
+                errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
+            instructions: a system prompt for this run alone. Its requests have it after the engine's or the
+                conversation's own; no history has it.
+            tools: up to 128 tools for this run alone, made by `external_tool`, beside the engine's own. A run that
+                calls them waits until their results come by `provide` of its handle, from any process. Their JSON
+                schemas check the arguments. Instructions and tools are recorded with the run and apply to all of its
+                steps, also after another process resumes it.
+            on_event: a function that is called with each event of the run, deltas included, in order, beside the run:
+                in a thread, or in a task of the asynchronous family, which takes coroutine functions too. What it
+                raises is logged and changes nothing. `wait` of the returned handle waits for it.
+
+        Raises:
+            InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
+                object; the engine does not support typed output, or instructions and tools of runs; or it has a tool of
+                the same name. Nothing was stored.
+            SessionBusyError, QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
+            EmptyTurnError, InvalidPromptError: there are no prompts, or one cannot be stored; nothing was stored.
+            IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
+            RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
+        """
+        settings = checked_options(options)
+        records = partial(with_records, settings, options)
+        whole = steps.in_thread(records) if takes_long(settings) else records()
+        started = self._host.start(plain_prompts(self.id, prompts), whole)
+        run = self._ref, started.run_id, started.turn_index
+        if started.dropped:  # it is another caller's run
+            return ExecutionHandle(self._client, *run, started.outcome, dropped=True)
+        output, on_event = options.get("output"), options.get("on_event")
+        return ExecutionHandle(self._client, *run, started.outcome, output=output, on_event=on_event)
+
+    def latest(self) -> Turn | None:
+        """Return the newest turn, pending prompts included; None if the session has no turns."""
+        cache = self._client.cache(self._ref)
+        packed = self._host.ask(verbs.latest(cache.held))
+        return self._client.unpack(packed, cache) if packed else None
+
+    @checked(index=TurnRef)
+    def turn(self, index: int | str) -> Turn:
+        """Return a turn with all of its blocks, by its index or by the id that `run(turn_id=...)` gave it.
+
+        Raises:
+            TurnNotFoundError: no turn has this index or id.
+        """
+        cache = self._client.cache(self._ref)
+        packed = self._host.ask(verbs.turn(index, cache.held))
+        return self._client.unpack(packed, cache)
+
+    @checked(after=Number, limit=Limit)
+    def turns(self, after: int = -1, limit: int = 100) -> ListPage[Turn]:
+        """Return up to `limit` turns with an index above `after`, by index.
+
+        A page that is large is shorter: it has a megabyte or one turn. Its `next` says whether there are more.
+        """
+        cache = self._client.cache(self._ref)
+        packed: list[PackedTurn]
+        packed, later = self._host.ask(verbs.turns(after, limit, cache.held))
+        turns = ListPage[Turn](next=later)
+        for turn in packed:
+            turns.append(self._client.unpack(turn, turns[-1].cache if turns else cache))
+        return turns
+
+    @checked(limit=Limit, before=Text | None, newest_first=bool)
+    def messages(self, limit: int = 100, *, before: str | None = None, newest_first: bool = False) -> Page[ChatMessage]:
+        """Return a page of messages, as chat interfaces list them: the newest ones, or those before a cursor.
+
+        Pass the page's `cursor` as `before` to get the page of earlier messages; it is None if there are none. So pages
+        go back in time, whichever order the messages on them have. A fork has the messages from the turn on at which it
+        was forked; the earlier ones are its parent's.
+
+        Args:
+            limit: how many at most.
+            before: the cursor of a page, or of a message.
+            newest_first: order the page from new to old; otherwise from old to new, as people read them.
+        """
+        messages, is_more = self._host.ask(verbs.messages(before, limit))
+        cursor = messages[0].cursor if is_more else None
+        return Page(tuple(reversed(messages) if newest_first else messages), cursor)
+
+    @checked(after=Number, limit=Limit)
+    def runs(self, after: int = -1, limit: int = 100) -> ListPage[RunRecord]:
+        """Return up to `limit` runs with a turn index above `after`, by turn index.
+
+        A page that is large is shorter: it has a megabyte or one run. Its `next` says whether there are more.
+        """
+        runs, later = self._host.ask(verbs.runs(after, limit))
+        return ListPage(runs, later)
+
+    @checked(after=Number, limit=Limit, wait_s=WaitSeconds)
+    def events(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:
+        """Return up to `limit` events of all runs with a number above `after`, by number.
+
+        The result is a list whose `next` is the `after` of the next page; None if there were no more events. To follow
+        a session across its runs, live, repeat the call with `wait_s` and the number of the last event. Deltas are
+        among the events until the run after the next one starts.
+
+        Args:
+            wait_s: wait up to so many seconds for the first event; without it, for none.
+
+        Raises:
+            OverloadedError: too many other callers have been waiting for all of `wait_s`.
+        """
+        events, later, is_all = self._host.follow(after, limit, None, wait_s)
+        return EventPage(events, later if events and not is_all else None)
+
+    @checked(name=Text)
+    def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
+        """Add an event of your own to the session, which belongs to no run; return its number. Durable on return.
+
+        Readers of the session's events get a `CustomEvent` with this name and data.
+
+        Args:
+            name: 1 to 256 characters.
+            data: a JSON object of at most 1 MB.
+
+        Raises:
+            InvalidInputError: the name or the data cannot be stored; nothing was stored.
+            SessionEndedError: the session has ended; nothing was stored.
+        """
+        plain = None if data is None else json_object("data", data, MAX_EVENT_BYTES)
+        custom_event(name, plain)
+        return self._host.ask(verbs.add_event(name, plain, new_id()))
+
+    @checked(reason=Text)
+    def cancel(self, reason: str = "cancelled by the caller") -> bool:
+        """Cancel the active run and wait for its end; return whether it ended as cancelled.
+
+        Raises:
+            NoActiveRunError: no run is active.
+        """
+        return self._host.cancel(reason)
+
+    @checked(run_id=RunId)
+    def execution(self, run_id: str) -> ExecutionHandle:
+        """Return the handle of a run of this session.
+
+        Raises:
+            RunNotFoundError: the session has no such run.
+        """
+        record = self._host.ask(verbs.run(run_id))
+        return ExecutionHandle(self._client, self._ref, run_id, record.turn_index)
+
+    @checked(at=Number | None, session_id=SessionId | None)
+    def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
+        """Return a new session that continues after turn `at`, by default the last turn that ended.
+
+        This session does not change. It may have an active run. Durable on return. The fork has this session's agent,
+        metadata, memory use, model, params, engine and `ttl_s`, but not its title and no pending prompts.
+
+        Raises:
+            TurnNotFoundError: no such turn exists, or it has not ended.
+            SessionExistsError: a session `session_id` exists.
+        """
+        fork = self._host.ask(verbs.fork(at, session_id or new_id()))
+        return Session(self._client, SessionRef.of(fork), self.agent)
+
+    @checked(message=Text | None)
+    def window(self, message: str | None = None) -> tuple[AnyBlock, ...]:
+        """Return the blocks of the next request, oldest first, prompts that wait included: always as many as fit.
+
+        What does not fit is compacted as the overflow strategy says, as before a run's request; where that fails, or
+        the prompts that wait are too large, the oldest exchanges are left out. A tool's result always has its call.
+        Without a strategy no limit is known: see `SessionConfig.max_context_tokens`.
+
+        Args:
+            message: a text of the user that will follow in the request, for which there is room then. None is kept if
+                it is the newest block already.
+
+        Raises:
+            TurnOverflowError: the newest turn does not fit alone, with the message behind it.
+            ReadOnlyStoreError: the manager is read-only, so nothing may be compacted.
+        """
+        cache = self._client.cache(self._ref)
+        packed = self._host.ask(verbs.window(cache.held, message))
+        return self._client.unpack(packed, cache).blocks if packed else ()
+
+    @checked(explain=bool)
+    def compact(self, *, explain: bool = False) -> Compaction | None:
+        """Compact the window now; return what the overflow strategy changed, None if it changed nothing.
+
+        Without a strategy the result is None. Compaction also happens automatically at the end of runs, and before a
+        request that would not fit. Stored turns keep their blocks; the context of the next turn shrinks, in one commit.
+        Prompts that wait for a run stay as they are, so a session that has nothing else has nothing to compact.
+
+        Args:
+            explain: return what the strategy would remove and keep, and why, and change nothing.
+
+        Raises:
+            StrategyError, CompactionError, WindowOverflowError: nothing was changed.
+        """
+        return self._host.ask(verbs.compact(explain))
+
+    @checked(summary=InstanceOf[Summary])
+    def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
+        """Return the blocks that a summary replaced, in order; summaries among them are expanded too.
+
+        Raises:
+            InvalidInputError: the summary is not from this session.
+        """
+        return tuple(self._host.ask(verbs.expand(summary)))
+
+    @checked(title=Title | None, merge=bool)
+    def update(
+        self, *, title: str | None = None, metadata: Mapping[str, Any] | None = None, merge: bool = True
+    ) -> SessionRecord:
+        """Change the session's title and metadata, in one commit that is durable on return; return its record.
+
+        An active run is not affected; its engine has the metadata of its start. May be repeated.
+
+        Args:
+            title: its name for people, of at most 1,000 characters; "" removes it. None keeps it.
+            metadata: a JSON object; see `SessionConfig.max_metadata_bytes`. None keeps the metadata.
+            merge: add the given names to the metadata and replace their values; a name whose value is None is removed.
+                If false, the given metadata replace all.
+
+        Raises:
+            InvalidInputError: the metadata would be too large; nothing was changed.
+        """
+        names = None if metadata is None else json_object("metadata", metadata)
+        return self._host.ask(verbs.update(title, names, merge))
+
+    @checked(engine=EngineName | None)
+    def use(self, engine: str | None) -> None:
+        """Use another engine of the manager for later runs, by its name; None for its first. Durable on return.
+
+        Active and queued runs keep their engine. The name is stored with the session, so later managers use their
+        engine of this name.
+
+        Raises:
+            ConfigError: the manager has no engine of this name; nothing was changed.
+        """
+        self._host.ask(verbs.use_engine(engine))
+
+    def refresh(self) -> None:
+        """Restart the session's `ttl_s` now, as a commit would; durable on return."""
+        self._host.ask(verbs.refresh())
+
+    def end(self) -> None:
+        """End the session: cancel its runs and accept no new ones. Ending twice is fine.
+
+        Waits until the active run has ended. Pending prompts, and those of queued runs, stay stored; no run uses them.
+        """
+        self._host.end()
+
+    @checked(what=Removable, blocks=Blocks)
+    def remove(self, what: Turn | ChatMessage, /, *blocks: int) -> int:
+        """Exclude blocks of an ended turn, or pending prompts, from the context of later runs; return how many.
+
+        The results of removed calls are removed too. `messages` no longer shows the blocks. Blocks that cannot be sent
+        without them stay there, but are not sent either, so the next request is valid: the call of a removed result,
+        the calls of removed thoughts, thoughts of which nothing else is left, and answers before the first prompt. A
+        summary that covers a removed block is replaced by the remaining blocks that it summarized.
+
+        One commit, durable on return. Nothing is erased: turns keep their snapshots and name the blocks as `removed`,
+        `fork(at=...)` after an earlier turn still has them, and memories keep what they have. To erase, use `clear`,
+        or `memory.forget(turn_index=...)` and `delete`.
+
+        Args:
+            what: a turn of this session, or one of its `messages`.
+            blocks: numbers of its `new_blocks`, or of the message's `blocks`, from 0; all if there are none.
+
+        Raises:
+            SessionInUseError: a run is active, waits or is queued; nothing was removed.
+            TurnNotFoundError: there is no such turn, or its last waiting prompt was removed meanwhile.
+            InvalidInputError: the blocks are not of this turn, or a number is too high; nothing was removed.
+        """
+        spans = join(what.record.prompt, what.record.output) if isinstance(what, Turn) else what.places
+        own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
+        if high := [number for number in blocks if number >= len(own)]:
+            raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
+        if what.session_id != self.id:
+            raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
+        chosen = join(union([own[number] for number in blocks] if blocks else own))
+        return self._host.ask(verbs.remove(index, chosen, new_id()))
+
+    @checked(keep_last=Count, memory=bool, verify=bool, updated_at=Time | None)
+    def clear(
+        self, keep_last: int = 0, *, memory: bool = True, verify: bool = False, updated_at: float | None = None
+    ) -> Forgotten:
+        """Remove the messages of the session for good, with what this manager's memories keep of them.
+
+        The session stays, with its title, its metadata, the records of its runs and their usage; the indexes of turns
+        go on. Turns, the texts of their blocks, and their events go, in one commit: also appended prompts that no run
+        has used. Remaining turns no longer contain context from removed turns. Forks keep the blocks that they use. May
+        be repeated.
+
+        Args:
+            keep_last: how many of the newest turns stay, pending ones included.
+            memory: if false, memories keep what they have of the turns.
+            verify: whether memories are checked afterwards for remains; see `delete`.
+            updated_at: clear only if the session's last change was at this time, as `info().session.updated_at` says.
+
+        Raises:
+            SessionInUseError: a run is active or queued; nothing was removed.
+            SessionChangedError: the last change was not at `updated_at`; nothing was removed.
+            LongTermMemoryError: memories failed; the error names them. The history was not changed: repeat the call.
+        """
+        return self._host.clear(keep_last, memory=memory, verify=verify, updated_at=updated_at)
+
+    @checked(memory=bool, verify=bool)
+    def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:
+        """Delete the session permanently, with what this manager's memories keep of it. Its forks stay complete.
+
+        Args:
+            memory: if false, memories keep what they have of the session.
+            verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
+                grows with what is forgotten.
+
+        Raises:
+            SessionInUseError: a run is active or queued.
+            LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
+        """
+        return self._host.delete(memory=memory, verify=verify)
+
+    def info(self) -> SessionInfo:
+        """Return the session's record, its active and queued runs, and the process that hosts it, if any."""
+        return self._host.ask(verbs.info())

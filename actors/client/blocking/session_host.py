@@ -1,0 +1,230 @@
+# Made from actors/client/session_host.py by `make blocking`: change that file.
+"""`SessionHost`: asks the actor that hosts a session, and asks again until one answers."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from ray.exceptions import GetTimeoutError, RayError
+
+from turnwise.actors.client.blocking import steps
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.shared.reaching import Search, is_away, lost
+from turnwise.actors.cluster.reach import NoProcessError
+from turnwise.actors.cluster.wire import (
+    ClientOutcome,
+    EngineWanted,
+    PackedOutcome,
+    Refused,
+    SessionRef,
+    StartedRun,
+    StillEnding,
+    Waited,
+)
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.verb import Reader, VerbCall
+from turnwise.actors.hosting.waits import SLICE_S
+from turnwise.errors import OverloadedError, ReadOnlyStoreError, SessionFencedError
+from turnwise.memory.conversation.events import AnyEvent, Event
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.prompts import Prompt
+from turnwise.memory.conversation.runs import Until
+from turnwise.memory.longterm.deletion_report import Forgotten
+
+if TYPE_CHECKING:
+    from turnwise.actors.session.admission import StartOptions
+
+ANSWER_S = 1.0
+"""How many seconds a caller waits for an answer beyond the wait's own timeout."""
+
+REFUSED_S = 60.0
+"""How long a caller without a timeout retries a wait that the host refuses before OverloadedError, in seconds."""
+
+PAUSE_S, MOST_PAUSE_S = 0.05, 5.0
+"""The first and the longest pause after such a refusal, in seconds."""
+
+Answer = TypeVar("Answer")
+
+
+class SessionHost:
+    """Asks the host of one session, on behalf of a client."""
+
+    __slots__ = ("_client", "_ref")
+
+    def __init__(self, client: ClusterClient, ref: SessionRef) -> None:
+        self._client = client
+        self._ref = ref
+
+    def ask(self, call: VerbCall[Answer], *, timeout_s: float | None = None) -> Answer:
+        """Send a verb to the session's host, and repeat it after crashes, restarts and moves until it is answered.
+
+        So a verb may be carried out twice: see `Verb`. If it needs an engine, the client's is sent to a session that
+        has another; if no manager is open in this process, the session uses its current one. Only this method turns
+        Ray's exceptions into turnwise's.
+
+        Raises:
+            TimeoutError: no answer within `timeout_s`.
+            ReadOnlyStoreError: the manager is read-only, and the verb does not only read.
+            SessionLostError: no process of the session could be reached for `REACH_S` seconds; or the one that was
+                asked has died, and the verb may not be repeated.
+            TurnwiseError: the host refused the request.
+        """
+        client, ref, verb = self._client, self._ref, call.verb
+        if client.read_only and not verb.reads:
+            raise ReadOnlyStoreError(ref.session_id, verb.name)
+        if not verb.repeatable:
+            self.ask(verbs.warm())  # so that a process that has left by now is not taken for one that died
+        request = client.pack(ref, call)
+        search = Search(ref.session_id)
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            if verb.reads and client.has_store and not client.is_live(ref):
+                stored = self._read(call)
+                # A run may have started meanwhile, whose deltas the store does not have.
+                if stored is not None and not (verb.waits and client.is_live(ref)):
+                    return stored[0]
+            reach = search.begin_call(until)
+            try:
+                packed = steps.call(
+                    client.actor(ref), request, reach, is_shared=client.lookup.is_shared, is_repeated=verb.repeatable
+                )
+            except GetTimeoutError as error:
+                raise TimeoutError(f"no answer within {timeout_s} s") from error
+            except (NoProcessError, RayError) as error:
+                if not is_away(error) or not verb.repeatable:
+                    client.lookup.invalidate(ref.key)  # the next request may make another actor
+                    raise lost(ref.session_id, verb, error) from error
+                failure: Exception = error
+            else:
+                answer = pickle.loads(packed)
+                if isinstance(answer, EngineWanted):
+                    request = client.pack(ref, call, sends_engine=True)
+                    search = Search(ref.session_id)
+                    continue
+                if not isinstance(answer, Refused):
+                    return cast(Answer, answer)
+                if not isinstance(answer.error, SessionFencedError):
+                    raise answer.error
+                failure = answer.error  # that process no longer owns the session; look for the one that does
+            client.lookup.invalidate(ref.key)
+            steps.sleep(search.pause_after(failure))
+
+    def _read(self, call: VerbCall[Answer]) -> tuple[Answer] | None:
+        """Return the answer to a read from the store, in a tuple; None if only the session's process can answer.
+
+        Reading from the store does not interrupt runs of another Ray. It cannot answer a wait for a run whose process
+        died: a new process of the session must end or resume that run first.
+        """
+        from turnwise.actors.hosting.stored_source import StoredSource, UnattendedError
+        from turnwise.actors.session.reads import SessionReads
+
+        client, ref = self._client, self._ref
+        source = StoredSource(ref.key, *client.stores, log=ref.log, raises_unattended=not client.read_only)
+        try:
+            return (steps.run(client.portal, call.read, Reader(SessionReads(source))),)
+        except UnattendedError:
+            return None
+
+    def start(self, prompts: tuple[Prompt, ...], options: StartOptions) -> StartedRun:
+        """Start a run with the client's engine; the engine is sent first if the session has another."""
+        cache = self._client.cache(self._ref)
+        started = self.ask(verbs.start(prompts, options, cache.held))
+        outcome = self._client.outcome(started.outcome, cache) if started.outcome else None
+        return StartedRun(started.run_id, started.turn_index, outcome, started.dropped)
+
+    def delete(self, *, memory: bool, verify: bool, updated_at: float | None = None) -> Forgotten:
+        """Delete the session; if `memory` is set, the client's memories forget it too."""
+        delete = verbs.delete_with_memories if memory else verbs.delete
+        report = self.ask(delete(verify=verify, updated_at=updated_at))
+        self._client.drop(self._ref)
+        return report
+
+    def clear(self, keep_last: int, *, memory: bool, verify: bool, updated_at: float | None = None) -> Forgotten:
+        """Remove the session's older turns from its history; if `memory` is set, the client's memories forget them."""
+        report = self.ask(verbs.clear(keep_last, memory=memory, verify=verify, updated_at=updated_at, key=new_id()))
+        self._client.drop(self._ref)
+        return report
+
+    def wait(self, run_id: str, timeout_s: float | None, until: Until) -> ClientOutcome:
+        """Wait until a run has ended, or is suspended; return how it stands then, or after `timeout_s` seconds.
+
+        Raises:
+            TimeoutError: the session's process has not answered by then.
+        """
+        cache = self._client.cache(self._ref)
+
+        def ask(left_s: float | None) -> Waited[PackedOutcome]:
+            limit_s = None if left_s is None else left_s + ANSWER_S
+            return self.ask(verbs.wait(left_s, run_id, cache.held, until), timeout_s=limit_s)
+
+        return self._client.outcome(_poll(timeout_s, ask), cache)
+
+    def follow(
+        self, after: int, limit: int, run_id: str | None, timeout_s: float | None = None
+    ) -> tuple[list[AnyEvent], int, bool]:
+        """Wait for events of a run, or of the whole session, up to `timeout_s` seconds; see `SessionReads.events`."""
+
+        def ask(left_s: float | None) -> Waited[tuple[list[Event], int, bool]]:
+            slice_s = SLICE_S if left_s is None else min(left_s, SLICE_S)
+            return self.ask(verbs.events(slice_s, after, limit, run_id))
+
+        events, later, is_all = _poll(timeout_s, ask)
+        return cast(list[AnyEvent], events), later, is_all
+
+    def wait_for_memory(self, timeout_s: float | None) -> bool:
+        """Wait until the client's memories have received the session's turns; return False after `timeout_s`."""
+
+        def ask(left_s: float | None) -> Waited[bool | None]:
+            return self.ask(verbs.wait_for_memory(left_s))
+
+        done = _poll(timeout_s, ask)
+        return bool(done)
+
+    def cancel(self, reason: str, run_id: str | None = None) -> bool:
+        """Cancel a run, by default the active one, and wait for its end; return whether it ended as cancelled."""
+        while True:
+            answer = self.ask(verbs.cancel(reason, run_id))
+            if not isinstance(answer, StillEnding):
+                return answer
+            run_id = answer.run_id  # name the run, since another may be active by now
+
+    def end(self) -> None:
+        """End the session, and wait until its active run has ended."""
+        while not self.ask(verbs.end()):
+            pass
+
+
+def _poll(timeout_s: float | None, ask: Callable[[float | None], Waited[Answer]]) -> Answer:
+    """Repeat a request until the wait is over, and return its answer; after `timeout_s`, return the last answer.
+
+    Args:
+        ask: makes the request, given how many seconds are left. A session answers after `SLICE_S` seconds at most.
+
+    Raises:
+        OverloadedError: too many other callers have been waiting for all of `timeout_s`, or for `REFUSED_S` without
+            one.
+    """
+    began = time.monotonic()
+    refused_at: float | None = None
+    pause_s = PAUSE_S
+    while True:
+        left_s = None if timeout_s is None else max(0.0, began + timeout_s - time.monotonic())
+        try:
+            waited = ask(left_s)
+        except OverloadedError:
+            now = time.monotonic()
+            refused_at = now if refused_at is None else refused_at
+            until = refused_at + REFUSED_S if timeout_s is None else began + timeout_s
+            if now >= until:
+                raise
+            # A random pause, so that callers that were refused together do not retry together.
+            steps.sleep(min(pause_s * random.uniform(0.5, 1.0), until - now))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, MOST_PAUSE_S)
+        else:
+            if waited.is_over or (timeout_s is not None and time.monotonic() >= began + timeout_s):
+                return waited.answer
+            refused_at, pause_s = None, PAUSE_S

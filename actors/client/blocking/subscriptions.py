@@ -1,0 +1,256 @@
+# Made from actors/client/subscriptions.py by `make blocking`: change that file.
+"""Subscriptions: a caller's function is called with the stored events of many sessions as they come."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+from turnwise.actors.client.blocking import steps
+from turnwise.actors.client.blocking.event_push import Delivery
+from turnwise.actors.client.shared.arguments import EventSink
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.errors import (
+    CorruptRecordError,
+    EncryptionError,
+    InvalidInputError,
+    SessionNotFoundError,
+    StoreClosedError,
+    shown,
+)
+from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+
+POLL_S = 0.25
+"""How long a subscription waits before it asks the store for changes again, in seconds; longer if asking takes long."""
+
+LOAD = 10
+"""The pause is at least this multiple of the last query's duration."""
+
+OVERLAP_S = 60.0
+"""A commit may become visible up to this many seconds after its timestamp."""
+
+SESSIONS_PAGE, EVENTS_PAGE = 200, 500
+"""How many sessions, and how many events of a session, are read at once."""
+
+MAX_SEEN = 10_000
+"""How many sessions a cursor names before those that have not changed for a while are left out."""
+
+_log = logging.getLogger(__name__)
+
+
+class EventFeed:
+    """The stored events of the sessions that match, from a cursor on.
+
+    Call `next_page`, then `note` after each event is handed out, then `end_page`; and so on. An event that was handed
+    out but not noted before a crash is handed out again.
+
+    Sessions that have changed are found by the time and the revision of their last commit. So the feed needs no process
+    of a session, and works beside any number of Rays. A cursor has, by session, the number of the last event that was
+    handed out; of other sessions, the events after the time `at` are new.
+
+    Args:
+        session: only this session, by its stored id; otherwise all that `query` matches.
+        at: the time from which events are new, in seconds since the epoch, without a cursor.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        query: Mapping[str, Any],
+        *,
+        session: SessionKey | None,
+        kinds: Collection[str] | None,
+        at: float,
+        cursor: str | None,
+    ) -> None:
+        self._client = client
+        self._query = query
+        self._session = session
+        self._kinds = kinds
+        self._at, self._mark, self._seen = (at, at, {}) if cursor is None else _parse(cursor)
+        """The time before which unknown sessions have nothing new; the newest commit whose events were all handed out;
+        the number of the last event that was handed out, by the session's log."""
+        self._next_mark = self._mark
+        self._revisions: dict[str, tuple[int, float]] = {}
+        """The revision up to which all events were handed out, and its time, by log."""
+        self._changed: deque[SessionRecord] = deque()
+        """The sessions that may have new events, the first one being read."""
+        self._page: list[AnyEvent] = []
+        self._page_at = -math.inf
+        """The time of the newest event of the session that is being read, which may be later than its last commit was
+        when it was found."""
+
+    @property
+    def cursor(self) -> str:
+        """Where a later subscription goes on: after the events that were handed out."""
+        return json.dumps({"at": self._at, "mark": self._mark, "seen": dict(self._seen)}, separators=(",", ":"))
+
+    def next_page(self) -> Sequence[AnyEvent] | None:
+        """Return the next events, all of one session, by number; None if there are none now."""
+        if not self._changed:
+            self._find_changed()
+        while self._changed:
+            session = self._changed[0]
+            try:
+                if session.log not in self._seen:
+                    self._seen[session.log] = self._first_new(session)
+                self._page = list(self._read(session, self._seen[session.log], EVENTS_PAGE))
+            except SessionNotFoundError:
+                self._finish(session)  # deleted meanwhile
+            except (CorruptRecordError, EncryptionError) as error:
+                _log.warning("the events of session %r cannot be read: %s", session.session_id, error)
+                self._finish(session)
+            else:
+                return [event for event in self._page if self._kinds is None or event.kind in self._kinds]
+        return None
+
+    def note(self, event: AnyEvent) -> None:
+        """Note that an event of the page was handed out."""
+        self._seen[self._changed[0].log] = event.seq
+
+    def end_page(self) -> None:
+        """Note that all events of the page were handed out."""
+        session = self._changed[0]
+        if self._page:
+            self._seen[session.log] = self._page[-1].seq
+            self._page_at = max(self._page_at, self._page[-1].at)
+        if len(self._page) < EVENTS_PAGE:
+            self._finish(session)
+
+    def _finish(self, session: SessionRecord) -> None:
+        self._changed.popleft()
+        self._revisions[session.log] = session.revision, max(session.updated_at, self._page_at)
+        self._page_at = -math.inf
+        if self._changed:
+            return
+        self._mark = self._next_mark
+        if len(self._seen) > MAX_SEEN:
+            old = {log for log, (_, at) in self._revisions.items() if at < self._mark - 2 * OVERLAP_S}
+            self._at = max(self._at, self._mark - OVERLAP_S)
+            self._seen = {log: seq for log, seq in self._seen.items() if log not in old}
+            self._revisions = {log: known for log, known in self._revisions.items() if log not in old}
+
+    def _find_changed(self) -> None:
+        cursor = None
+        while True:
+            page = self._sessions(cursor)
+            for session in page:
+                if session.updated_at < self._mark - OVERLAP_S:
+                    return
+                self._next_mark = max(self._next_mark, session.updated_at)
+                if self._revisions.get(session.log, (None,))[0] != session.revision:
+                    self._changed.appendleft(session)  # so that those that changed first come first
+            cursor = getattr(page, "cursor", None)
+            if cursor is None:
+                return
+
+    def _sessions(self, cursor: str | None) -> Any:
+        portal, store = self._client.portal, self._client.stores[0]
+        if self._session is None:
+            query = {**self._query, "order_by": "updated_at", "cursor": cursor, "limit": SESSIONS_PAGE}
+            return steps.run(portal, store.query, **query)
+        try:
+            return [steps.run(portal, store.get, self._session)]
+        except SessionNotFoundError:
+            return []
+
+    def _first_new(self, session: SessionRecord) -> int:
+        """Return the number after which the events of a session are later than `at`, by bisection."""
+        if session.created_at > self._at:
+            return 0
+        low, high = 0, session.seq
+        while low < high:
+            middle = (low + high) // 2
+            page = self._read(session, middle, 1)
+            if not page or page[0].at > self._at:
+                high = middle
+            else:
+                low = page[0].seq
+        return low
+
+    def _read(self, session: SessionRecord, after: int, limit: int) -> Sequence[AnyEvent]:
+        from turnwise.actors.hosting.stored_source import StoredSource
+
+        stored = StoredSource(session.key, *self._client.stores)
+        events = steps.run(self._client.portal, stored.stored_events, after, limit)
+        return cast("Sequence[AnyEvent]", events)
+
+
+def _parse(cursor: str) -> tuple[float, float, dict[str, int]]:
+    try:
+        position = json.loads(cursor)
+        at, mark = float(position["at"]), float(position["mark"])
+        seen = {str(log): int(seq) for log, seq in position["seen"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        at = mark = math.nan
+        seen = {}
+    if not (math.isfinite(at) and math.isfinite(mark)):
+        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of a subscription, unchanged")
+    return at, mark, seen
+
+
+class Subscription:
+    """Calls a function with events, in a thread of its own, until it is closed. Also a context manager."""
+
+    def __init__(self, feed: EventFeed, on_event: EventSink) -> None:
+        self._feed = feed
+        self._delivery = Delivery(on_event, "on_event of a subscription")
+        self._is_failing = False
+        self._work = steps.Background("turnwise-subscription")
+        self._work.start(self._deliver)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def cursor(self) -> str:
+        """Names the events that `on_event` has had: `subscribe(cursor=...)` goes on after them, in any process.
+
+        Save it, for example, after each event. The event that `on_event` is being called with is not among them, so
+        after a crash it may be delivered again.
+        """
+        return self._feed.cursor
+
+    def close(self) -> None:
+        """Stop, after the call that is under way. Closing twice is fine."""
+        self._work.stop()
+        self._work.ended()
+
+    def _deliver(self) -> None:
+        while not self._work.is_stopped():
+            began = time.monotonic()
+            try:
+                page = self._feed.next_page()
+            except StoreClosedError:
+                return  # its manager was closed
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                self._work.pause(self._pause_s(began, error))
+                continue
+            if page is None:
+                self._work.pause(self._pause_s(began))
+                continue
+            for event in page:
+                if self._work.is_stopped():
+                    return
+                self._delivery.call(event)
+                self._feed.note(event)
+            self._feed.end_page()
+
+    def _pause_s(self, began: float, error: Exception | None = None) -> float:
+        """Return how long to wait before the store is asked again; log the first of consecutive errors."""
+        if error and not self._is_failing:
+            _log.warning("a subscription cannot read its store and tries again: %s", error)
+        self._is_failing = error is not None
+        return max(POLL_S, LOAD * (time.monotonic() - began))

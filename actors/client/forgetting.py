@@ -1,0 +1,69 @@
+"""`forget`: deletes a user's sessions and what memories keep for the user."""
+
+from __future__ import annotations
+
+from turnwise.actors.client import steps
+from turnwise.actors.client.session_host import AsyncSessionHost
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.client.store_reads import AsyncStoreReads
+from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.memory.attached import Eraser
+from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.longterm.base import Scope, is_read_only
+from turnwise.memory.longterm.deletion import Erasure
+from turnwise.memory.longterm.deletion_report import Forgotten
+
+_PAGE = 100
+
+
+async def forget(client: ClusterClient, store: AsyncStoreReads, user_id: str, *, verify: bool) -> Forgotten:
+    """Delete a user's sessions, then what the client's memories keep for the user; see `SessionManager.forget`."""
+    done = Forgotten()
+    tried: set[SessionKey] = set()
+    while True:
+        page = await store.ask("query", user_id=user_id, limit=_PAGE)
+        keys = [*(session.key for session in page), *page.unreadable]
+        if not keys:
+            break
+        if tried.issuperset(keys):  # deleting them had no effect: their stored ids are corrupt
+            names = [key.session_id for key in keys]
+            raise CorruptRecordError(f"sessions {names}", "they cannot be deleted by their ids")
+        tried.update(keys)
+        for key in keys:
+            done += await _delete(client, store, SessionRef(key))
+    scope = Scope(user_id=user_id)
+    items: dict[str, int] = {}
+    erased: dict[str, Erasure] = {}
+    for slot in client.memories:
+        if is_read_only(slot.memory):
+            continue
+        if verify and isinstance(slot.memory, Eraser):
+            erased[slot.name] = await steps.run(client.portal, slot.memory.erase, scope)
+            items[slot.name] = erased[slot.name].items
+        else:
+            items[slot.name] = await steps.run(client.portal, slot.memory.forget, scope)
+    notes = 0
+    if working := client.working_memory:
+        notes = await steps.run(client.portal, working.forget, scope)
+    return done + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
+
+
+async def _delete(client: ClusterClient, store: AsyncStoreReads, ref: SessionRef) -> Forgotten:
+    """Delete a session: by its process if it is live, else from the store, which refuses any later process."""
+    host = AsyncSessionHost(client, ref)
+    try:
+        if client.is_live(ref):
+            try:
+                await host.end()
+                return await host.delete(memory=False, verify=False)
+            except (KeyMissingError, CorruptRecordError):
+                pass  # its process cannot read it; deleting it from the store needs no reading
+        if history := client.stores[1]:
+            await steps.run(client.portal, history.delete, ref.key)
+        turns: int = await store.ask("delete", ref.key)
+    except SessionNotFoundError:
+        return Forgotten()
+    finally:
+        client.drop(ref)
+    return Forgotten(sessions=1, turns=turns)

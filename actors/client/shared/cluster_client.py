@@ -1,0 +1,312 @@
+"""`ClusterClient`: finds the sessions of one store, in one Ray namespace, and holds what this process has of them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from ray import cloudpickle
+
+from turnwise.actors.client.shared.actor_lookup import ActorLookup, LiveLookup, make_lookup
+from turnwise.actors.client.shared.portal import Portal
+from turnwise.actors.cluster.actor_names import store_id_of
+from turnwise.actors.cluster.actor_spec import ActorSpec, StoreSpec
+from turnwise.actors.cluster.identity import identity
+from turnwise.actors.cluster.logs import LogSettings
+from turnwise.actors.cluster.nodes import is_file
+from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.cluster.remote_memory import RemoteMemory, equip
+from turnwise.actors.cluster.store_object import StoreObject
+from turnwise.actors.cluster.wire import (
+    ClientOutcome,
+    PackedOutcome,
+    PackedTurn,
+    SessionRef,
+)
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.verb import VerbCall
+from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.inference.named_engines import as_engine, engines_of
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.compaction_tasks import check_overflow, default_overflow
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import ConfigError, SessionLostError
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.event_store.urls import check_history_url
+from turnwise.memory.longterm.base import LongTermMemory, is_local
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.urls import resolve_url
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.strategy import OverflowStrategy
+
+CACHED_SESSIONS, CACHED_BYTES = 256, 64 << 20
+"""Limits of the caller's block caches: how many sessions, and roughly how many bytes together."""
+
+
+DEFAULT_STORE = "sqlite:///turnwise.db"
+
+StoreArgument = str | SessionStore | Callable[[], SessionStore]
+"""A store by its URL, as an object, or what makes it."""
+
+HistoryArgument = str | HistoryStore | Callable[[], HistoryStore] | None
+"""An event store by its URL, as an object, or what makes it; None for none."""
+
+StoreRequest = Callable[[SessionStore], Awaitable[Any]]
+"""Asks a store by one of its coroutine methods, in either family."""
+
+_CLIENTS: weakref.WeakValueDictionary[str, ClusterClient] = weakref.WeakValueDictionary()
+"""The clients of the managers that are open in this process, by name."""
+
+
+class ClusterClient:
+    """Finds the sessions of one store in one namespace; `AsyncSessionHost` asks them.
+
+    It is pickled as its name, without the store's address or the engine's settings. Unpickled elsewhere, it reaches
+    sessions with a live process; if a manager of the same store is open there, all sessions.
+    """
+
+    def __init__(self, namespace: str, name: str) -> None:
+        self.namespace = namespace
+        self.name = name
+        self.read_only = False
+        """Whether it makes no actors and changes nothing."""
+        self.was_closed = False
+        """Whether its manager was closed."""
+        self._place: StoreSpec | None = None
+        self._engine: bytes = b""
+        self._engine_id = ""
+        self.memories: tuple[MemorySlot, ...] = ()
+        """The manager's memories, each in its actor."""
+        self.working_memory: WorkingMemory | None = None
+        self._placement: Placement = Dedicated()
+        self._lookup: ActorLookup | None = None
+        self.portal = Portal()
+        """The event loop on which the store runs for blocking callers."""
+        self._stores: tuple[SessionStore, HistoryStore | None] | None = None
+        self._caches: OrderedDict[SessionKey, BlockCache] = OrderedDict()
+        self._most_bytes = 0
+        """What the caches take together at most, in bytes."""
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(
+        cls,
+        namespace: str,
+        store: StoreArgument,
+        *,
+        history_store: HistoryArgument,
+        encryption: Encryption | None,
+        engine: EngineBuilder | Mapping[str, EngineBuilder],
+        overflow: OverflowStrategy | Literal["default"] | None,
+        memory: Sequence[LongTermMemory],
+        working_memory: WorkingMemory | None,
+        placement: Placement,
+        config: SessionConfig,
+        read_only: bool,
+    ) -> ClusterClient:
+        """Return the client of a manager, which can make the actors of its sessions.
+
+        Raises:
+            StoreURLError: the URL names no store.
+            ConfigError: the engine, the strategy or the encryption has the wrong type or cannot be pickled, or the
+                size of the model's context window is unknown.
+        """
+        engine = as_engine(engine)
+        if not isinstance(placement, Dedicated | Packed):
+            raise ConfigError("placement", placement, "pass Dedicated() or Packed()")
+        if overflow == "default":
+            strategies = [default_overflow(builder, config) for builder in engines_of(engine)]
+            overflow = strategies[0] if all(strategies) else None
+        elif overflow is not None:
+            if not isinstance(overflow, OverflowStrategy) or isinstance(overflow, type):
+                raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
+            for builder in engines_of(engine):
+                check_overflow(overflow, builder, config)
+        url = resolve_url(store) if isinstance(store, str) else StoreObject.of("store", store, SessionStore)
+        if read_only and not isinstance(store, str):
+            raise ConfigError("read_only", True, "needs a store that is given by its URL")
+        own = url.url if isinstance(url, StoreObject) else url
+        client = cls(namespace, store_id_of(namespace, own, is_encrypted=bool(encryption)))
+        client._placement, client.read_only = placement, read_only
+        history_url: str | StoreObject | None = None
+        if isinstance(history_store, str):
+            history_url = check_history_url(history_store)
+        elif history_store is not None:
+            history_url = StoreObject.of("history_store", history_store, HistoryStore)
+        in_files = is_file(url) or is_file(history_url) or is_local(working_memory)
+        client._place = StoreSpec(url, history_url, _checked(encryption), is_local=in_files, read_only=read_only)
+        try:
+            overflow, client.memories = equip(overflow, memory, namespace, config)
+            client.working_memory = working_memory
+            setup = (engine, config, overflow, client.memories, working_memory)
+            client._engine = cloudpickle.dumps(setup)
+            client._engine_id = identity(setup)
+        except ConfigError:
+            raise
+        except Exception as error:
+            why = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
+            what = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
+            raise ConfigError("engine", what, why) from error
+        if not read_only:  # a handle unpickled here may need to write
+            _CLIENTS[client.name] = client
+        return client
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _find, (self.namespace, self.name)
+
+    def open_store(self) -> SessionStore:
+        """Open and return a new store, which the caller closes."""
+        if self._place is None:
+            raise SessionLostError("*", "open a SessionManager on its store in this process first")
+        return self._place.open_store(self.namespace)
+
+    def open_history(self) -> HistoryStore | None:
+        """Open and return a new history store, which the caller closes; None if the manager has none."""
+        return self._place.open_history() if self._place else None
+
+    @property
+    def stores(self) -> tuple[SessionStore, HistoryStore | None]:
+        """This process's store and history store (None without one); opened at first use."""
+        with self._lock:
+            if self._stores is None:
+                self._stores = self.open_store(), self.open_history()
+            return self._stores
+
+    async def close(self) -> None:
+        """Close the store and the history store. A later read opens them again."""
+        with self._lock:
+            self.was_closed = True
+            stores, self._stores = self._stores, None
+        for store in stores or ():
+            if store is not None:
+                await store.close()
+
+    def cache(self, ref: SessionRef) -> BlockCache:
+        """Return the blocks of the session that this process has cached.
+
+        A request tells the session which spans this cache holds, and the answer leaves those out. So unpack the answer
+        with the same cache object, even if the client has evicted it meanwhile.
+        """
+        with self._lock:
+            cache = self._caches.setdefault(ref.key, BlockCache())
+            self._caches.move_to_end(ref.key)
+            if len(self._caches) > CACHED_SESSIONS:
+                self._caches.popitem(last=False)
+            return cache
+
+    def unpack(self, packed: PackedTurn, cache: BlockCache) -> Turn:
+        """Return a turn that reads its blocks from `cache`, the cache whose spans the session was sent.
+
+        If the answer's blocks are from another source, which then sent all of them, the turn uses a new cache, which
+        replaces the old one; earlier turns keep the old one. Afterwards the caches are trimmed to their limits.
+        """
+        cache = cache if packed.source == cache.source else self._renewed(cache, packed.source)
+        size_before = cache.size_bytes
+        turn = packed.unpack(cache)
+        self._bound(turn, cache.size_bytes - size_before)
+        return turn
+
+    def _renewed(self, old: BlockCache, source: str) -> BlockCache:
+        """Return the cache of a source; if there is none yet, create one, which replaces the old cache."""
+        with self._lock:
+            for key, cache in self._caches.items():
+                if cache.source == source:
+                    return cache
+                if cache is old:
+                    self._caches[key] = BlockCache(source)
+                    return self._caches[key]
+        return BlockCache(source)
+
+    def _bound(self, turn: Turn, added_bytes: int) -> None:
+        """Evict caches, least recently used first; of the last one keep only the blocks of `turn`, if they fit.
+
+        Evicts a little more than it must, so that it rarely needs to add up the sizes of all caches.
+        """
+        with self._lock:
+            self._most_bytes += added_bytes
+            if self._most_bytes <= CACHED_BYTES:
+                return
+            size_bytes = sum(cache.size_bytes for cache in self._caches.values())
+            while size_bytes > CACHED_BYTES or (size_bytes > CACHED_BYTES * 7 / 8 and len(self._caches) > 1):
+                key, gone = self._caches.popitem(last=False)
+                size_bytes -= gone.size_bytes
+                if gone is turn.cache and not self._caches:
+                    shown = gone.only((*turn.record.prompt, *turn.record.spans))
+                    if shown.size_bytes <= CACHED_BYTES:
+                        self._caches[key] = shown
+            self._most_bytes = sum(cache.size_bytes for cache in self._caches.values())
+
+    def drop(self, ref: SessionRef) -> None:
+        """Drop the cached blocks of a deleted session."""
+        with self._lock:
+            self._caches.pop(ref.key, None)
+
+    def actor(self, ref: SessionRef) -> Any:
+        """Return the session's actor, created if it does not exist; does not wait for its start."""
+        return self.lookup.actor(ref.key)
+
+    @property
+    def lookup(self) -> ActorLookup:
+        """Finds the sessions' actors; created at first use, which starts packed hosts."""
+        with self._lock:
+            if self._lookup is None:
+                self._lookup = self._make_lookup()
+            return self._lookup
+
+    def _make_lookup(self) -> ActorLookup:
+        if self._place is None or self.read_only:
+            return LiveLookup(self.namespace, self.name)
+        spec = ActorSpec(self._place, self._engine_id, self._engine, LogSettings.of_this_process())
+        return make_lookup(self.namespace, self.name, self._placement, spec)
+
+    def warm_up(self) -> None:
+        """Start the processes of packed hosts and memories, without waiting for them; notify hosts they replace."""
+        self.lookup  # noqa: B018 - the first access starts packed hosts
+        for slot in self.memories:
+            if isinstance(slot.memory, RemoteMemory):
+                slot.memory.warm()
+
+    def warm(self, ref: SessionRef) -> None:
+        """Start the session's process and load the session, if it has a dedicated one; does not wait for it."""
+        self.lookup.warm(ref.key, verbs.warm().to(ref).pickled())
+
+    def pack(self, ref: SessionRef, call: VerbCall[Any], *, sends_engine: bool = False) -> bytes:
+        """Return the message that asks a session's host; it names, or also sends, this client's engine if need be."""
+        engine_id = self._engine_id if call.verb.needs_engine else ""
+        return call.to(ref, engine_id, self._engine if sends_engine else b"").pickled()
+
+    def outcome(self, packed: PackedOutcome, cache: BlockCache) -> ClientOutcome:
+        """Return how a run stands; see `unpack`."""
+        turn = self.unpack(packed.turn, cache) if packed.turn else None
+        return ClientOutcome(packed.state, packed.why, packed.code, turn, packed.successor)
+
+    @property
+    def has_store(self) -> bool:
+        """Whether it can read the store, since it is the client of a manager that was opened in this process."""
+        return self._place is not None
+
+    def is_live(self, ref: SessionRef) -> bool:
+        """Return whether a process exists that may own the session."""
+        return self.lookup.is_live(ref.key)
+
+
+def _checked(encryption: Encryption | None) -> Encryption | None:
+    if encryption is not None and not isinstance(encryption, Encryption):
+        raise ConfigError("encryption", type(encryption).__name__, "pass Encryption(key=...)")
+    try:
+        cloudpickle.dumps(encryption)
+    except Exception as error:
+        why = f"it cannot be pickled ({error}): let its function ask for keys where they are kept"
+        raise ConfigError("encryption", encryption, why) from error
+    return encryption
+
+
+def _find(namespace: str, name: str) -> ClusterClient:
+    return _CLIENTS.get(name) or ClusterClient(namespace, name)

@@ -1,0 +1,70 @@
+"""`Conversation`: one from elsewhere that was read and checked, and is stored in parts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from turnwise.memory.conversation.exchanges import exchanges, goes_on
+from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
+from turnwise.memory.providers.message_reading import Given
+
+PART = 1_000
+"""The most blocks of a part, unless one turn has more: a part is one commit, and delays others as long as that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some turns of a conversation, which are stored in one commit."""
+
+    given: Given
+    key: str | None
+    """Its idempotency key; None for the session to make one, of a conversation that is one part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation that was read and checked."""
+
+    given: Given
+    texts: Sequence[str]
+    """Its blocks as stored texts."""
+    key: str | None
+    """The idempotency key of the whole conversation; None if its content tells what is stored already."""
+
+    def parts(self, had: int = 0) -> list[Part]:
+        """Return what follows the first `had` blocks in parts, which end where turns end.
+
+        Raises:
+            TooManyError: there are too many blocks in one turn.
+        """
+        ends, start = [had], had
+        for begins, _, stop in exchanges(self.given.blocks[had:]):
+            check_count("messages of one turn", stop - begins, "MAX_BLOCKS", MAX_BLOCKS)
+            if had + stop - start > PART and had + begins > start:
+                start = had + begins
+                ends.append(start)
+        ends.append(len(self.texts))
+        if len(ends) == 2 and not had:  # noqa: PLR2004 - one part
+            return [Part(self.given, self.key)]
+        keys = self._digests(ends) if self.key is None else _keys_of_parts(self.key, len(ends) - 1)
+        return [Part(self.given.part(*places), key) for places, key in zip(pairwise(ends), keys, strict=True)]
+
+    def begins_with(self, had: int, digest: str) -> bool:
+        """Return whether its first blocks have this digest, and what follows is turns of their own."""
+        return 0 < had <= len(self.texts) and self._digests([0, had]) == [digest] and goes_on(self.given.blocks, had)
+
+    def _digests(self, ends: Sequence[int]) -> list[str]:
+        """Return a digest of all texts up to each end but the first one."""
+        whole, digests, wanted = hashlib.sha256(), [], set(ends[1:])
+        for at, text in enumerate(self.texts[: ends[-1]], 1):
+            whole.update(f"{text}\n".encode())
+            if at in wanted:
+                digests.append(whole.hexdigest())
+        return digests
+
+
+def _keys_of_parts(key: str, count: int) -> list[str]:
+    return [key, *(f"{hashlib.sha256(key.encode()).hexdigest()}#{number}" for number in range(1, count))]

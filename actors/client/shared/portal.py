@@ -1,0 +1,45 @@
+"""`Portal`: an event loop in a thread, on which callers that block run the coroutines of stores and memories."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Portal:
+    """An event loop in a background thread, for callers without one. The thread starts at the first `run`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the loop and return its result."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_serve, args=[self._loop], name="turnwise-portal", daemon=True).start()
+            result = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return result.result()
+
+    def close(self) -> None:
+        """Stop the loop once the coroutines that other threads run on it have ended; the loop's thread closes it."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    # The loop's own executor would be shut down by one more thread, which Python 3.12 refuses when the program ends.
+    with ThreadPoolExecutor(thread_name_prefix="turnwise-portal") as threads:
+        loop.set_default_executor(threads)
+        loop.run_forever()
+        while tasks := asyncio.all_tasks(loop):
+            loop.run_until_complete(asyncio.wait(tasks))
+    loop.close()

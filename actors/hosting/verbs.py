@@ -1,0 +1,371 @@
+"""The verbs of a session: each is declared here once, by the function that carries it out in the session's process.
+
+A function whose verb `reads` is also called in a caller's process, for a session without a live process. To follow a
+verb from its caller to its commit, go to its function here, and on to the part of the core that it calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from turnwise.actors.cluster.wire import (
+    Message,
+    PackedOutcome,
+    PackedTurn,
+    SessionInfo,
+    StartAnswer,
+    StillEnding,
+    Waited,
+)
+from turnwise.actors.hosting.verb import Reader, Verb, changes, of_memory, reads, starts
+from turnwise.actors.hosting.waits import ENDING_S
+from turnwise.actors.memory.session_memory import SessionMemoryAccess
+from turnwise.errors import TurnNotFoundError, TurnwiseError, UnknownVerbError
+from turnwise.memory.conversation.runs import Until, has_reached
+from turnwise.memory.conversation.spans import Span, Spans, union
+
+if TYPE_CHECKING:
+    from turnwise.actors.hosting.session_service import SessionService
+    from turnwise.actors.session.admission import StartOptions
+    from turnwise.memory.conversation.blocks import AnyBlock, Summary
+    from turnwise.memory.conversation.chat_messages import ChatMessage
+    from turnwise.memory.conversation.events import Event
+    from turnwise.memory.conversation.memory_use import MemoryUse
+    from turnwise.memory.conversation.prompts import Prompt
+    from turnwise.memory.conversation.runs import RunRecord
+    from turnwise.memory.conversation.sessions import SessionRecord
+    from turnwise.memory.conversation.tool_calls import ApprovalDecision, PendingCall
+    from turnwise.memory.conversation.turns import Turn
+    from turnwise.memory.longterm.deletion_report import Forgotten
+    from turnwise.memory.providers.message_reading import Given
+    from turnwise.strategies.compaction import Compaction
+
+ENGINE_TICKS = 3
+"""How many iterations of the event loop an engine may take to answer so that the start is answered with the end."""
+
+END_COMMIT_S = 2.0
+"""How long the answer to such a start waits until the end is stored, in seconds."""
+
+TURNS = 100
+"""How many turns are packed before others get the event loop."""
+
+# Reading. `held` are the spans of blocks that the caller has cached, which its answer leaves out.
+
+
+@reads()
+async def latest(reader: Reader, held: Spans) -> PackedTurn | None:
+    """Return the newest turn: pending, queued, running or ended; None if there is none."""
+    return await _packed(await reader.reads.latest(), held)
+
+
+@reads()
+async def turn(reader: Reader, index: int | str, held: Spans) -> PackedTurn:
+    """Return the turn with this index, or with this id of the caller's."""
+    return await PackedTurn.pack(await reader.reads.turn(index), held)
+
+
+@reads()
+async def turns(reader: Reader, after: int, limit: int, held: Spans) -> tuple[list[PackedTurn], int | None]:
+    """Return a page of turns by index, and the index after which the next page begins; None if there is none."""
+    packed = list[PackedTurn]()
+    for each in await reader.reads.turns(after, limit):
+        packed.append(await PackedTurn.pack(each, held))
+        held = _held_with(held, each)
+        if len(packed) % TURNS == 0:
+            await asyncio.sleep(0)
+    return packed, reader.reads.next_after(packed[-1].record.index) if packed else None
+
+
+@reads()
+async def messages(reader: Reader, before: str | None, limit: int) -> tuple[list[ChatMessage], bool]:
+    """Return the newest messages before a cursor, oldest first, and whether there are earlier ones."""
+    return await reader.reads.messages(before, limit)
+
+
+@reads()
+async def run(reader: Reader, run_id: str) -> RunRecord:
+    """Return a run's record, with its usage up to now; for a merged run, of the run that has its prompts."""
+    return await reader.reads.run(run_id)
+
+
+@reads()
+async def runs(reader: Reader, after: int, limit: int) -> tuple[list[RunRecord], int | None]:
+    """Return a page of runs by their turns' indexes, and the index after which the next page begins, or None."""
+    page = await reader.reads.runs(after, limit)
+    return page, reader.reads.next_after(page[-1].turn_index) if page else None
+
+
+@reads()
+async def pending(reader: Reader, run_id: str) -> list[PendingCall]:
+    """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
+    return await reader.reads.pending(run_id)
+
+
+@reads()
+async def expand(reader: Reader, summary: Summary) -> tuple[AnyBlock, ...]:
+    """Return the blocks that a summary replaced, in order."""
+    return await reader.reads.expand(summary)
+
+
+@reads()
+async def info(reader: Reader) -> SessionInfo:
+    """Return the session's record, its open runs, and the process that hosts it."""
+    session = await reader.reads.session()
+    return SessionInfo(
+        session=session,
+        active_run_id=reader.reads.active_run_id,
+        queued_run_ids=tuple(reader.reads.queued_run_ids),
+        pid=reader.pid,
+        node_id=reader.node_id,
+    )
+
+
+@reads(waits=True)
+async def wait(
+    reader: Reader, timeout_s: float | None, run_id: str, held: Spans, until: Until = "ended"
+) -> Waited[PackedOutcome]:
+    """Wait until a run has ended or, with `until="settled"`, waits for a decision; return how it stands then."""
+    outcome = await PackedOutcome.pack(await reader.reads.wait(run_id, timeout_s, until), held)
+    return Waited(outcome, has_reached(outcome.state, until))
+
+
+@reads(waits=True)
+async def events(
+    reader: Reader, timeout_s: float, after: int, limit: int, run_id: str | None
+) -> Waited[tuple[list[Event], int, bool]]:
+    """Wait for events of the session or of one run; see `SessionReads.events`."""
+    page = await reader.reads.events(after, limit, run_id=run_id, timeout_s=timeout_s)
+    return Waited(page, page[2] or page[1] > after)
+
+
+# Prompts and runs
+
+
+@changes()
+async def append(service: SessionService, prompts: tuple[Prompt, ...], key: str, held: Spans) -> PackedTurn:
+    """Store prompts for the next run; return its turn."""
+    core = service.core
+    index = await core.admission.append(prompts, key)
+    try:
+        found = await core.reads.turn(index)
+    except TurnNotFoundError:  # a repeated call, whose prompts moved on when their run was rolled back
+        if (newest := await core.reads.latest()) is None:
+            raise
+        found = newest
+    return await PackedTurn.pack(found, held)
+
+
+@starts
+async def start(
+    service: SessionService, engine_id: str, prompts: tuple[Prompt, ...], options: StartOptions, held: Spans
+) -> StartAnswer:
+    """Start a run with the caller's engine; return its outcome, too, if it ends at once."""
+    async with service.engine(engine_id):
+        started = await service.core.admission.start(prompts, **options)
+    # If the engine has answered already, return the run's end with its start, which saves the caller a call.
+    for _ in range(ENGINE_TICKS):
+        await asyncio.sleep(0)
+    outcome = None
+    with suppress(TurnwiseError):  # the start is stored anyway; `wait` raises the error
+        if await service.core.reads.is_ending(started.run_id):
+            outcome = await service.core.reads.wait(started.run_id, END_COMMIT_S)
+    packed = await PackedOutcome.pack(outcome, held) if outcome and not outcome.run.is_open else None
+    return StartAnswer(started.run_id, started.turn_index, packed, started.dropped)
+
+
+@starts
+async def check_start(
+    service: SessionService, engine_id: str, prompts: tuple[Prompt, ...], options: StartOptions
+) -> str | None:
+    """Raise what `start` would raise if no run were active; return the run of the same idempotency key, or None."""
+    async with service.engine(engine_id):
+        return await service.core.admission.check_start(prompts, **options)
+
+
+@changes()
+async def cancel(service: SessionService, reason: str, run_id: str | None) -> bool | StillEnding:
+    """Cancel a run, by default the active one; return whether it ended as cancelled, or that it has not ended yet."""
+    core = service.core
+    await core.transactor.activate()
+    run_id = run_id or core.reads.active_run_id
+    cancelled = await core.admission.cancel(reason, run_id, ENDING_S)
+    return StillEnding(run_id) if cancelled is None else cancelled
+
+
+@changes()
+async def decide(service: SessionService, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
+    """Decide about a tool call that waits; its run goes on when no call is left to decide."""
+    await service.core.approvals.decide(run_id, call_id, decision)
+
+
+@changes()
+async def add_event(
+    service: SessionService, name: str, data: Mapping[str, Any] | None, key: str, run_id: str | None = None
+) -> int:
+    """Store an event of the caller's, of a run or of the session; return its number."""
+    return await service.core.additions.add_event(name, data, key, run_id)
+
+
+# The session as a whole
+
+
+@changes()
+async def warm(service: SessionService) -> None:
+    """Activate the session, so that runs of a lost process are ended or resumed."""
+    await service.core.transactor.activate()
+
+
+@changes()
+async def end(service: SessionService) -> bool:
+    """End the session and its runs; return whether the active run has ended, too."""
+    return await service.core.admission.end_session(timeout_s=ENDING_S)
+
+
+@changes()
+async def refresh(service: SessionService) -> None:
+    """Restart the session's time to live."""
+    await service.core.row.refresh()
+
+
+@changes()
+async def update(
+    service: SessionService, title: str | None, metadata: Mapping[str, Any] | None, merge: bool
+) -> SessionRecord:
+    """Change the session's title and metadata; return its record."""
+    return await service.core.row.update(title, metadata, merge)
+
+
+@changes(needs_engine=True)
+async def use_engine(service: SessionService, name: str | None) -> None:
+    """Set the engine of later runs, by its name among those of the caller."""
+    await service.core.row.use_engine(name)
+
+
+@changes()
+async def use_memory(service: SessionService, use: MemoryUse) -> None:
+    """Set the default for later runs' use of long-term memory."""
+    await service.core.row.use_memory(use)
+
+
+@changes()
+async def fork(service: SessionService, at: int | None, session_id: str) -> SessionRecord:
+    """Create a session that continues after a turn of this one; return its record."""
+    return await service.core.forking.fork(at, session_id)
+
+
+@changes()
+async def import_turns(
+    service: SessionService, conversation: Given, key: str | None, after: int | None, memory: MemoryUse
+) -> int:
+    """Store a conversation from elsewhere, or a part of it; return the index of its last turn."""
+    return await service.core.importing.import_turns(conversation, key, after, memory)
+
+
+@changes()
+async def check_import(service: SessionService, conversation: Given, key: str, after: int | None) -> int | None:
+    """Raise what `import_turns` would raise; return the index of the last turn if it is stored already."""
+    return await service.core.importing.check_import(conversation, key, after)
+
+
+@changes()
+async def stored_prefix(service: SessionService, most: int) -> tuple[int, str, int]:
+    """Return how many blocks the next turn continues, a digest of them, and the index of the newest ended turn."""
+    return await service.core.importing.stored_prefix(most)
+
+
+@changes()
+async def remove(service: SessionService, index: int, spans: Spans, key: str) -> int:
+    """Remove blocks that a turn added from later requests; return how many."""
+    return await service.core.removals.remove(index, spans, key)
+
+
+@changes(needs_engine=True)
+async def clear(
+    service: SessionService, keep_last: int, *, memory: bool, verify: bool, updated_at: float | None, key: str
+) -> Forgotten:
+    """Remove the older turns for good; if `memory` is set, the caller's memories forget them."""
+    return await service.core.forgetting.clear(keep_last, memory=memory, verify=verify, updated_at=updated_at, key=key)
+
+
+@changes(needs_engine=True)
+async def forget_turn(service: SessionService, index: int, verify: bool) -> Forgotten:
+    """Remove a turn from later requests and from the caller's memories."""
+    return await service.core.forgetting.forget_turn(index, verify=verify)
+
+
+@changes()
+async def delete(service: SessionService, *, verify: bool, updated_at: float | None) -> Forgotten:
+    """Delete the session, and nothing that memories have of it."""
+    return await service.delete(memory=False, verify=verify, updated_at=updated_at)
+
+
+@changes(needs_engine=True)
+async def delete_with_memories(service: SessionService, *, verify: bool, updated_at: float | None) -> Forgotten:
+    """Delete the session, and what the caller's memories have of it."""
+    return await service.delete(memory=True, verify=verify, updated_at=updated_at)
+
+
+# The window
+
+
+@changes(needs_engine=True)
+async def compact(service: SessionService, explain: bool) -> Compaction | None:
+    """Compact the window with the caller's strategy; return what was done, None if it stays as it is."""
+    return await service.core.compaction.compact(explain=explain)
+
+
+@changes(needs_engine=True)
+async def window(service: SessionService, held: Spans, message: str | None) -> PackedTurn | None:
+    """Return the newest turn with the blocks of the next request, with room for a message behind them."""
+    return await _packed(await service.core.next_window.read(message), held)
+
+
+# Long-term and working memory
+
+
+@changes(waits=True, needs_engine=True)
+async def wait_for_memory(service: SessionService, timeout_s: float | None) -> Waited[bool | None]:
+    """Wait until the caller's memories have received all turns that have ended; None if they have not in time."""
+    done = await service.core.ingestion.wait_for_memory(timeout_s)
+    return Waited(done, done is not None)
+
+
+save_item = of_memory(SessionMemoryAccess.save)
+recall = of_memory(SessionMemoryAccess.recall)
+recall_apart = of_memory(SessionMemoryAccess.recall_apart)
+list_items = of_memory(SessionMemoryAccess.list_items)
+update_item = of_memory(SessionMemoryAccess.update)
+pin_item = of_memory(SessionMemoryAccess.pin)
+delete_items = of_memory(SessionMemoryAccess.delete)
+read_notes = of_memory(SessionMemoryAccess.read_notes)
+replace_notes = of_memory(SessionMemoryAccess.replace_notes)
+merge_notes = of_memory(SessionMemoryAccess.merge_notes, repeatable=False)  # free text is appended
+clear_notes = of_memory(SessionMemoryAccess.clear_notes)
+
+
+async def _packed(newest: Turn | None, held: Spans) -> PackedTurn | None:
+    return await PackedTurn.pack(newest, held) if newest else None
+
+
+def _held_with(held: Spans, received: Turn) -> Spans:
+    """Return the spans that a caller has cached after it received a turn."""
+    own = held if received.cache.is_of(held) else ()
+    return union(own, (Span(received.cache.source, 0, 1),), received.record.prompt, received.record.spans)
+
+
+VERBS: Mapping[str, Verb[..., Any]] = {verb.name: verb for verb in tuple(globals().values()) if isinstance(verb, Verb)}
+"""All verbs of this module, by their names."""
+
+
+def find_verb(message: Message) -> Verb[..., Any]:
+    """Return the verb that a message names.
+
+    Raises:
+        UnknownVerbError: there is none of this name.
+    """
+    if message.verb not in VERBS:
+        raise UnknownVerbError(message.session.session_id, message.verb)
+    return VERBS[message.verb]

@@ -1,0 +1,86 @@
+"""The way to a session's process, with processes that die as the test says: no Ray, and a clock of the test's."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from turnwise.actors.client.blocking import session_host, steps
+from turnwise.actors.client.blocking.session_host import SessionHost
+from turnwise.actors.client.shared import reaching
+from turnwise.actors.client.shared.cluster_client import ClusterClient
+from turnwise.actors.cluster.reach import REACH_S
+from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting import verbs
+from turnwise.errors import SessionLostError
+from turnwise.memory.conversation.sessions import SessionKey
+
+
+class Remote:
+    """Stands for an actor, its method, and the homes that find it."""
+
+    missed = 0
+    is_shared = False
+
+    def actor(self, session_id: str) -> Remote:
+        return self
+
+    def invalidate(self, session_id: str) -> None:
+        self.missed += 1
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (reaching, session_host, steps):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def ask(lookup: Remote, monkeypatch: pytest.MonkeyPatch, call: Callable[[], bytes]) -> Any:
+    """Ask a session, each call to which is answered by the function."""
+    monkeypatch.setattr(steps, "call", lambda *_, **__: call())
+    client: Any = ClusterClient("namespace", "realm")
+    client._lookup = lookup
+    return SessionHost(client, SessionRef(SessionKey("s"))).ask(verbs.wait(None, "run", ()))
+
+
+def test_who_waits_for_hours_outlives_a_process_every_hour(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 63: each was reached, so none of them counts for how long the next is looked for."""
+    lookup = Remote()
+
+    def call() -> bytes:
+        if lookup.missed == 5:
+            return pickle.dumps("done")
+        clock.now += 3600
+        raise RayActorError
+
+    assert ask(lookup, monkeypatch, call) == "done" and lookup.missed == 5
+
+
+def test_a_process_that_cannot_be_reached_is_looked_for_so_long_and_no_longer(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = clock.now
+
+    def call() -> bytes:
+        clock.now += 1
+        raise RayActorError
+
+    with pytest.raises(SessionLostError, match="'s'"):
+        ask(Remote(), monkeypatch, call)
+    assert REACH_S < clock.now - began < REACH_S + 5

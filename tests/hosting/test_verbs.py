@@ -1,0 +1,230 @@
+"""The verbs of a session: each is declared once, is used by callers, and may be carried out twice."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engines import Asking
+from turnwise.actors.cluster.wire import Message, SessionRef, Waited
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.engine_overrides import EngineOverride
+from turnwise.actors.hosting.session_service import SessionService
+from turnwise.actors.hosting.stored_source import StoredSource
+from turnwise.actors.hosting.verb import Verb, VerbCall
+from turnwise.actors.hosting.verbs import VERBS
+from turnwise.actors.hosting.waits import Waits
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
+from turnwise.errors import InvalidInputError, SessionNotFoundError, UnknownVerbError
+from turnwise.memory.conversation.blocks import Summary
+from turnwise.memory.conversation.records import replace
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.tool_calls import ApprovalDecision
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.providers.message_reading import read_messages
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.working.base import InMemoryNotes
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.keep_last import KeepLast
+
+ACTORS = Path(verbs.__file__).parents[1]
+REF = SessionRef(SessionKey("chat", "ann"))
+
+VALID: dict[str, Any] = {
+    "held": (),
+    "index": 1,
+    "after": -1,
+    "limit": 10,
+    "before": None,
+    "run_id": "second",
+    "timeout_s": 0.0,
+    "prompts": ("hello",),
+    "options": {"run_id": "fourth", "if_busy": "enqueue"},
+    "key": "key",
+    "reason": "enough",
+    "call_id": "call",
+    "decision": ApprovalDecision(verdict="approved"),
+    "name": None,
+    "data": {"a": 1},
+    "title": "A boat",
+    "metadata": {"a": 1},
+    "merge": True,
+    "use": "read",
+    "at": 0,
+    "session_id": "fork",
+    "conversation": read_messages([{"role": "user", "content": "old"}, {"role": "assistant", "content": "long ago"}]),
+    "memory": "off",
+    "most": 10,
+    "keep_last": 1,
+    "verify": False,
+    "updated_at": None,
+    "explain": False,
+    "summary": Summary(text="of nothing"),
+    "message": None,
+    "text": "Ann has a boat.",
+    "query": "boat",
+    "id": "item",
+    "ids": ("item",),
+    "pinned": True,
+    "content": "Ann has a boat.",
+}
+"""What verbs get for a parameter of this name that has no default."""
+
+OWN: dict[str, dict[str, Any]] = {
+    "add_event": {"name": "progress", "run_id": None},
+    "clear": {"memory": True},
+    "cancel": {"run_id": "third"},
+    "check_import": {"after": None},
+    "decide": {"run_id": "third"},
+    "import_turns": {"after": None},
+    "memory.save": {"id": "another"},
+    "memory.update": {"text": "Ann sold her boat."},
+}
+"""What single verbs get besides."""
+
+
+class World:
+    """A session whose first two runs have ended, with memories. `waits` says whether a third waits for a decision."""
+
+    def __init__(self, *, waits: bool) -> None:
+        self.store = InMemoryStore()
+        self.waits = waits
+        memory = MemorySlot(memory=LexicalMemory(InMemoryFacts()), name="facts", section=None)
+        self.parts: dict[str, Any] = {"memories": (memory,), "working": WorkingMemory(InMemoryNotes())}
+        self.core = SessionCore(REF.key, self.store, EchoEngine(), overflow=KeepLast(turns=1), **self.parts)
+        self.service = service_of(self.core)
+
+    async def begin(self) -> World:
+        await self.store.create(SessionRecord(session_id="chat", user_id="ann"))
+        for run_id in ("first", "second"):
+            await self.core.admission.start([f"the {run_id} prompt"], run_id=run_id)
+            await self.core.reads.wait(run_id)
+        await self.ask(verbs.save_item("Ann has a dinghy.", id="item"))
+        if self.waits:
+            self.core.use(Asking(), self.core.engines.config, **self.parts)
+            await self.core.admission.start(["act"], run_id="third")
+            await self.core.reads.wait("third", until="settled")
+        return self
+
+    async def ask(self, call: VerbCall[Any]) -> Any:
+        answer = await self.service.carry_out(call.to(REF))
+        return answer.answer if isinstance(answer, Waited) else answer
+
+    async def stored(self) -> Any:
+        """Return what is stored of all sessions and memories, once nothing is under way."""
+        contents: list[Any] = []
+        for session in await self.store.query(user_id="ann"):
+            if session.key == REF.key:
+                for run in await self.core.reads.runs():
+                    await self.core.reads.wait(run.run_id, until="settled")
+                await self.core.ingestion.wait_for_memory()
+            reads = SessionReads(StoredSource(session.key, self.store, None))
+            row = replace(await reads.session(), revision=0, updated_at=0.0, seq=0, saved=0)
+            turns = [(turn.record, turn.blocks) for turn in await reads.turns()]
+            contents += [row, turns, await reads.runs(), (await reads.events())[0]]
+        access = self.core.retrieval.memory_access()
+        items = [(item.id, item.text) for item in await access.list_items()]
+        return contents, items, await access.read_notes()
+
+
+def service_of(core: SessionCore) -> SessionService:
+    """Return the service of a session whose process has every engine."""
+    resources: Any = SimpleNamespace(engine_id="", get=lambda _: ((), b""), has=lambda _: True)
+    return SessionService(core, EngineOverride(""), resources, keep_nothing, "node", waits=Waits("max_waits", 5))
+
+
+async def keep_nothing(*_: object) -> None:
+    """Nobody makes another process here."""
+
+
+def call_of(verb: Verb[..., Any], world: World) -> VerbCall[Any]:
+    """Return the call of a verb with valid arguments."""
+    own = OWN.get(verb.name, {})
+    if verb.name == "remove":
+        assert world.core.state.head
+        own = {"spans": world.core.state.head.prompt}
+    args: list[Any] = []
+    options: dict[str, Any] = {}
+    for one in [*inspect.signature(verb.carry_out).parameters.values()][2 if verb.holds_engine else 1 :]:
+        if one.name in own or (one.default is one.empty and one.kind is not one.VAR_KEYWORD):
+            value = own[one.name] if one.name in own else VALID[one.name]
+            if one.kind is one.KEYWORD_ONLY:
+                options[one.name] = value
+            else:
+                args.append(value)
+    return verb(*args, **options)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if not verb.reads], ids=lambda verb: verb.name)
+async def test_a_verb_that_is_carried_out_twice_changes_no_more_than_once(verb: Verb[..., Any]) -> None:
+    world = await World(waits=verb.name in ("cancel", "decide")).begin()
+    call = call_of(verb, world)
+    await world.ask(call)
+    once = await world.stored()
+    with suppress(SessionNotFoundError):  # what was deleted
+        await world.ask(call)
+    assert (await world.stored() == once) is verb.repeatable
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if verb.reads], ids=lambda verb: verb.name)
+async def test_a_verb_that_reads_changes_nothing_and_activates_nothing(verb: Verb[..., Any]) -> None:
+    world = await World(waits=False).begin()
+    core = SessionCore(REF.key, world.store, EchoEngine())
+    before = await world.store.get(REF.key)
+    with suppress(InvalidInputError):  # this session has no summary to expand
+        await service_of(core).carry_out(call_of(verb, world).to(REF))
+    assert await world.store.get(REF.key) == before and not core.reads.is_activated
+
+
+def strings_together(path: Path) -> Iterator[tuple[int, set[str]]]:
+    """Yield the line and the texts of each collection that is written down in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.List | ast.Set | ast.Tuple | ast.Dict):
+            members = node.keys if isinstance(node, ast.Dict) else node.elts
+            yield (
+                node.lineno,
+                {one.value for one in members if isinstance(one, ast.Constant) and isinstance(one.value, str)},
+            )
+
+
+def test_no_other_list_of_verbs_is_kept() -> None:
+    for path in ACTORS.rglob("*.py"):
+        for line, texts in strings_together(path):
+            assert len(texts & VERBS.keys()) < 4, f"{path.name}:{line} lists verbs: derive it from their declarations"
+
+
+def test_each_verb_is_used() -> None:
+    used: set[str] = set()
+    for path in [*(ACTORS / "client").rglob("*.py"), *(ACTORS / "hosting").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "verbs":
+                used.add(node.attr)
+    declared = {name for name, value in vars(verbs).items() if isinstance(value, Verb)}
+    assert declared == used, "each verb that is declared has a caller"
+    assert len(declared) == len(VERBS)
+
+
+def test_a_verb_says_what_it_does_and_of_which_types_its_arguments_are() -> None:
+    for verb in VERBS.values():
+        signature = inspect.signature(verb.carry_out)
+        assert verb.carry_out.__doc__ and signature.return_annotation is not inspect.Signature.empty, verb.name
+        assert all(one.annotation is not one.empty for one in [*signature.parameters.values()][1:]), verb.name
+        if verb.waits:
+            assert [*signature.parameters][1] == "timeout_s", f"{verb.name}: its time comes first"
+
+
+async def test_a_verb_that_a_process_does_not_know_is_refused() -> None:
+    world = await World(waits=False).begin()
+    with pytest.raises(UnknownVerbError, match="'dance'"):
+        await world.service.carry_out(Message(REF, "dance", (), {}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
 import threading
 import time
 import weakref
@@ -53,6 +52,7 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.urls import check_history_url
+from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.base import LongTermMemory, is_local
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import SessionStore
@@ -498,7 +498,7 @@ def _poll(
     """
     began = time.monotonic()
     refused_at: float | None = None
-    pause_s = PAUSE_S
+    pauses = GrowingPauses(PAUSE_S, MOST_PAUSE_S)
     while True:
         left_s = None if timeout_s is None else max(0.0, began + timeout_s - time.monotonic())
         try:
@@ -509,13 +509,12 @@ def _poll(
             until = refused_at + REFUSED_S if timeout_s is None else began + timeout_s
             if now >= until:
                 raise
-            # A random pause, so that callers that were refused together do not retry together.
-            yield Pause(min(pause_s * random.uniform(0.5, 1.0), until - now))  # noqa: S311 - no secret
-            pause_s = min(2 * pause_s, MOST_PAUSE_S)
+            yield Pause(min(pauses.next_s(), until - now))
         else:
             if is_there(answer) or (timeout_s is not None and time.monotonic() >= began + timeout_s):
                 return answer
-            refused_at, pause_s = None, PAUSE_S
+            refused_at = None
+            pauses.reset()
 
 
 class _Search:
@@ -526,7 +525,7 @@ class _Search:
         self._called_at = 0.0
         self.lost_at: float | None = None
         """Since when no owner has been reached."""
-        self._pause_s = 0.01
+        self._pauses = GrowingPauses(0.01, 0.5)
 
     def begin_call(self, until: float | None) -> float | None:
         """Record the start of a call; return how many seconds are left, None without a limit."""
@@ -541,13 +540,13 @@ class _Search:
         """
         now = time.monotonic()
         if self.lost_at is None or now - self._called_at > REACHED_S:
-            self.lost_at, self._pause_s = now, 0.01
+            self.lost_at = now
+            self._pauses.reset()
         if now - self.lost_at > REACH_S:
             if isinstance(failure, SessionFencedError):
                 raise failure
             raise SessionLostError(self._session_id, str(failure).strip().splitlines()[0]) from failure
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, 0.5)
-        return pause_s
+        return self._pauses.next_s()
 
 
 def _is_away(error: NoProcessError | RayError) -> bool:

@@ -29,6 +29,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.background import log_failure, shielded
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.growing_pauses import GrowingPauses
 
 RECOVERIES = 16
 """How many sessions of a lost process are recovered concurrently."""
@@ -212,17 +213,17 @@ class PackedHost:
         replaced this one, they load the sessions. This process does not leave before that is done.
         """
         self._is_recovering = True
-        pause_s = 0.5
+        pauses = GrowingPauses(0.5, MAX_PAUSE_S)
         try:
             while failed := await self._recover(is_mine):
+                pause_s = pauses.next_s()
                 _log.warning(
-                    "%d sessions of a lost process could not be recovered, next attempt in %g s: %s",
+                    "%d sessions of a lost process could not be recovered, next attempt in %.1f s: %s",
                     len(failed),
                     pause_s,
                     reason(failed[0]),
                 )
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
         finally:
             self._is_recovering = False
 
@@ -427,11 +428,11 @@ class PackedHost:
         return True
 
     async def _drain(self) -> None:
-        pause_s = DRAIN_S
+        pauses = GrowingPauses(DRAIN_S, MAX_PAUSE_S)
         while self._residents or self._is_recovering:
-            has_succeeded = await self._unload_idle(asyncio.get_running_loop().time())
-            pause_s = DRAIN_S if has_succeeded else min(2 * pause_s, MAX_PAUSE_S)
-            await asyncio.sleep(pause_s)
+            if await self._unload_idle(asyncio.get_running_loop().time()):
+                pauses.reset()
+            await asyncio.sleep(pauses.next_s())
         self._leave()
 
 

@@ -30,6 +30,7 @@ from turnwise.errors import (
 from turnwise.memory.background import log_failure, shielded
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.stores.reading import pages_by_cursor
 
 RECOVERIES = 16
 """How many sessions of a lost process are recovered concurrently."""
@@ -247,12 +248,10 @@ class PackedHost:
                     failed.append(error)
 
         try:
-            store, cursor = await self._resources.open(), None
-            while True:
-                page = await store.unsettled(cursor=cursor)
+            store = await self._resources.open()
+            async for page in pages_by_cursor(store.unsettled):
                 await asyncio.gather(*(recover_one(key) for key in page if is_mine(key)))
-                if (cursor := page.cursor) is None:
-                    return failed
+            return failed
         except TurnwiseError as error:
             return [error]
         except Exception as error:  # noqa: BLE001 - it is logged, and tried again

@@ -22,7 +22,7 @@ from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, Pl
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.turn_items import TurnBlocks, note_items, turn_item
-from turnwise.memory.stores.reading import read_runs
+from turnwise.memory.stores.reading import SEQ, pages, read_runs
 
 AT_ONCE = 16
 """The maximum number of turns that are sent to a memory in one call."""
@@ -245,13 +245,12 @@ class MemoryIngestion:
         """Return the planner notes of the turn's run; an imported turn has none."""
         if turn.run_id is None:
             return []
-        after, notes = turn.first_seq - 1, list[PlannerNote]()
-        while events := await self._journal.bare_events(after, EVENTS):
+        notes: list[PlannerNote] = []
+        async for events in pages(partial(self._journal.bare_events, limit=EVENTS), turn.first_seq - 1, SEQ):
             own = [event for event in events if event.run_id == turn.run_id]
             notes += [event for event in own if isinstance(event, PlannerNote)]
             if own and own[-1].terminal:
                 break
-            after = events[-1].seq
         return notes
 
     async def _store_event(self, event: NewEvent) -> None:

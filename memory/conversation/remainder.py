@@ -8,12 +8,12 @@ from turnwise.memory.conversation.blocks import (
     Block,
     CacheCheckpoint,
     System,
-    Text,
     Thinking,
     ToolUse,
     Unknown,
 )
 from turnwise.memory.conversation.call_pairs import pairs_of
+from turnwise.memory.conversation.transcript import is_spoken
 
 
 def remainder(blocks: Sequence[Block], gone: Collection[int]) -> list[int]:
@@ -32,7 +32,7 @@ def remainder(blocks: Sequence[Block], gone: Collection[int]) -> list[int]:
         if not left_out.isdisjoint(pair):
             left_out.update(pair)
     for answer in answers:
-        if not any(at not in left_out and _is_spoken(blocks[at]) for at in answer):
+        if not any(at not in left_out and is_spoken(blocks[at]) for at in answer):
             left_out.update(at for at in answer if isinstance(blocks[at], Thinking))
     return from_user(blocks, [at for at in range(len(blocks)) if at not in left_out])
 
@@ -72,7 +72,3 @@ def _begins_with_user(blocks: Sequence[Block]) -> bool:
 
 def _is_neutral(block: Block) -> bool:
     return isinstance(block, CacheCheckpoint | Unknown)
-
-
-def _is_spoken(block: Block) -> bool:
-    return isinstance(block, ToolUse) or (isinstance(block, Text) and bool(block.text.strip()))

@@ -419,10 +419,11 @@ def _without_idle_thoughts(blocks: list[Block]) -> list[Block]:
     kept: list[Block] = []
     for is_result, neighbours in groupby(blocks, key=lambda block: isinstance(block, ToolResult)):
         group = list(neighbours)
-        spoken = is_result or any(map(_is_spoken, group))
+        spoken = is_result or any(map(is_spoken, group))
         kept += group if spoken else [block for block in group if not isinstance(block, Thinking)]
     return kept
 
 
-def _is_spoken(block: Block) -> bool:
+def is_spoken(block: Block) -> bool:
+    """Return whether the model says or calls something with the block, so that thoughts may be before it."""
     return isinstance(block, ToolUse) or (isinstance(block, Text) and bool(block.text.strip()))

@@ -53,6 +53,7 @@ FLOORS = [
 ]
 ROOMS = {
     "memory": [
+        "growing_pauses",
         "background",
         "conversation",
         "providers",

@@ -33,8 +33,8 @@ def test_others_have_the_event_loop_between_two_pages() -> None:
 
     async def main() -> None:
         task = asyncio.create_task(others())
-        async for page in pages(read, 0, lambda number: number):
-            steps.append(page[0])
+        async for (number,) in pages(read, 0, lambda number: number):
+            steps.append(number)
         await task
 
     asyncio.run(main())
@@ -43,7 +43,8 @@ def test_others_have_the_event_loop_between_two_pages() -> None:
 
 def test_pages_by_cursor_end_with_the_page_without_one_and_keep_what_is_unreadable() -> None:
     lost = SessionKey("lost")
-    stored = {None: Page((1,), "a"), "a": Page[int]((), "b", (lost,)), "b": Page((2,), None)}
+    unreadable: Page[int] = Page((), "b", (lost,))
+    stored = {None: Page((1,), "a"), "a": unreadable, "b": Page((2,), None)}
 
     async def read(cursor: str | None) -> Page[int]:
         return stored[cursor]

@@ -175,7 +175,7 @@ class Window:
         stop = len(self) if before is None else before
         begins: int | None = None
         says = False
-        unmatched: set[str] = set()
+        unmatched: set[str] = set()  # results whose calls come, since the blocks are read from behind
         for at, block in self._backwards(stop):
             if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
                 continue

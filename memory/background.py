@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from turnwise.errors import TurnwiseError
+from turnwise.memory.growing_pauses import GrowingPauses
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-"""First and longest pause before a retry, in seconds. The pause doubles after each failure."""
+"""First and longest pause before a retry, in seconds: see `GrowingPauses`."""
 
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
@@ -115,16 +116,16 @@ async def retry(
         what: the task and its ids, as for `watch`.
         until: returns true for a final error: that error is logged and `work` is not called again.
     """
-    pause_s = FIRST_PAUSE_S
+    pauses = GrowingPauses(FIRST_PAUSE_S, MOST_PAUSE_S)
     while True:
         try:
             return await work()
         except Exception as error:  # noqa: BLE001 - every error is logged and retried
             if until(error):
                 return log_failure(what, error)
-            log_failure(what, error, f", and is tried again in {pause_s:g} s")
+            pause_s = pauses.next_s()
+            log_failure(what, error, f", and is tried again in {pause_s:.1f} s")
         await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
 
 def _report(what: str, task: asyncio.Future[Any]) -> None:

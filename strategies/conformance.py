@@ -17,11 +17,10 @@ from turnwise.memory.conversation.blocks import (
     Image,
     Summary,
     System,
-    ToolResult,
-    ToolUse,
     Unknown,
     User,
 )
+from turnwise.memory.conversation.call_pairs import pairs_of
 from turnwise.strategies.conformance_conversations import COUNTER, Case, random_budget, random_case, random_exchange
 from turnwise.strategies.plan import Law, Plan, refusals
 from turnwise.strategies.ranges import Range
@@ -137,14 +136,7 @@ class _Request:
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return each call with its result."""
-        calls: dict[str, int] = {}
-        found = []
-        for at, block in enumerate(self.blocks):
-            if isinstance(block, ToolUse):
-                calls[block.call_id] = at
-            elif isinstance(block, ToolResult):
-                found.append((calls.pop(block.call_id), at))
-        return found
+        return pairs_of(self.blocks)
 
     def newest(self) -> list[int]:
         """Return the newest turn: from its first prompt on, without system prompts and summaries."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from turnwise.errors import InvalidRequestError, StrategyError
 from turnwise.memory.conversation.blocks import Block, Summary, System, ToolResult, ToolUse, User
+from turnwise.memory.conversation.call_pairs import CallPairs
 from turnwise.memory.conversation.spans import Span, Spans, join
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
@@ -192,18 +193,14 @@ class Plan:
         return self.keep in (window.kept_from(cut), window.kept_from(cut, pinned=False))
 
     def _check_pairs(self, window: Window) -> None:
-        calls: set[str] = set()
+        pairs = CallPairs[int]()
         for part, after in pairwise([*self.keep, Range(len(window), len(window))]):
             for block in window.blocks([part]):
-                if isinstance(block, ToolUse):
-                    calls.add(block.call_id)
-                elif isinstance(block, ToolResult) and block.call_id not in calls:
+                if pairs.read(block, part.start) is None and isinstance(block, ToolResult):
                     self._check_orphan(window, block.call_id, part.start)
-                elif isinstance(block, ToolResult):
-                    calls.discard(block.call_id)
             # A call still waits for its result, which must not be in the next removed range.
-            lost = window.blocks([Range(part.stop, after.start)]) if calls else ()
-            if parted := calls.intersection(block.call_id for block in lost if isinstance(block, ToolResult)):
+            lost = window.blocks([Range(part.stop, after.start)]) if pairs.open else ()
+            if parted := pairs.open.keys() & {block.call_id for block in lost if isinstance(block, ToolResult)}:
                 self._break("tool pairs whole", f"call {min(parted)!r} stays, and its result goes")
 
     def _check_orphan(self, window: Window, call_id: str, before: int) -> None:

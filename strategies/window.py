@@ -23,6 +23,7 @@ from turnwise.memory.conversation.blocks import (
     Unknown,
     User,
 )
+from turnwise.memory.conversation.call_pairs import CallPairs
 from turnwise.memory.conversation.spans import Span, Spans, join, size
 from turnwise.memory.tokens.counter import TokenCounter
 from turnwise.memory.tokens.index import TokenIndex
@@ -174,7 +175,7 @@ class Window:
         stop = len(self) if before is None else before
         begins: int | None = None
         says = False
-        unmatched: set[str] = set()
+        unmatched: set[str] = set()  # results whose calls come, since the blocks are read from behind
         for at, block in self._backwards(stop):
             if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
                 continue
@@ -204,23 +205,20 @@ class Window:
         stop = self.newest.start
         begins: int | None = None
         is_new = True
-        waiting: set[str] = set()
+        pairs = CallPairs[int]()
         for at in range(stop):
             block = self.block(at)
             if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
                 continue
             if block.role == "user":
                 begins = at if begins is None else begins
-                if is_new and _says(block) and not waiting:
+                if is_new and _says(block) and not pairs.open:
                     is_new, count = False, count - 1
                     if count < 0:
                         return begins
                 continue
             begins, is_new = None, True
-            if isinstance(block, ToolUse):
-                waiting.add(block.call_id)
-            elif isinstance(block, ToolResult):
-                waiting.discard(block.call_id)
+            pairs.read(block, at)
         return stop
 
     @cached_property

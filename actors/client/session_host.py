@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -32,6 +31,7 @@ from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import Until
+from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.deletion_report import Forgotten
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ async def _poll(timeout_s: float | None, ask: Callable[[float | None], Awaitable
     """
     began = time.monotonic()
     refused_at: float | None = None
-    pause_s = PAUSE_S
+    pauses = GrowingPauses(PAUSE_S, MOST_PAUSE_S)
     while True:
         left_s = None if timeout_s is None else max(0.0, began + timeout_s - time.monotonic())
         try:
@@ -222,10 +222,9 @@ async def _poll(timeout_s: float | None, ask: Callable[[float | None], Awaitable
             until = refused_at + REFUSED_S if timeout_s is None else began + timeout_s
             if now >= until:
                 raise
-            # A random pause, so that callers that were refused together do not retry together.
-            await steps.sleep(min(pause_s * random.uniform(0.5, 1.0), until - now))  # noqa: S311 - no secret
-            pause_s = min(2 * pause_s, MOST_PAUSE_S)
+            await steps.sleep(min(pauses.next_s(), until - now))
         else:
             if waited.is_over or (timeout_s is not None and time.monotonic() >= began + timeout_s):
                 return waited.answer
-            refused_at, pause_s = None, PAUSE_S
+            refused_at = None
+            pauses.reset()

@@ -19,6 +19,7 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.errors import LongTermMemoryError, TurnwiseError
 from turnwise.memory.background import log_failure, putting_off_after
+from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.base import (
     ItemChanges,
     Listing,
@@ -288,16 +289,17 @@ class MemoryHost:
             self._catching_up = asyncio.create_task(self._catch_up(memory))
 
     async def _catch_up(self, memory: CatchingUp) -> None:
-        pause_s = CATCH_UP_S
+        pauses, pause_s = GrowingPauses(CATCH_UP_S, MOST_PAUSE_S), CATCH_UP_S
         while True:
             await asyncio.sleep(pause_s)
             try:
                 if not await memory.catch_up():
                     return
+                pauses.reset()
                 pause_s = CATCH_UP_S
             except Exception as error:  # noqa: BLE001 - it is logged, and tried again whoever's error it is
-                pause_s = min(2 * pause_s, MOST_PAUSE_S)
-                log_failure(f"catching up of {memory}", error, f", and is tried again in {pause_s:g} s")
+                pause_s = pauses.next_s()
+                log_failure(f"catching up of {memory}", error, f", and is tried again in {pause_s:.1f} s")
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 from turnwise.actors.cluster.kept_settings import SPACE, SettingsLostError
+from turnwise.memory.growing_pauses import GrowingPauses
 
 LOAD_S = 60.0
 """How long a call waits until everything is loaded, in seconds; then loading goes on without it."""
@@ -25,7 +26,7 @@ FREE_STARTS = 4
 """How many processes in a row may die while they load before the next one pauses first."""
 
 MOST_PAUSE_S = 60.0
-"""The longest such pause, in seconds. The first is a second, and each is twice as long as the one before."""
+"""The longest such pause, in seconds. The first is a second at most."""
 
 Host = TypeVar("Host")
 
@@ -139,9 +140,9 @@ class Loading(Generic[Host]):
     async def _count(self, starts: Starts) -> None:
         self._died = await asyncio.to_thread(starts.count)
         if self._died >= FREE_STARTS:
-            pause_s = min(2.0 ** (self._died - FREE_STARTS), MOST_PAUSE_S)
+            pause_s = GrowingPauses(1.0, MOST_PAUSE_S, failures=self._died - FREE_STARTS).next_s()
             self._may_load_at = asyncio.get_running_loop().time() + pause_s
-            what = "%s: %d processes in a row have died while they loaded; the next attempt is in %g s"
+            what = "%s: %d processes in a row have died while they loaded; the next attempt is in %.1f s"
             _log.warning(what, self._actor_name, self._died, pause_s)
 
     def refusal(self, request: bytes, error: Exception) -> bytes:

@@ -30,6 +30,8 @@ from turnwise.errors import (
 )
 from turnwise.memory.background import log_failure, shielded
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.stores.reading import pages_by_cursor
 
 RECOVERIES = 16
 """How many sessions of a lost process are recovered concurrently."""
@@ -214,17 +216,17 @@ class PackedHost:
         replaced this one, they load the sessions. This process does not leave before that is done.
         """
         self._is_recovering = True
-        pause_s = 0.5
+        pauses = GrowingPauses(0.5, MAX_PAUSE_S)
         try:
             while failed := await self._recover(is_mine):
+                pause_s = pauses.next_s()
                 _log.warning(
-                    "%d sessions of a lost process could not be recovered, next attempt in %g s: %s",
+                    "%d sessions of a lost process could not be recovered, next attempt in %.1f s: %s",
                     len(failed),
                     pause_s,
                     reason(failed[0]),
                 )
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
         finally:
             self._is_recovering = False
 
@@ -248,12 +250,10 @@ class PackedHost:
                     failed.append(error)
 
         try:
-            store, cursor = await self._resources.open(), None
-            while True:
-                page = await store.unsettled(cursor=cursor)
+            store = await self._resources.open()
+            async for page in pages_by_cursor(store.unsettled):
                 await asyncio.gather(*(recover_one(key) for key in page if is_mine(key)))
-                if (cursor := page.cursor) is None:
-                    return failed
+            return failed
         except TurnwiseError as error:
             return [error]
         except Exception as error:  # noqa: BLE001 - it is logged, and tried again
@@ -430,11 +430,11 @@ class PackedHost:
         return True
 
     async def _drain(self) -> None:
-        pause_s = DRAIN_S
+        pauses = GrowingPauses(DRAIN_S, MAX_PAUSE_S)
         while self._residents or self._is_recovering:
-            has_succeeded = await self._unload_idle(asyncio.get_running_loop().time())
-            pause_s = DRAIN_S if has_succeeded else min(2 * pause_s, MAX_PAUSE_S)
-            await asyncio.sleep(pause_s)
+            if await self._unload_idle(asyncio.get_running_loop().time()):
+                pauses.reset()
+            await asyncio.sleep(pauses.next_s())
         self._leave()
 
 

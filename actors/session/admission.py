@@ -178,10 +178,10 @@ class RunAdmission:
                     self._check_calls(turn.prompt, blocks, is_whole=False)
             except (InvalidPromptError, TooManyError):
                 # Before refusing, look in the store: this may be the second delivery of an append.
-                event = await self._journal.store.event_of_key(self._state.key, key)
-                if event is None or event.turn_index is None:
+                index = await self._index_of_append(key)
+                if index is None:
                     raise
-                return event.turn_index
+                return index
             turn = replace(turn, prompt=join(turn.prompt, (span,)), appended=join(turn.appended, (span,)))
             added = {"span": (span.start, span.stop), "blocks": tuple(blocks)}
             events: list[NewEvent] = [(PromptAppended, {"turn_index": turn.index, "key": key, **added})]
@@ -192,10 +192,15 @@ class RunAdmission:
         try:
             return await self._transactor.run(change)
         except DuplicateKeyError:
-            event = await self._journal.store.event_of_key(self._state.key, key)
-            if event is None or event.turn_index is None:
+            index = await self._index_of_append(key)
+            if index is None:
                 raise
-            return event.turn_index
+            return index
+
+    async def _index_of_append(self, key: str) -> int | None:
+        """Return the index of the turn to which an append with this key added; None if none did."""
+        event = await self._journal.store.event_of_key(self._state.key, key)
+        return event.turn_index if event else None
 
     async def start(self, prompts: Sequence[Prompt], **options: Unpack[StartOptions]) -> Started:
         """Start a run with the prompts stored by `append`, followed by `prompts`; durable on return.

@@ -11,12 +11,13 @@ from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.base import SessionStore
 
 PAGE = 1000
 
-MAX_PAUSE_S = 30.0
-"""The longest pause between two attempts, if the history store fails, in seconds."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 30.0
+"""The first and the longest pause between two attempts, if the history store fails, in seconds."""
 
 
 class EventForwarder:
@@ -68,20 +69,19 @@ class EventForwarder:
         self._task, self._known, self.copied = None, False, 0
 
     async def _run(self) -> None:
-        tries = 0
+        pauses = GrowingPauses(FIRST_PAUSE_S, MAX_PAUSE_S)
         while True:
             await self._more.wait()
             self._more.clear()
             try:
                 await self._copy()
             except Exception as error:  # noqa: BLE001 - any error is logged, and copying is tried again
-                if not tries:
+                if not pauses.failures:
                     log_failure(f"session {self._key.session_id!r}: copying events to its history store", error)
-                await asyncio.sleep(min(0.05 * 2**tries, MAX_PAUSE_S))
-                tries = min(tries + 1, 16)
+                await asyncio.sleep(pauses.next_s())
                 self._more.set()
             else:
-                tries = 0
+                pauses.reset()
                 if not self._more.is_set():
                     self._idle.set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from turnwise.actors.inference.attempt import reason
@@ -37,6 +38,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.deletion import Erasure, erase
 from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.stores.reading import INDEX, SEQ, pages
 
 TURNS_PAGE = 1000
 """How many turns are read at once."""
@@ -174,12 +176,8 @@ class Forgetting:
         return done
 
     async def _all_turns(self) -> list[TurnRecord]:
-        turns: list[TurnRecord] = []
-        while page := await self._journal.store.turns(
-            self._state.key, after=turns[-1].index if turns else -1, limit=TURNS_PAGE
-        ):
-            turns += page
-        return turns
+        read = partial(self._journal.store.turns, self._state.key, limit=TURNS_PAGE)
+        return [turn async for page in pages(read, -1, INDEX) for turn in page]
 
     async def _remove(self, gone: Sequence[TurnRecord], kept: Sequence[TurnRecord], key: str | None) -> Forgotten:
         """Store a history of the turns `kept` only, in one commit."""
@@ -232,9 +230,8 @@ class Forgetting:
         It may have blocks of removed turns. Later events than the last removal of turns are left out: those whose
         number is not below `until`, or below that of the last `TurnsCleared`.
         """
-        seq, bare = 0, list[Event]()
-        while events := await history.events(self._state.key, after=seq):
-            seq = events[-1].seq
+        bare: list[Event] = []
+        async for events in pages(partial(history.events, self._state.key), 0, SEQ):
             for event in events:
                 is_kept = event.turn_index is None or event.turn_index > last
                 if isinstance(event, TurnsCleared):
@@ -361,10 +358,10 @@ class Forgetting:
     async def as_forked(self, turn: TurnRecord) -> TurnRecord:
         """Return an ended turn for a fork to continue: without forgotten blocks. Reads all turns up to it."""
         gone: list[Span] = []
-        after = -1
-        while after < turn.index and (page := await self._journal.store.turns(self._state.key, after=after)):
-            after = page[-1].index
+        async for page in pages(partial(self._journal.store.turns, self._state.key), -1, INDEX):
             gone += (span for each in page if each.forgotten for span in join(each.prompt, each.output))
+            if page[-1].index >= turn.index:
+                break
         turn = replace(turn, carried=(), removed=())
         held = turn.spans
         left, _ = await without(held, tuple(gone), self._journal.blocks.read) if gone else (held, 0)

@@ -19,9 +19,10 @@ from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import CorruptRecordError, ExtractionError, InvalidMemoryError, LongTermMemoryError
 from turnwise.memory.background import ended, log_failure, retry
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, PlannerNote, TurnNotSaved
+from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.turn_items import TurnBlocks, note_items, turn_item
-from turnwise.memory.stores.reading import read_runs
+from turnwise.memory.stores.reading import SEQ, pages, read_runs
 
 AT_ONCE = 16
 """The maximum number of turns that are sent to a memory in one call."""
@@ -39,7 +40,7 @@ ATTEMPTS = 3
 """How many times saving a turn is tried if a memory's model returns unusable answers."""
 
 PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-"""The first and the longest pause after a memory's failure, in seconds; each pause is twice the previous one."""
+"""The first and the longest pause after a memory's failure, in seconds."""
 
 
 class MemoryIngestion:
@@ -185,7 +186,7 @@ class MemoryIngestion:
     # Saving
 
     async def _save_to(self, slot: MemorySlot) -> None:
-        failures = refused = 0
+        refused, pauses = 0, GrowingPauses(PAUSE_S, MOST_PAUSE_S)
         alone = -1  # turns up to this index are sent one by one
         await asyncio.sleep(DELAY_S)
         while not self._journal.lost and (turns := self._progress.lacking(slot)[:AT_ONCE]):
@@ -203,15 +204,14 @@ class MemoryIngestion:
                 elif len(turns) > 1:
                     refused = 0
             except Exception as error:  # noqa: BLE001 - any error of a memory is reported, and the call repeated
-                failures += 1
-                if failures == 1:
+                if not pauses.failures:
                     await self._store_event((MemoryBehind, {"memory": slot.name, "why": reason(error)}))
-                await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), MOST_PAUSE_S))
+                await asyncio.sleep(pauses.next_s())
             else:
                 self._progress.add_saved(slot, turns)
                 refused = 0
-                if failures:
-                    failures = 0
+                if pauses.failures:
+                    pauses.reset()
                     await self._store_event((MemoryCaughtUp, {"memory": slot.name}))
 
     async def _send(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
@@ -245,13 +245,12 @@ class MemoryIngestion:
         """Return the planner notes of the turn's run; an imported turn has none."""
         if turn.run_id is None:
             return []
-        after, notes = turn.first_seq - 1, list[PlannerNote]()
-        while events := await self._journal.bare_events(after, EVENTS):
+        notes: list[PlannerNote] = []
+        async for events in pages(partial(self._journal.bare_events, limit=EVENTS), turn.first_seq - 1, SEQ):
             own = [event for event in events if event.run_id == turn.run_id]
             notes += [event for event in own if isinstance(event, PlannerNote)]
             if own and own[-1].terminal:
                 break
-            after = events[-1].seq
         return notes
 
     async def _store_event(self, event: NewEvent) -> None:

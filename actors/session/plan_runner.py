@@ -23,12 +23,13 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, begins_with, cut, join, size, to_places
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.window import Window
 
-PAUSE_S = 1.0
-"""The pause after a failed attempt, in seconds; doubled each time."""
+PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
+"""The first and the longest pause after a failed attempt, in seconds."""
 
 MOST_SKIPPED = 16
 """The maximum number of runs for which compaction is suspended after repeated failures."""
@@ -115,6 +116,7 @@ class PlanRunner:
         attempts = compactor.config.compaction_attempts if plan.waits else 1
         check_budget = partial(self._check_budget, bill)
         failure: Exception | None = None
+        pauses = GrowingPauses(PAUSE_S, MOST_PAUSE_S)
         for number in range(1, attempts + 1):
             try:
                 await preparation.attempt(bill, check_budget)
@@ -127,7 +129,7 @@ class PlanRunner:
             if isinstance(failure, LimitError):
                 break
             if number < attempts:
-                await asyncio.sleep(PAUSE_S * 2 ** (number - 1))
+                await asyncio.sleep(pauses.next_s())
         if not preparation.is_whole:
             self.count_failure()
         elif plan.waits:

@@ -9,8 +9,8 @@ from turnwise.actors.session.leaving_out import without
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import InvalidInputError, SessionInUseError, TurnNotFoundError, shown
+from turnwise.memory.conversation.call_pairs import pairs_of
 from turnwise.memory.conversation.events import BlocksRemoved
-from turnwise.memory.conversation.remainder import pairs_of
 from turnwise.memory.conversation.spans import Spans, join, overlap, places, size, subtract, to_places, union
 from turnwise.memory.conversation.turns import TurnRecord
 

@@ -28,6 +28,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.base import Activation, Commit
 
 Result = TypeVar("Result")
@@ -136,18 +137,18 @@ class Transactor:
             StoreError: the store failed for `store_retry_s`, or another process owns the session.
         """
         deadline = asyncio.get_running_loop().time() + self._engines.config.store_retry_s
-        pause_s = 0.01
+        pauses = GrowingPauses(0.01, 1.0)
         while True:
             try:
                 return await (self.run(change) if shielded else self.run_here(change))
             except CorruptRecordError:
                 raise
             except StoreError as error:
+                pause_s = pauses.next_s()
                 late = asyncio.get_running_loop().time() + pause_s > deadline
                 if late or self._journal.lost or isinstance(error, SessionFencedError):
                     raise
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 1.0)
 
     async def run_until_stored(self, change: Callable[[], Awaitable[Result]]) -> Result:
         """Run one idempotent change, and repeat it after store errors until it succeeds.

@@ -20,6 +20,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     Unknown,
 )
+from turnwise.memory.conversation.call_pairs import CallPairs
 from turnwise.memory.conversation.spans import Seen, Span, Spans, begins_with, cut, join, size
 
 AT_ONCE = 10_000
@@ -34,8 +35,8 @@ _Code = Literal["apart", "asks", "says", "blank", "thinks", "calls", "answers"]
 class _Reader:
     """Reads blocks in order and finds what a provider would refuse."""
 
-    calls: dict[str, int] = field(default_factory=dict)
-    """The positions of the calls that have no result yet, by id."""
+    calls: CallPairs[int] = field(default_factory=CallPairs)
+    """The calls, each with its position."""
     thoughts: list[int] = field(default_factory=list)
     """The positions of the thoughts that no text and no call follows yet."""
     is_answering: bool = False
@@ -45,24 +46,24 @@ class _Reader:
 
     @property
     def is_done(self) -> bool:
-        return not self.calls and not self.thoughts
+        return not self.calls.open and not self.thoughts
 
     def read(self, at: int, code: _Code, call_id: str | None) -> str | None:
         """Read the block at a position. Return why it must not follow the blocks before it; None if it may."""
         why: str | None = None
         if code == "answers":
-            call_at = self.calls.pop(call_id or "", None)
+            call_at = self.calls.answer(call_id or "")
             if call_at is None:
                 why = f"the result of call {call_id!r} follows no such call"
             else:
                 self.pairs.append((call_at, at))
-            self.is_answering = bool(self.calls)
+            self.is_answering = bool(self.calls.open)
         elif code == "asks" or (code != "apart" and self.is_answering):
             why = self.why_not_done()
-        elif code == "calls" and (not call_id or call_id in self.calls):
+        elif code == "calls" and (not call_id or call_id in self.calls.open):
             why = f"a call has no name, no id, or the id of another call: {call_id!r}"
         if code == "calls":
-            self.calls[call_id or ""] = at
+            self.calls.call(call_id or "", at)
         if code in ("says", "calls"):
             self.pairs += ((thought, at) for thought in self.thoughts)
             self.thoughts = []
@@ -72,8 +73,8 @@ class _Reader:
 
     def why_not_done(self) -> str | None:
         """Return why no prompt may follow the blocks that were read; None if one may."""
-        if self.calls:
-            return f"call {min(self.calls)!r} has no result"
+        if self.calls.open:
+            return f"call {min(self.calls.open)!r} has no result"
         return "thoughts lead to no text and no call" if self.thoughts else None
 
 
@@ -114,11 +115,8 @@ class Order:
 
     def add(self, block: Block) -> None:
         """Add the next block of the log."""
-        code, at = _code(block), len(self._codes)
+        (code, call_id), at = _code(block), len(self._codes)
         self._codes.append(code)
-        call_id = block.call_id if isinstance(block, ToolUse | ToolResult) else None
-        if isinstance(block, ToolUse) and not block.name:
-            call_id = ""
         if call_id is not None:
             self._call_ids[at] = call_id
         if self._reader.read(at, code, call_id):
@@ -207,20 +205,21 @@ class Order:
         return self._done[min([stop, *self._wrong[wrong : wrong + 1]])]
 
 
-def _code(block: Block) -> _Code:
+def _code(block: Block) -> tuple[_Code, str | None]:
+    """Return what the block does, and the id of a call or a result; of a call without a name, no id."""
     match block:
         case System() | CacheCheckpoint() | Unknown():
-            return "apart"
+            return "apart", None
         case ToolResult():
-            return "answers"
+            return "answers", block.call_id
         case ToolUse():
-            return "calls"
+            return "calls", block.call_id if block.name else ""
         case Thinking():
-            return "thinks"
+            return "thinks", None
         case Text():
-            return "says" if block.text.strip() else "blank"
+            return "says" if block.text.strip() else "blank", None
         case _:
-            return "blank" if block.role == "assistant" else "asks"
+            return "blank" if block.role == "assistant" else "asks", None
 
 
 class References:

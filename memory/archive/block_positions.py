@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.blocks import Summary, decode, encode
@@ -14,7 +14,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, overlap, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.reading import steps_of_blocks
+from turnwise.memory.stores.reading import INDEX, TURN_INDEX, pages, steps_of_blocks
 
 PAGE = 256
 """How many records of a kind are in memory at a time."""
@@ -80,22 +80,16 @@ async def find_places(store: SessionStore, session: SessionRecord) -> Places:
 
 async def turns_of(store: SessionStore, key: SessionKey) -> AsyncIterator[TurnRecord]:
     """Yield a session's turns, by index."""
-    after = -1
-    while page := await store.turns(key, after=after, limit=PAGE):
+    async for page in pages(partial(store.turns, key, limit=PAGE), -1, INDEX):
         for turn in page:
             yield turn
-        after = page[-1].index
-        await asyncio.sleep(0)
 
 
 async def runs_of(store: SessionStore, key: SessionKey) -> AsyncIterator[RunRecord]:
     """Yield a session's runs, by the index of their turns."""
-    after = -1
-    while page := await store.runs(key, after=after, limit=PAGE):
+    async for page in pages(partial(store.runs, key, limit=PAGE), -1, TURN_INDEX):
         for run in page:
             yield run
-        after = page[-1].turn_index
-        await asyncio.sleep(0)
 
 
 async def blocks_of(store: SessionStore, spans: Iterable[Span]) -> AsyncIterator[str]:

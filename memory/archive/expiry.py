@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,6 +26,7 @@ from turnwise.memory.archive.file import ArchiveFile, part_of
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import Page, SessionStore
+from turnwise.memory.stores.reading import pages_by_cursor
 
 PAGE = 100
 
@@ -91,15 +93,13 @@ async def sweep(
     Raises:
         StoreError: the store or the folder cannot be used. Sessions that were swept before stay swept.
     """
-    done, cursor, number = Swept(), None, 0
-    while True:
-        page = await store.expired(now, cursor=cursor, limit=PAGE)
+    done, number = Swept(), 0
+    async for page in pages_by_cursor(partial(store.expired, now, limit=PAGE)):
         for session in page:
             done += await sweep_session(store, session, archive, history)
             count(number := number + 1)
         done += damaged(page)
-        if (cursor := page.cursor) is None:
-            return done
+    return done
 
 
 async def sweep_session(

@@ -10,7 +10,7 @@ makes its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from turnwise.errors import ArchiveError, CorruptRecordError, InvalidIdError, SessionChangedError
@@ -32,7 +32,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.records import check_events, check_session, is_sealed
-from turnwise.memory.stores.reading import merged_events
+from turnwise.memory.stores.reading import SEQ, merged_events, pages
 
 
 async def export_session(
@@ -151,14 +151,12 @@ async def import_session(
 
 
 async def _events_of(store: SessionStore, key: SessionKey, history: HistoryStore | None) -> AsyncIterator[Event]:
-    after = 0
-    while True:
+    async def read(after: int) -> Sequence[Event]:
         page = check_events(await store.events(key, after=after, limit=PAGE))
         if history:  # read last, since events move there from the store
             page = merged_events(await history.events(key, after=after, limit=PAGE), page, PAGE)
-        if not page:
-            return
+        return page
+
+    async for page in pages(read, 0, SEQ):
         for event in page:
             yield event
-        after = page[-1].seq
-        await asyncio.sleep(0)

@@ -12,14 +12,13 @@ from turnwise.memory.conversation.blocks import (
     Image,
     Recalled,
     Summary,
-    ToolResult,
-    ToolUse,
     Unknown,
     User,
     described,
     encode,
     is_too_deep,
 )
+from turnwise.memory.conversation.call_pairs import CallPairs, Flaw
 from turnwise.memory.conversation.frozen_json import MAX_DEPTH
 from turnwise.memory.conversation.limits import (
     MAX_BLOCKS,
@@ -115,18 +114,21 @@ def check_calls(session_id: str, prompts: Sequence[Block], *, is_whole: bool) ->
     Raises:
         InvalidPromptError: names the call.
     """
-    waiting: dict[str, bool] = {}
-    for block in prompts:
-        if isinstance(block, ToolUse):
-            if waiting.get(block.call_id) or not (block.call_id and block.name):
-                why = "comes twice" if block.call_id and block.name else "needs an id and a name"
-                raise InvalidPromptError(session_id, f"the tool call {shown(block.call_id)} {why}")
-            waiting[block.call_id] = True
-        elif isinstance(block, ToolResult):
-            if not waiting.get(block.call_id):
-                why = "has its result already" if block.call_id in waiting else "does not come before its result"
-                raise InvalidPromptError(session_id, f"the tool call {shown(block.call_id)} {why}")
-            waiting[block.call_id] = False
-    if is_whole and (open_calls := [call_id for call_id, waits in waiting.items() if waits]):
-        why = f"the tool call {shown(open_calls[0])} has no result: append a ToolResult before the run"
+    pairs = CallPairs[int]()
+    for at, block in enumerate(prompts):
+        if flaw := pairs.flaw(block):
+            why = f"the tool call {shown(getattr(block, 'call_id', ''))} {_CALL_FLAWS[flaw]}"
+            raise InvalidPromptError(session_id, why)
+        pairs.read(block, at)
+    if is_whole and pairs.open:
+        why = f"the tool call {shown(next(iter(pairs.open)))} has no result: append a ToolResult before the run"
         raise InvalidPromptError(session_id, why)
+
+
+_CALL_FLAWS: dict[Flaw, str] = {
+    "empty_id": "needs an id and a name",
+    "empty_name": "needs an id and a name",
+    "repeated": "comes twice",
+    "orphan": "does not come before its result",
+    "answered": "has its result already",
+}

@@ -8,24 +8,12 @@ from turnwise.memory.conversation.blocks import (
     Block,
     CacheCheckpoint,
     System,
-    Text,
     Thinking,
-    ToolResult,
     ToolUse,
     Unknown,
 )
-
-
-def pairs_of(blocks: Sequence[Block]) -> list[tuple[int, int]]:
-    """Return the numbers of each tool call and its result."""
-    pairs: list[tuple[int, int]] = []
-    waiting: dict[str, int] = {}
-    for at, block in enumerate(blocks):
-        if isinstance(block, ToolUse):
-            waiting[block.call_id] = at
-        elif isinstance(block, ToolResult) and block.call_id in waiting:
-            pairs.append((waiting.pop(block.call_id), at))
-    return pairs
+from turnwise.memory.conversation.call_pairs import pairs_of
+from turnwise.memory.conversation.transcript import is_spoken
 
 
 def remainder(blocks: Sequence[Block], gone: Collection[int]) -> list[int]:
@@ -38,13 +26,13 @@ def remainder(blocks: Sequence[Block], gone: Collection[int]) -> list[int]:
     left_out = set(gone)
     answers = list(_answers(blocks))
     for answer in answers:
-        if any(at in left_out and isinstance(blocks[at], Thinking) for at in answer):
+        if any(isinstance(blocks[at], Thinking) for at in left_out.intersection(answer)):
             left_out.update(at for at in answer if isinstance(blocks[at], ToolUse))
     for pair in pairs_of(blocks):
         if not left_out.isdisjoint(pair):
             left_out.update(pair)
     for answer in answers:
-        if not any(at not in left_out and _is_spoken(blocks[at]) for at in answer):
+        if not any(at not in left_out and is_spoken(blocks[at]) for at in answer):
             left_out.update(at for at in answer if isinstance(blocks[at], Thinking))
     return from_user(blocks, [at for at in range(len(blocks)) if at not in left_out])
 
@@ -66,7 +54,7 @@ def _answers(blocks: Sequence[Block]) -> Iterator[list[int]]:
     for at, block in enumerate(blocks):
         if _is_neutral(block):
             continue
-        is_new = isinstance(block, Thinking) and answer and not isinstance(blocks[answer[-1]], Thinking)
+        is_new = answer and isinstance(block, Thinking) and not isinstance(blocks[answer[-1]], Thinking)
         if answer and (is_new or block.role != "assistant"):
             yield answer
             answer = []
@@ -84,7 +72,3 @@ def _begins_with_user(blocks: Sequence[Block]) -> bool:
 
 def _is_neutral(block: Block) -> bool:
     return isinstance(block, CacheCheckpoint | Unknown)
-
-
-def _is_spoken(block: Block) -> bool:
-    return isinstance(block, ToolUse) or (isinstance(block, Text) and bool(block.text.strip()))

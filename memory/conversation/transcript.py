@@ -22,6 +22,7 @@ from turnwise.memory.conversation.blocks import (
     User,
 )
 from turnwise.memory.conversation.call_arguments import refusal
+from turnwise.memory.conversation.call_pairs import CallPairs
 from turnwise.memory.conversation.events import (
     Appending,
     Event,
@@ -187,7 +188,7 @@ class Ledger:
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         """Begin with definitive blocks, as for a resumed run."""
         self._groups = [_Group()]
-        self._callers: dict[str, _Group] = {}
+        self._pairs = CallPairs[_Group]()
         for block in blocks:
             self.append(block)
         self.flush_assistant()
@@ -228,9 +229,8 @@ class Ledger:
     def append(self, block: Block) -> None:
         """Add a block of any kind unchanged. A result that no call waits for is ignored."""
         if isinstance(block, ToolResult):
-            caller = self._callers.get(block.call_id)
-            if caller and caller.results[block.call_id] is None:
-                caller.results[block.call_id] = block
+            if group := self._pairs.answer(block.call_id):
+                group.results[block.call_id] = block
             return
         if isinstance(block, ToolUse) and not (block.call_id and block.name):
             return
@@ -246,7 +246,7 @@ class Ledger:
         group.add(block)
         if isinstance(block, ToolUse):
             group.results[block.call_id] = None
-            self._callers[block.call_id] = group
+            self._pairs.call(block.call_id, group)
 
     def flush_assistant(self, blocks: Iterable[Block] | None = None) -> None:
         """Close the open message. `blocks`, if given, are its definitive blocks and replace the streamed ones."""
@@ -259,16 +259,21 @@ class Ledger:
 
     def void(self) -> None:
         """Drop the streamed, tentative blocks of the open message."""
-        uses: list[ToolUse] = []
+        has_calls = False
         for group in self._open_groups():
-            dropped = [block for block in group.drop() if isinstance(block, ToolUse)]
-            for use in dropped:
-                del group.results[use.call_id]
-            uses += dropped
+            for block in group.drop():
+                if isinstance(block, ToolUse):
+                    del group.results[block.call_id]
+                    has_calls = True
         while len(self._groups) > 1 and not self._groups[-1].said:
             self._groups.pop()
-        if uses:
-            self._callers = {call_id: group for group in self._groups for call_id in group.results}
+        if has_calls:
+            self._pairs = CallPairs()
+            for group in self._groups:
+                for call_id, result in group.results.items():
+                    self._pairs.call(call_id, group)
+                    if result:
+                        self._pairs.answer(call_id)
 
     def append_tool_results(self, *results: ToolResult) -> None:
         """Add results of calls that were declared and have no result yet.
@@ -276,14 +281,14 @@ class Ledger:
         Raises:
             TranscriptError: a call of this id was not declared, or has its result; nothing was added.
         """
-        given: set[str] = set()
+        call_ids: set[str] = set()
         for result in results:
-            caller = self._callers.get(result.call_id)
-            if caller is None:
-                raise TranscriptError(f"no call {result.call_id!r} was declared: declare_tool_use() comes first")
-            if caller.results[result.call_id] is not None or result.call_id in given:
+            flaw = self._pairs.flaw_of_result(result)
+            if flaw == "answered" or result.call_id in call_ids:
                 raise TranscriptError(f"call {result.call_id!r} has its result already")
-            given.add(result.call_id)
+            if flaw:
+                raise TranscriptError(f"no call {result.call_id!r} was declared: declare_tool_use() comes first")
+            call_ids.add(result.call_id)
         for result in results:
             self.append(result)
 
@@ -298,7 +303,7 @@ class Ledger:
 
     def replace_use(self, use: ToolUse) -> None:
         """Replace the call that has the same id by an edited call."""
-        said = self._callers[use.call_id].said
+        said = self._pairs.latest(use.call_id).said
         place = next(at for at, block in enumerate(said) if isinstance(block, ToolUse) and block.call_id == use.call_id)
         said[place] = use
 
@@ -414,10 +419,11 @@ def _without_idle_thoughts(blocks: list[Block]) -> list[Block]:
     kept: list[Block] = []
     for is_result, neighbours in groupby(blocks, key=lambda block: isinstance(block, ToolResult)):
         group = list(neighbours)
-        spoken = is_result or any(map(_is_spoken, group))
+        spoken = is_result or any(map(is_spoken, group))
         kept += group if spoken else [block for block in group if not isinstance(block, Thinking)]
     return kept
 
 
-def _is_spoken(block: Block) -> bool:
+def is_spoken(block: Block) -> bool:
+    """Return whether the model says or calls something with the block, so that thoughts may be before it."""
     return isinstance(block, ToolUse) or (isinstance(block, Text) and bool(block.text.strip()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from turnwise.memory.conversation.blocks import Block, Citations, System, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.conversation.blocks import Block, Citations, System, Thinking, User
+from turnwise.memory.conversation.call_pairs import CallPairs
 from turnwise.memory.conversation.transcript import Message, messages_of
 from turnwise.memory.providers.validation import ANTHROPIC, Rules
 
@@ -76,13 +77,12 @@ def _is_idle(message: Message, rules: Rules) -> bool:
 
 def _late_results(messages: Sequence[Message]) -> dict[int, int]:
     """Return the index of the message behind its call for each result that is in a later one, by the result's id()."""
-    called: dict[str, int] = {}
+    pairs = CallPairs[int]()
     late: dict[int, int] = {}
     for index, message in enumerate(messages):
         for block in message.blocks:
-            if isinstance(block, ToolUse):
-                called[block.call_id] = index
-            elif isinstance(block, ToolResult) and (at := called.pop(block.call_id, index)) < index - 1:
+            at = pairs.read(block, index)
+            if at is not None and at < index - 1:
                 late[id(block)] = at + 1
     return late
 

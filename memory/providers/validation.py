@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal, NoReturn
 
@@ -23,6 +23,7 @@ from turnwise.memory.conversation.blocks import (
     User,
     left_out,
 )
+from turnwise.memory.conversation.call_pairs import CallPairs
 from turnwise.memory.conversation.transcript import Message
 
 Form = Literal["text", "data", "url"]
@@ -245,21 +246,13 @@ def _with(block: Block, fields: Mapping[str, str]) -> Block:
 # Checking
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _At:
     """A block and its position."""
 
     index: int
     block_at: int
     block: Block
-
-
-@dataclass(slots=True)
-class _Calls:
-    """The calls so far, by id, with the number of the group that made them."""
-
-    waiting: dict[str, tuple[int, _At]] = field(default_factory=dict)
-    answered: dict[str, int] = field(default_factory=dict)
 
 
 def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) -> None:
@@ -294,18 +287,18 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
         raise InvalidRequestError(rules.name, 0, 0, "empty", "there is nothing to send: add a prompt")
     if rules.user_begins and _is_assistant(said[0]):
         _refuse(rules, said[0], "first", "the conversation must begin with the user")
-    calls = _Calls()
-    for number, (is_assistant, neighbours) in enumerate(groupby(said, key=_is_assistant)):
+    calls = CallPairs[_At]()
+    for is_assistant, neighbours in groupby(said, key=_is_assistant):
         group = list(neighbours)
         if is_assistant:
             _check_thoughts(group, rules, thinking=thinking)
-            _declare(number, group, calls, rules)
+            _declare(group, calls, rules)
         else:
             _answer(group, calls, rules)
             if rules.results != "later":
-                _check_answered(calls, rules)
+                _check_answered(said, calls, rules)
                 calls.answered.clear()
-    _check_answered(calls, rules)
+    _check_answered(said, calls, rules)
     if rules.user_ends and _is_assistant(said[-1]):
         _refuse(rules, said[-1], "last", "the conversation must end with the user: add a prompt")
 
@@ -362,22 +355,22 @@ def _check_thoughts(group: Sequence[_At], rules: Rules, *, thinking: bool) -> No
             _refuse(rules, at, "thinking_late", "thoughts must come before the other blocks of their message")
 
 
-def _declare(number: int, group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
+def _declare(group: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
     """Add the calls of the group."""
     for at in group:
         if not isinstance(use := at.block, ToolUse):
             continue
-        if not use.call_id:
-            _refuse(rules, at, "empty_id", f"the call of {use.name!r} has no id")
-        if not use.name:
-            _refuse(rules, at, "empty_name", f"call {use.call_id!r} has no name of a tool")
-        if use.call_id in calls.waiting:
-            _refuse(rules, at, "duplicate_id", f"another call has the id {use.call_id!r}")
-        calls.waiting[use.call_id] = number, at
-        calls.answered.pop(use.call_id, None)
+        match calls.flaw_of_call(use):
+            case "empty_id":
+                _refuse(rules, at, "empty_id", f"the call of {use.name!r} has no id")
+            case "empty_name":
+                _refuse(rules, at, "empty_name", f"call {use.call_id!r} has no name of a tool")
+            case "repeated":
+                _refuse(rules, at, "duplicate_id", f"another call has the id {use.call_id!r}")
+        calls.call(use.call_id, at)
 
 
-def _answer(group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
+def _answer(group: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
     """Remove the calls that the group's results answer."""
     is_lead = True
     for at in group:
@@ -385,21 +378,24 @@ def _answer(group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
             is_lead = False
             continue
         call_id = result.call_id
-        if not call_id:
-            _refuse(rules, at, "empty_id", "the result has no call id")
-        if call_id in calls.answered:
-            _refuse(rules, at, "duplicate_id", f"call {call_id!r} has a result already")
-        if call_id not in calls.waiting:
-            _refuse(rules, at, "orphan", f"no call {call_id!r} precedes this result")
+        match calls.flaw_of_result(result):
+            case "empty_id":
+                _refuse(rules, at, "empty_id", "the result has no call id")
+            case "answered":
+                _refuse(rules, at, "duplicate_id", f"call {call_id!r} has a result already")
+            case "orphan":
+                _refuse(rules, at, "orphan", f"no call {call_id!r} precedes this result")
         if rules.results != "later" and not is_lead:
             _refuse(rules, at, "late", f"the result of call {call_id!r} must come before any other block")
         if rules.results == "one_message" and at.index != group[0].index:
             _refuse(rules, at, "late", f"the result of call {call_id!r} must be in the message right after the call")
-        calls.answered[call_id], _ = calls.waiting.pop(call_id)
+        calls.answer(call_id)
 
 
-def _check_answered(calls: _Calls, rules: Rules) -> None:
-    for call_id, (number, at) in calls.waiting.items():
-        if number in calls.answered.values():
+def _check_answered(said: Sequence[_At], calls: CallPairs[_At], rules: Rules) -> None:
+    """Raise if a call is open; `said` has all blocks that are sent."""
+    for call_id, at in calls.open.items():
+        groups = (set(neighbours) for _, neighbours in groupby(said, key=_is_assistant))
+        if not next(group for group in groups if at in group).isdisjoint(calls.answered.values()):
             _refuse(rules, at, "partial", f"call {call_id!r} has no result, but other calls of its message have one")
         _refuse(rules, at, "missing", f"call {call_id!r} has no result")

@@ -1,22 +1,57 @@
-"""Long reads of stores, in steps: a store returns no more than about `PAGE_BYTES` at once."""
+"""Long reads of stores, in steps, such as page by page: a store returns no more than about `PAGE_BYTES` at once."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Spans, cut
 from turnwise.memory.conversation.weights import MAX_PAGE, may_be_cut
-from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.base import Page, SessionStore
 
 Item = TypeVar("Item")
 
 Turn = TypeVar("Turn", bound=Any)
 """A turn or its record."""
+
+
+async def pages(
+    read: Callable[..., Awaitable[Sequence[Item]]], after: int, number_of: Callable[[Item], int]
+) -> AsyncIterator[Sequence[Item]]:
+    """Yield pages of numbered records until there are none left. Between two, others have the event loop and the store.
+
+    Args:
+        read: returns the records above a number, which it takes as `after`, by number; some of them if there are many.
+        after: the number above which to begin.
+        number_of: returns a record's number: see `INDEX`, `TURN_INDEX` and `SEQ`.
+    """
+    while page := await read(after=after):
+        yield page
+        after = number_of(page[-1])
+        await asyncio.sleep(0)
+
+
+INDEX, TURN_INDEX, SEQ = attrgetter("index"), attrgetter("turn_index"), attrgetter("seq")
+"""The numbers of turns, of runs and of events."""
+
+
+async def pages_by_cursor(read: Callable[..., Awaitable[Page[Item]]]) -> AsyncIterator[Page[Item]]:
+    """Yield all pages, the first one without a cursor.
+
+    Args:
+        read: returns the page of a `cursor`.
+    """
+    cursor: str | None = None
+    while True:
+        page = await read(cursor=cursor)
+        yield page
+        if (cursor := page.cursor) is None:
+            return
 
 
 async def steps_of_blocks(store: SessionStore, spans: Spans) -> AsyncIterator[tuple[Spans, list[str]]]:
@@ -51,12 +86,12 @@ async def read_turns(read: Callable[..., Awaitable[Sequence[Turn]]], start: int,
     Args:
         read: returns a page of turns; takes `after` and `limit`.
     """
-    return await _between(read, start, stop, lambda turn: turn.index)
+    return await _between(read, start, stop, INDEX)
 
 
 async def read_runs(read: Callable[..., Awaitable[Sequence[RunRecord]]], start: int, stop: int) -> list[RunRecord]:
     """Return all runs with a turn index from `start` and below `stop`; see `read_turns`."""
-    return await _between(read, start, stop, lambda run: run.turn_index)
+    return await _between(read, start, stop, TURN_INDEX)
 
 
 async def _between(

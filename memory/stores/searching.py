@@ -20,7 +20,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import Page, SessionOrder, SessionStore, cursor_of
-from turnwise.memory.stores.reading import read_runs
+from turnwise.memory.stores.reading import pages_by_cursor, read_runs
 
 SESSIONS_PAGE = 500
 """How many sessions are read at once."""
@@ -155,15 +155,10 @@ async def find_runs(
 
 
 async def _sessions(store: SessionStore, unreadable: list[SessionKey], **query: Any) -> AsyncIterator[SessionRecord]:
-    cursor = None
-    while True:
-        page = await store.query(order_by="updated_at", cursor=cursor, limit=SESSIONS_PAGE, **query)
+    async for page in pages_by_cursor(partial(store.query, order_by="updated_at", limit=SESSIONS_PAGE, **query)):
         unreadable += page.unreadable
         for session in page:
             yield session
-        cursor = page.cursor
-        if cursor is None:
-            return
 
 
 async def _runs_of(

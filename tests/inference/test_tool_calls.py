@@ -277,14 +277,6 @@ def test_retries_back_off_and_the_outcome_has_the_duration() -> None:
     assert outcome.seconds >= 0.15
 
 
-def test_pauses_double_vary_and_have_a_maximum() -> None:
-    registry = ToolRegistry(backoff_s=0.5)
-    for tries, longest in [(1, 0.5), (2, 1.0), (3, 2.0), (50, 30.0), (5000, 30.0)]:
-        pauses = {registry._pause_s(tries) for _ in range(50)}
-        assert len(pauses) > 1
-        assert all(longest / 2 <= pause <= longest for pause in pauses)
-
-
 def test_a_tool_error_is_not_retried() -> None:
     calls = []
 

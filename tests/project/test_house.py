@@ -49,6 +49,7 @@ FLOORS = [
 ]
 ROOMS = {
     "memory": [
+        "growing_pauses",
         "background",
         "conversation",
         "providers",

@@ -10,6 +10,7 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayError, Ray
 from turnwise.actors.cluster.reach import REACH_S, NoProcessError, Reach
 from turnwise.actors.hosting.verb import Verb
 from turnwise.errors import SessionFencedError, SessionLostError
+from turnwise.memory.growing_pauses import GrowingPauses
 
 REACHED_S = 10.0
 """A call that fails after at least this long is assumed to have reached a process, so the `REACH_S` limit restarts."""
@@ -23,7 +24,7 @@ class Search:
         self._called_at = 0.0
         self._lost_at: float | None = None
         """Since when no owner has been reached."""
-        self._pause_s = 0.01
+        self._pauses = GrowingPauses(0.01, 0.5)
 
     def begin_call(self, until: float | None) -> Reach:
         """Record the start of a call; return how long to wait for its answer, at most until a time."""
@@ -38,13 +39,13 @@ class Search:
         """
         now = time.monotonic()
         if self._lost_at is None or now - self._called_at > REACHED_S:
-            self._lost_at, self._pause_s = now, 0.01
+            self._lost_at = now
+            self._pauses.reset()
         if now - self._lost_at > REACH_S:
             if isinstance(failure, SessionFencedError):
                 raise failure
             raise SessionLostError(self._session_id, str(failure).strip().splitlines()[0]) from failure
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, 0.5)
-        return pause_s
+        return self._pauses.next_s()
 
 
 def is_away(error: NoProcessError | RayError) -> bool:

@@ -14,12 +14,12 @@ from typing import Any, Literal
 from turnwise.actors.inference.engine import InferenceRunner, NewEvent, StepContext, Suspend
 from turnwise.actors.inference.observing import part
 from turnwise.actors.inference.redaction import redacted
+from turnwise.actors.inference.shortening import answer_shortened
 from turnwise.actors.inference.timeline import Timeline
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.registry import ToolOutcome, ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.errors import (
-    ContextOverflowError,
     OutputError,
     RequestRefusedError,
     ToolAbortError,
@@ -53,9 +53,6 @@ Hook = Callable[[Phase, Turn, StepContext], Awaitable[None] | None]
 LOST = (
     "the process was lost while this tool ran: it may or may not have taken effect; find out before you call it again"
 )
-
-MOST_SHRINKS = 8
-"""How often a conversation that the provider refuses as too long is shortened; eight times leave a tenth of it."""
 
 STOP_S = 1.0
 """How many seconds tools have to stop after another tool of the same answer aborted the run."""
@@ -143,15 +140,11 @@ class ToolLoop:
 
     async def _ask(self, turn: Turn, context: StepContext) -> tuple[Turn, Sequence[AnyBlock]]:
         """Return the model's answer, and the turn that it answers, shortened if the provider refused it as too long."""
-        for _ in range(MOST_SHRINKS):
-            try:
-                return turn, await self._answer(turn, context)
-            except ContextOverflowError as error:
-                try:
-                    turn = await context.make_room(too_long=True)
-                except ContextOverflowError:  # without a strategy, the provider's message is the better one
-                    raise error from None
-        return turn, await self._answer(turn, context)
+
+        async def answer(turn: Turn) -> tuple[Turn, Sequence[AnyBlock]]:
+            return turn, await self._answer(turn, context)
+
+        return await answer_shortened(turn, context, answer)
 
     async def _answer(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         """Return the model's answer.

@@ -7,7 +7,6 @@ import functools
 import inspect
 import json
 import logging
-import random
 import re
 import signal as signals
 import time
@@ -27,6 +26,7 @@ from turnwise.memory.conversation.call_arguments import refusal
 from turnwise.memory.conversation.growing_text import whole
 from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.conversation.tool_results import result_of, within
+from turnwise.memory.growing_pauses import GrowingPauses
 
 MAX_BACKOFF_S = 30.0
 
@@ -196,13 +196,13 @@ class ToolRegistry:
         if tool is None or refused is not None:
             return ToolOutcome(refused or self._unknown(use), time.monotonic() - started_s, 0)
         retries = tool.retries if tool.retries is not None else self.retries if self.on_error == "retry" else 0
-        tries = 0
+        tries, pauses = 0, GrowingPauses(self.backoff_s, MAX_BACKOFF_S)
         while True:
             tries += 1
             answer = await self._try(tool, use, context, tries)
             if not answer.is_error or answer.final or tries > retries or context.cancelled.is_set():
                 break
-            await asyncio.sleep(self._pause_s(tries))
+            await asyncio.sleep(pauses.next_s())
         if answer.is_error and self.on_error == "abort":
             raise ToolAbortError(tool.name, use.call_id, self._result(use, answer).text)
         return ToolOutcome(self._result(use, answer), time.monotonic() - started_s, tries)
@@ -239,10 +239,6 @@ class ToolRegistry:
         names = ", ".join(tool.name for tool in self._allowed())
         there_are = f"The tools are: {names}." if names else "There are no tools."
         return self._result(use, _Answer(f"There is no tool {use.name!r}. {there_are}", is_error=True))
-
-    def _pause_s(self, tries: int) -> float:
-        longest_s = min(MAX_BACKOFF_S, self.backoff_s * 2.0 ** min(tries - 1, 64))
-        return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - it spreads retries, and is not for security
 
     def _result(self, use: ToolUse, answer: _Answer) -> ToolResult:
         result = ToolResult(

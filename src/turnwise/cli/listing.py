@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -256,13 +257,11 @@ def _full_name(key: SessionKey) -> str:
 
 async def _all(read: Callable[..., Coroutine[Any, Any, Page[Any]]], query: dict[str, Any]) -> AsyncIterator[Any]:
     """Yield the items of all pages."""
-    cursor: str | None = None
-    while True:
-        page = await read(**query, cursor=cursor, limit=_PAGE)
+    from turnwise.memory.stores.reading import pages_by_cursor
+
+    async for page in pages_by_cursor(partial(read, **query, limit=_PAGE)):
         for item in page:
             yield item
-        if (cursor := page.cursor) is None:
-            return
 
 
 def _day(at: float) -> str:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -101,6 +102,8 @@ async def _show(
 
 async def _whole(session: AsyncSession, last: int | None) -> Shown:
     """Read the newest turns of a session, all by default."""
+    from turnwise.memory.stores.reading import TURN_INDEX, pages
+
     info = await session.info()
     first = 0 if last is None else await _first_of(session, info.session.next_index, last)
     messages: list[ChatMessage] = []
@@ -112,10 +115,8 @@ async def _whole(session: AsyncSession, last: int | None) -> Shown:
         if cursor is None or (page.items and page.items[0].turn_index < first):
             break
     runs: dict[str, RunRecord] = {}
-    after = first - 1
-    while found := await session.runs(after, _PAGE):
-        runs |= {each.run_id: each for each in found}
-        after = found[-1].turn_index
+    async for runs_of_page in pages(partial(session.runs, limit=_PAGE), first - 1, TURN_INDEX):
+        runs |= {run.run_id: run for run in runs_of_page}
     pending = await (await session.execution(info.active_run_id)).pending() if info.active_run_id else ()
     return Shown(info, messages, runs, pending)
 

@@ -15,6 +15,7 @@ from turnwise.console.tags import button, link, replace_text, tag
 from turnwise.console.viewer import Viewer
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.plain_text import plain
+from turnwise.memory.growing_pauses import GrowingPauses
 
 PAGES = {"sessions": "Sessions", "memories": "Memories", "usage": "Usage", "hosts": "Hosts"}
 """The pages in the navigation, by their path."""
@@ -87,18 +88,18 @@ class Frame:
 
         When it fails, as when the store is away, the page says so and tries again.
         """
-        pause_s = FIRST_PAUSE_S
+        pauses = GrowingPauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
                 self.wake.clear()
                 again_s = await work()
                 self.show(None)
-                pause_s = FIRST_PAUSE_S
+                pauses.reset()
             except NotThereError:
                 raise
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 log_unexpected(error)
-                again_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+                again_s = pauses.next_s()
                 self.show(f"{_why(error)} Trying again.")
             if again_s is None:
                 return

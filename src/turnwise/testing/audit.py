@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import dropwhile
 from typing import Any
 
@@ -28,12 +29,12 @@ from turnwise.memory.conversation.rebuild import Rebuilt
 from turnwise.memory.conversation.runs import REPLACED, RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.spans import Seen, Spans, cut, from_places, overlap, places, size, union
-from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.reading import read_blocks
+from turnwise.memory.stores.reading import INDEX, SEQ, TURN_INDEX, pages, read_blocks
 from turnwise.testing.acknowledged import Acknowledged, Digest, Note
 
 
@@ -149,9 +150,7 @@ async def read_session(store: SessionStore, key: SessionKey, history: HistorySto
         CorruptRecordError: a record cannot be read.
     """
     log = (await store.get(key)).log
-    runs: list[RunRecord] = []
-    while page := await store.runs(key, after=runs[-1].turn_index if runs else -1):
-        runs += page
+    runs = [run async for page in pages(partial(store.runs, key), -1, TURN_INDEX) for run in page]
     events, doubles = await _read_events(store, key, history)
     whole = await CachedBlocks(key.session_id, store).read_events(events, log)
     return StoredSession(log, await read_turns(store, key), runs, whole, doubles)
@@ -159,9 +158,7 @@ async def read_session(store: SessionStore, key: SessionKey, history: HistorySto
 
 async def read_turns(store: SessionStore, key: SessionKey) -> list[Turn]:
     """Return all turns of a session, read from the store without caches."""
-    records: list[TurnRecord] = []
-    while page := await store.turns(key, after=records[-1].index if records else -1):
-        records += page
+    records = [turn async for page in pages(partial(store.turns, key), -1, INDEX) for turn in page]
     spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
     cache = BlockCache()
     cache.add_spans(spans, await read_blocks(store, spans))
@@ -177,11 +174,9 @@ async def _read_events(store: SessionStore, key: SessionKey, history: Any) -> tu
     found: dict[int, AnyEvent] = {}
     doubles: list[AnyEvent] = []
     for source in (store, history) if history else (store,):
-        after = 0
-        while events := await source.events(key, after=after):
+        async for events in pages(partial(source.events, key), 0, SEQ):
             page = [without_blocks(event) for event in events]  # only event stores have blocks
             doubles += [event for event in page if found.setdefault(event.seq, event) != event]
-            after = page[-1].seq
     return [found[seq] for seq in sorted(found)], doubles
 
 

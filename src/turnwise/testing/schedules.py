@@ -75,10 +75,13 @@ def spread(count: int, schedule: Schedule, **rates: float) -> int:
 def play(life: Coroutine[Any, Any, None], name: str, number: int, hook: Hook | None = None) -> int:
     """Run a coroutine on a `VirtualLoop`; return the number of steps of its processes.
 
+    Meanwhile `random` is seeded by `number`: retries pause for random times.
+
     Raises:
         AssertionError: the coroutine failed; the message says how to replay it by `number`.
     """
-    loop = VirtualLoop(hook)
+    loop, before = VirtualLoop(hook), random.getstate()
+    random.seed(number)
     try:
         loop.run_until_complete(life)
         return loop.steps
@@ -86,6 +89,7 @@ def play(life: Coroutine[Any, Any, None], name: str, number: int, hook: Hook | N
         raise AssertionError(f"{name} fails ({error!r}); replay it with {SEED}={number}") from error
     finally:
         loop.cancel_and_close()
+        random.setstate(before)
 
 
 def seeds(count: int) -> Iterable[int]:

@@ -15,10 +15,11 @@ import openai
 from turnwise.actors.inference.completion import CompletionContext
 from turnwise.actors.inference.engine import RequestFrame, RunContext, SessionView, StepContext, Suspend
 from turnwise.actors.inference.openai.runner import TOO_LONG_MESSAGE
-from turnwise.actors.inference.tools.loop import MOST_SHRINKS, send_back
+from turnwise.actors.inference.shortening import BeginAgain, answer_shortened
+from turnwise.actors.inference.tools.loop import send_back
 from turnwise.adapters.agents_sdk.graph import Graph, agents_of, described, hold_targets
 from turnwise.adapters.agents_sdk.items import plain
-from turnwise.adapters.agents_sdk.journal import CURRENT, Again, Journal, JournalHooks, attempts_of, usage_of
+from turnwise.adapters.agents_sdk.journal import CURRENT, Journal, JournalHooks, attempts_of, usage_of
 from turnwise.adapters.agents_sdk.model import TAKEN, BrokenOffError, JournalledProvider
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import (
@@ -263,21 +264,8 @@ class AgentRunner:
             GuardrailError, LimitError, OutputError, EngineError: see `AgentsSDKEngine`.
             Suspend: a call waits for a decision.
         """
-        shrinks = 0
-        while True:
-            journal = Journal(turn, context, self._settings.repeatable)
-            try:
-                return await self._attempt(journal)
-            except Again as again:
-                turn = again.turn
-            except ContextOverflowError as error:
-                shrinks += 1
-                if shrinks > MOST_SHRINKS:
-                    raise
-                try:
-                    turn = await context.make_room(too_long=True)
-                except ContextOverflowError:  # without a strategy, the provider's message is the better one
-                    raise error from None
+        repeatable = self._settings.repeatable
+        return await answer_shortened(turn, context, lambda turn: self._attempt(Journal(turn, context, repeatable)))
 
     async def close(self) -> None:
         """Close what the SDK has opened for this runner, with the connections of MCP servers."""
@@ -334,7 +322,7 @@ class AgentRunner:
         journal.count(usage_of(result.context_wrapper.usage))
         answer = await journal.finish(result.final_output)
         if output and output.retries is not None and (errors := output.errors(answer_text(answer))):
-            raise Again(await send_back(journal.turn, answer, errors, output, journal.context))
+            raise BeginAgain(await send_back(journal.turn, answer, errors, output, journal.context))
         return answer
 
     def _input(self, turn: Turn, said: Sequence[AnyBlock], agent: Agent[Any]) -> list[Any]:
@@ -361,7 +349,7 @@ class AgentRunner:
         """Return an error of the SDK, or of the client library, as one of turnwise."""
         name = self._graph.root.name
         match error:
-            case TurnwiseError() | Again() | Suspend():
+            case TurnwiseError() | BeginAgain() | Suspend():
                 return error
             case InputGuardrailTripwireTriggered(guardrail_result=found):
                 return _guardrail("input", found.guardrail, found.output.output_info)

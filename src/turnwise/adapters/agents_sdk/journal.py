@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from turnwise.actors.inference.engine import NewEvent, StepContext, Suspend
+from turnwise.actors.inference.shortening import BeginAgain
 from turnwise.actors.inference.tools.loop import LOST
 from turnwise.adapters.agents_sdk.items import plain, result_of, tool_output_of
 from turnwise.adapters.version_checks import expect, framework
@@ -38,14 +39,6 @@ NOT_MADE = "the call was not made, since another call of the same answer could n
 CURRENT: ContextVar[Journal | None] = ContextVar("turnwise_agents_sdk_journal", default=None)
 """The journal of the run that this task works for. None within a tool: what an agent does there, as a tool of another
 agent, is that tool's own affair."""
-
-
-class Again(Exception):  # noqa: N818 - not an error but a way to begin anew
-    """The conversation was shortened: the agent runs again on this turn, with what was recorded."""
-
-    def __init__(self, turn: Turn) -> None:
-        super().__init__()
-        self.turn = turn
 
 
 class Journal:
@@ -93,7 +86,7 @@ class Journal:
         """Record what the runner made of earlier calls, make room in the window, and announce a request.
 
         Raises:
-            Again: the conversation was shortened.
+            BeginAgain: the conversation was shortened.
             Suspend, LimitError: a budget is used up.
         """
         try:
@@ -112,7 +105,7 @@ class Journal:
     def _check_room(self, turn: Turn) -> None:
         self.turn = turn
         if _input_of(turn) != self._input:
-            raise Again(turn)
+            raise BeginAgain(turn)
 
     def answered(self, answer: list[AnyBlock], usage: Usage) -> None:
         """Note what a model has answered. It is recorded before a tool is called, or another model is asked."""

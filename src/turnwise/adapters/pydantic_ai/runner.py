@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,8 @@ import pydantic_core
 
 from turnwise.actors.inference.engine import NewEvent, StepContext, Suspend
 from turnwise.actors.inference.openai.runner import TOO_LONG_MESSAGE
-from turnwise.actors.inference.tools.loop import LOST, MOST_SHRINKS
+from turnwise.actors.inference.shortening import BeginAgain, answer_shortened
+from turnwise.actors.inference.tools.loop import LOST
 from turnwise.adapters.pydantic_ai.messages import (
     content_of,
     plain_blocks,
@@ -101,14 +102,6 @@ class AgentSettings:
     output_type: Mapping[str, Any] | None
 
 
-class _AgainError(Exception):
-    """The window was shortened: run the agent again, on this turn."""
-
-    def __init__(self, turn: Turn) -> None:
-        super().__init__()
-        self.turn = turn
-
-
 class AgentRunner:
     """Answers the turns of one session with an agent. The model's connections stay open between turns.
 
@@ -128,21 +121,11 @@ class AgentRunner:
             await self._model.__aenter__()
             self._is_open = True
         begun = set[str]()
-        shrinks = 0
-        while True:
-            execution = _Execution(self._agent, self._model, self._settings, turn, context, begun=begun)
-            try:
-                return await execution.run()
-            except _AgainError as again:
-                turn = again.turn
-            except ContextOverflowError as error:
-                shrinks += 1
-                if shrinks > MOST_SHRINKS:
-                    raise
-                try:
-                    turn = await context.make_room(too_long=True)
-                except ContextOverflowError:  # without a strategy, the provider's message is the better one
-                    raise error from None
+
+        def answer(turn: Turn) -> Awaitable[Sequence[AnyBlock]]:
+            return _Execution(self._agent, self._model, self._settings, turn, context, begun=begun).run()
+
+        return await answer_shortened(turn, context, answer)
 
     async def close(self) -> None:
         """Close the model's connections."""
@@ -238,7 +221,7 @@ class _Execution:
                         await self._act(node, run)
             await self._flushed()
             return self._answer(run)
-        except (Suspend, _AgainError, TurnwiseError):
+        except (Suspend, BeginAgain, TurnwiseError):
             raise
         except Exception as error:
             if self.suspended:
@@ -292,7 +275,7 @@ class _Execution:
         if self.journal.turn is not self._turn:
             turn = await self.context.make_room()
             if turn.blocks != self.journal.turn.blocks:
-                raise _AgainError(turn)
+                raise BeginAgain(turn)
             self._turn = self.journal.turn = turn
         self.context.begin_call()
         self._is_asked = True

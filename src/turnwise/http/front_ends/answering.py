@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, takewhile
 from typing import Any
 
@@ -31,6 +32,7 @@ from turnwise.http.service import Caller
 from turnwise.http.sse import EventStream
 from turnwise.memory.conversation.blocks import Block, User
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores.reading import INDEX, pages
 
 _INDEX = re.compile(r"turn-([0-9]{1,18})")
 
@@ -220,12 +222,10 @@ async def _take_back(session: AsyncSession, index: int, last: int, active: str |
         execution = await session.execution(active)
         if execution.turn_index >= index:
             await execution.cancel("its message is answered again")
-    after = index - 1
-    while turns := await session.turns(after, _PAGE):
+    async for turns in pages(partial(session.turns, limit=_PAGE), index - 1, INDEX):
         for turn in turns:
             if turn.index <= last and len(turn.removed) < len(turn.new_blocks):
                 await session.remove(turn)
-        after = turns[-1].index
 
 
 async def fitting(execution: AsyncExecutionHandle, decisions: Sequence[Decision]) -> list[Decision]:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from turnwise.http.openai.errors import invalid, unsupported
 from turnwise.http.openai.items import unpack
+from turnwise.http.openai.json_fields import arguments_of, text_of
 from turnwise.memory.conversation.blocks import (
     Block,
     Document,
@@ -26,7 +27,6 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
@@ -157,10 +157,10 @@ class _Reader:
             raise invalid(at, "a part must be an object")
         kind = part.get("type")
         if kind in ("input_text", "output_text", "text"):
-            text = _text(part, "text", at)
+            text = text_of(part, "text", at)
             return Text(text=text) if role == "assistant" else User(text=text)
         if role == "assistant" and kind == "refusal":
-            return Text(text=_text(part, "refusal", at))
+            return Text(text=text_of(part, "refusal", at))
         if role == "user" and kind == "input_image":
             return _image(part, at)
         if role == "user" and kind == "input_file":
@@ -172,21 +172,21 @@ class _Reader:
         if not isinstance(summary, list) or not all(isinstance(part, Mapping) for part in summary):
             raise invalid(f"{at}.summary", "must be a list of parts")
         if encrypted is None:
-            texts = [_text(part, "text", f"{at}.summary[{number}]") for number, part in enumerate(summary)]
+            texts = [text_of(part, "text", f"{at}.summary[{number}]") for number, part in enumerate(summary)]
             self.given.blocks += [Thinking(text=text) for text in texts]
             return
         try:
-            self.given.blocks += unpack(_text(item, "encrypted_content", at))
+            self.given.blocks += unpack(text_of(item, "encrypted_content", at))
         except ValueError as error:
             raise invalid(f"{at}.encrypted_content", str(error)) from None
 
     def _call(self, item: Mapping[str, Any], at: str) -> None:
-        call_id, name = _text(item, "call_id", at), _text(item, "name", at)
+        call_id, name = text_of(item, "call_id", at), text_of(item, "name", at)
         self._calls.add(call_id)
-        self.given.blocks.append(ToolUse(call_id=call_id, name=name, input=_arguments(item, at)))
+        self.given.blocks.append(ToolUse(call_id=call_id, name=name, input=arguments_of(item, at)))
 
     def _output(self, item: Mapping[str, Any], at: str) -> None:
-        call_id = _text(item, "call_id", at)
+        call_id = text_of(item, "call_id", at)
         result = _result(call_id, item.get("output"), f"{at}.output")
         if call_id in self._calls or not self._answers:
             self.given.blocks.append(result)
@@ -195,8 +195,8 @@ class _Reader:
 
     def _server_call(self, item: Mapping[str, Any], at: str) -> None:
         """Read a call of a tool of the service that an earlier response has shown."""
-        call_id, output, error = _text(item, "id", at), item.get("output"), item.get("error")
-        use = ToolUse(call_id=call_id, name=_text(item, "name", at), input=_arguments(item, at))
+        call_id, output, error = text_of(item, "id", at), item.get("output"), item.get("error")
+        use = ToolUse(call_id=call_id, name=text_of(item, "name", at), input=arguments_of(item, at))
         if error is None and not isinstance(output, str):
             raise invalid(f"{at}.output", "must be a text: a call that has not ended cannot be sent back")
         text = output if isinstance(output, str) else json.dumps(error, ensure_ascii=False)
@@ -208,27 +208,7 @@ class _Reader:
             raise invalid(f"{at}.approve", "must be true or false")
         if reason is not None and not isinstance(reason, str):
             raise invalid(f"{at}.reason", "must be a text")
-        self.given.approvals.append(Approval(_text(item, "approval_request_id", at), approve, reason or ""))
-
-
-def _text(item: Mapping[str, Any], name: str, at: str) -> str:
-    value = item.get(name)
-    if value is None:
-        raise invalid(f"{at}.{name}", f"Missing required parameter: '{at}.{name}'.", "missing_required_parameter")
-    if not isinstance(value, str):
-        raise invalid(f"{at}.{name}", f"Invalid type for '{at}.{name}': expected a string.", "invalid_type")
-    return value
-
-
-def _arguments(item: Mapping[str, Any], at: str) -> FrozenDict:
-    text = _text(item, "arguments", at)
-    try:
-        arguments = json.loads(text or "{}")
-        if isinstance(arguments, dict):
-            return FrozenDict(freeze(arguments))
-    except (TypeError, ValueError, RecursionError):
-        pass
-    raise invalid(f"{at}.arguments", "must be the JSON text of an object")
+        self.given.approvals.append(Approval(text_of(item, "approval_request_id", at), approve, reason or ""))
 
 
 def _result(call_id: str, output: Any, at: str) -> ToolResult:
@@ -246,7 +226,7 @@ def _result(call_id: str, output: Any, at: str) -> ToolResult:
 def _output_part(part: Any, at: str) -> Text | Image | Document:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in ("input_text", "output_text"):
-        return Text(text=_text(part, "text", at))
+        return Text(text=text_of(part, "text", at))
     if kind == "input_image":
         return _image(part, at)
     if kind == "input_file":
@@ -256,7 +236,7 @@ def _output_part(part: Any, at: str) -> Text | Image | Document:
 
 def _image(part: Mapping[str, Any], at: str) -> Image:
     _refuse_others(part, at)
-    url = _text(part, "image_url", at)
+    url = text_of(part, "image_url", at)
     if found := _DATA_URL.fullmatch(url):
         return Image(data=found[2], media_type=found[1])
     return Image(url=url)
@@ -270,9 +250,9 @@ def _file(part: Mapping[str, Any], at: str) -> Document:
     if name is not None and not isinstance(name, str):
         raise invalid(f"{at}.filename", "must be a text")
     if url is not None:
-        url = _text(part, "file_url", at)
+        url = text_of(part, "file_url", at)
         return Document(name=name or _name_in(url) or "file", url=url)
-    data = _text(part, "file_data", at)
+    data = text_of(part, "file_data", at)
     found = _DATA_URL.fullmatch(data)
     media_type = found[1] if found else mimetypes.guess_type(name or "")[0]
     if media_type is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mimetypes
 import re
 from collections.abc import Mapping, Sequence
@@ -12,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from turnwise.http.openai.errors import invalid, unsupported
+from turnwise.http.openai.json_fields import arguments_of, text_of
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, ToolResult, ToolUse, User
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
@@ -94,7 +93,7 @@ def _message(message: Any, at: str, chat: Chat) -> list[AnyBlock]:
     if role == "user":
         return _user(content, f"{at}.content")
     if role == "tool":
-        call_id = _text(message, "tool_call_id", at)
+        call_id = text_of(message, "tool_call_id", at)
         return [ToolResult(call_id=call_id, text=_texts(content, f"{at}.content", ("text",)))]
     return _assistant(message, at)
 
@@ -110,7 +109,7 @@ def _user(content: Any, at: str) -> list[AnyBlock]:
         place = f"{at}[{number}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text":
-            texts.append(_text(part, "text", place))
+            texts.append(text_of(part, "text", place))
         elif kind == "image_url":
             attached.append(_image(part, place))
         elif kind == "file":
@@ -125,7 +124,7 @@ def _assistant(message: Mapping[str, Any], at: str) -> list[AnyBlock]:
     content, refusal, calls = message.get("content"), message.get("refusal"), message.get("tool_calls")
     text = _texts(content, f"{at}.content", ("text", "refusal")) if content is not None else ""
     if refusal is not None:
-        text += _text(message, "refusal", at)
+        text += text_of(message, "refusal", at)
     if not isinstance(calls, list | None):
         raise invalid(f"{at}.tool_calls", f"{at}.tool_calls: must be a list")
     uses = [_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls or ())]
@@ -142,15 +141,8 @@ def _call(call: Any, at: str) -> ToolUse:
     function = call.get("function")
     if not isinstance(function, Mapping):
         raise invalid(f"{at}.function", f"Missing required parameter: '{at}.function'.", "missing_required_parameter")
-    name, arguments = _text(function, "name", f"{at}.function"), _text(function, "arguments", f"{at}.function")
-    try:
-        parsed = json.loads(arguments or "{}")
-        if not isinstance(parsed, dict):
-            raise TypeError
-        return ToolUse(call_id=_text(call, "id", at), name=name, input=FrozenDict(freeze(parsed)))
-    except (TypeError, ValueError, RecursionError):
-        why = f"{at}.function.arguments: must be the JSON text of an object"
-        raise invalid(f"{at}.function.arguments", why) from None
+    name, arguments = text_of(function, "name", f"{at}.function"), arguments_of(function, f"{at}.function")
+    return ToolUse(call_id=text_of(call, "id", at), name=name, input=arguments)
 
 
 def _texts(content: Any, at: str, kinds: Sequence[str]) -> str:
@@ -164,17 +156,8 @@ def _texts(content: Any, at: str, kinds: Sequence[str]) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in kinds:
             raise unsupported(f"{at}[{number}].type", f"parts of type {kind!r:.99} are not supported")
-        found.append(_text(part, str(kind), f"{at}[{number}]"))
+        found.append(text_of(part, str(kind), f"{at}[{number}]"))
     return "".join(found)
-
-
-def _text(item: Mapping[str, Any], name: str, at: str) -> str:
-    value = item.get(name)
-    if value is None:
-        raise invalid(f"{at}.{name}", f"Missing required parameter: '{at}.{name}'.", "missing_required_parameter")
-    if not isinstance(value, str):
-        raise invalid(f"{at}.{name}", f"Invalid type for '{at}.{name}': expected a string.", "invalid_type")
-    return value
 
 
 def _image(part: Mapping[str, Any], at: str) -> Image:
@@ -185,7 +168,7 @@ def _image(part: Mapping[str, Any], at: str) -> Image:
         raise unsupported(f"{at}.image_url.detail", "only 'auto' is supported")
     _refuse_others(part, {"type", "image_url"}, at)
     _refuse_others(given, {"url", "detail"}, f"{at}.image_url")
-    url = _text(given, "url", f"{at}.image_url")
+    url = text_of(given, "url", f"{at}.image_url")
     found = _DATA_URL.fullmatch(url)
     return Image(data=found[2], media_type=found[1]) if found else Image(url=url)
 
@@ -198,8 +181,8 @@ def _file(part: Mapping[str, Any], at: str) -> Document:
         raise unsupported(f"{at}.file.file_id", "this service keeps no files: send file_data")
     _refuse_others(part, {"type", "file"}, at)
     _refuse_others(given, {"file_data", "filename", "file_id"}, f"{at}.file")
-    data = _text(given, "file_data", f"{at}.file")
-    name = _text(given, "filename", f"{at}.file") if given.get("filename") is not None else "file"
+    data = text_of(given, "file_data", f"{at}.file")
+    name = text_of(given, "filename", f"{at}.file") if given.get("filename") is not None else "file"
     found = _DATA_URL.fullmatch(data)
     media_type = found[1] if found else mimetypes.guess_type(name)[0]
     if media_type is None:

@@ -300,8 +300,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
 
     With `make races` they are as large as ever, and it returns one.
     """
-    from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-    from turnwise.memory.longterm.items.sql import SQLFacts
+    from turnwise.memory.longterm.items.in_memory import InMemoryItems
+    from turnwise.memory.longterm.items.sql import SQLItems
     from turnwise.memory.longterm.vector import (
         collection,
         memory as vector_memory,
@@ -317,7 +317,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(CHROMA_PROCESS, "ask", lambda key, verb, *args: carry_out(opened, key, verb, args))
     monkeypatch.setattr(full_text, "AT_ONCE", 20)
     monkeypatch.setattr(full_text, "_PAGE", 100)
-    stores: tuple[Any, ...] = (full_text.SQLItems, InMemoryFacts, SQLFacts)
+    stores: tuple[Any, ...] = (full_text.SQLItems, InMemoryItems, SQLItems)
     for store in stores:
         monkeypatch.setitem(store.sweep.__kwdefaults__, "limit", 100)
     return 10

@@ -35,6 +35,5 @@ from turnwise.memory.longterm.vector.locations import (
     PostgresVectors as PostgresVectors,
 )
 from turnwise.memory.longterm.vector.memory import VectorMemory as VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems as SQLItems
 from turnwise.memory.working.formats import FreeText as FreeText, JsonForm as JsonForm, Markdown as Markdown
 from turnwise.memory.working.memory import WorkingMemory as WorkingMemory

@@ -49,14 +49,14 @@ from turnwise.actors.session import memory_retrieval
 from turnwise.memory.conversation.blocks import Text, User
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Recall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.quoting import quote
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.vector.index import EmbeddingFunction, VectorIndex
 from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 
 LIMIT = 10
@@ -237,7 +237,7 @@ def memories(
         return make
 
     made: dict[str, Callable[[Path], LongTermMemory]] = {
-        "LexicalMemory": lambda _: LexicalMemory(InMemoryFacts(), clock=clock),
+        "LexicalMemory": lambda _: LexicalMemory(InMemoryItems(), clock=clock),
         "VectorMemory, words alone": vectors(HashEmbedding(), Weights(vectors=0, similar=2.0)),
         "VectorMemory, HashEmbedding": vectors(HashEmbedding()),
     }
@@ -303,7 +303,7 @@ async def print_facts(minilm: EmbeddingFunction | None, details: bool) -> None:
     def now() -> float:
         return fact_set.NOW
 
-    made = {"ExtractiveMemory": lambda _: ExtractiveMemory(None, InMemoryFacts(), clock=now)} | memories(minilm, now)
+    made = {"ExtractiveMemory": lambda _: ExtractiveMemory(None, InMemoryItems(), clock=now)} | memories(minilm, now)
     print(f"\nFacts with look-alikes; goals: precision {fact_set.PRECISION:.2f}, whole answers {fact_set.WHOLE:.2f}")
     _line("", ["half", "n", "precision", "recall", "whole"])
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.locations import ChromaFolder
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 
 ITEMS = [

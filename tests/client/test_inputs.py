@@ -58,10 +58,10 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.base import ItemChanges
-from turnwise.memory.longterm.items.base import FactStore
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.base import ItemStore
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import SessionStore
@@ -110,7 +110,7 @@ VALID: dict[str, Any] = {
 class LocalRealm(ClusterClient):
     """The way to sessions in this process: the same requests, through a pickle, to the same verbs, without Ray."""
 
-    def __init__(self, store: SessionStore, facts: FactStore, notes: NoteStore) -> None:
+    def __init__(self, store: SessionStore, facts: ItemStore, notes: NoteStore) -> None:
         super().__init__("local", "local")
         self.memories = (MemorySlot(memory=LexicalMemory(facts), name="facts", section=None),)
         self.working_memory = WorkingMemory(notes)
@@ -154,7 +154,7 @@ class World:
     def __init__(
         self,
         make_store: Callable[[], SessionStore] = InMemoryStore,
-        make_facts: Callable[[], FactStore] = InMemoryFacts,
+        make_facts: Callable[[], ItemStore] = InMemoryItems,
         make_notes: Callable[[], NoteStore] = InMemoryNotes,
     ) -> None:
         self.client = LocalRealm(make_store(), make_facts(), make_notes())
@@ -475,7 +475,7 @@ def test_an_error_shows_a_value_shortened_whatever_its_repr_does() -> None:
     assert len(shown([[["x" * 100] * 100] * 100] * 100)) < 130
 
 
-MAKERS = {"sqlite": (SQLStore, SQLFacts), "postgresql": (SQLStore, SQLFacts), "redis": (RedisStore, RedisFacts)}
+MAKERS = {"sqlite": (SQLStore, SQLItems), "postgresql": (SQLStore, SQLItems), "redis": (RedisStore, RedisItems)}
 
 EDGES: dict[str, list[Any]] = {
     "int": [0, -1, 1, 2**31 - 1, 2**31, 2**53, -(2**63), 2**63 - 1],

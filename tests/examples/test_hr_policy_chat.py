@@ -34,7 +34,7 @@ from hr_policy_chat import (
 from turnwise.memory.conversation.blocks import Block, Text, User
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.providers.openai_chat import encode
 from turnwise.memory.tokens.counter import ByteCounter
@@ -271,7 +271,7 @@ def test_extracted_facts_are_accepted_and_replace_those_with_the_same_topic() ->
         return [(item.text, item.type) for item in page if not is_record(item.id)]
 
     async def play() -> None:
-        memory = ExtractiveMemory(StandIn(), InMemoryFacts())
+        memory = ExtractiveMemory(StandIn(), InMemoryItems())
         tea = ("I prefer tea.", "preferences")
         march, june = (f"My parental leave is booked for {month}." for month in ("March", "June"))
         assert await told(memory, "1", f"Hello! I prefer tea. I may go, or what? {march}") == [

@@ -44,7 +44,7 @@ from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.longterm.base import ItemChanges, LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.extraction.candidates import Limits
 from turnwise.memory.longterm.extraction.input import input_of
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory
@@ -117,15 +117,15 @@ class DirectAccess:
         return await self.notes.merge(self.scope, content)
 
 
-def lexical(facts: InMemoryFacts | None = None) -> DirectAccess:
-    return DirectAccess(LexicalMemory(facts or InMemoryFacts()))
+def lexical(facts: InMemoryItems | None = None) -> DirectAccess:
+    return DirectAccess(LexicalMemory(facts or InMemoryItems()))
 
 
 class Raising(DirectAccess):
     """Raises the error from the first `times` calls; with `late`, after each of them has taken effect."""
 
     def __init__(self, error: Exception, times: int = 1000, *, late: bool = False) -> None:
-        super().__init__(LexicalMemory(InMemoryFacts()))
+        super().__init__(LexicalMemory(InMemoryItems()))
         self.error = error
         self.times = times
         self.late = late
@@ -315,7 +315,7 @@ async def test_every_type_is_saved_recalled_changed_to_another_category_and_dele
         recall("canoe", other.category),
     ]
 
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     outcome = await Acting(steps, lexical(facts)).stage().run()
     assert outcome.run.state == "completed"
     saved, not_there, found, updated, gone, changed, deleted, nothing = map(parsed, results(outcome))
@@ -433,7 +433,7 @@ async def test_a_text_of_the_maximum_length_is_saved() -> None:
 
 
 async def test_a_model_cannot_reach_another_users_memories() -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     memory = LexicalMemory(facts)
     await memory.remember(EVE, [MemoryItem(id="hers", text="Eve keeps a red canoe.")])
     steps: list[Step] = [
@@ -619,7 +619,7 @@ async def killed_behind(step: AnyBlock, memory: Dying) -> Outcome:
 
 
 async def test_a_kill_between_a_save_and_its_record_leaves_one_item() -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     step = use("a", "save_memory", content="Ada rows.", type="facts")
     outcome = await killed_behind(step, Dying(LexicalMemory(facts)))
     (fact,) = await facts.scan()
@@ -627,7 +627,7 @@ async def test_a_kill_between_a_save_and_its_record_leaves_one_item() -> None:
 
 
 async def test_a_kill_after_a_change_or_deletion_changes_nothing_twice() -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     memory = Dying(LexicalMemory(facts))
     await memory.memory.remember(memory.scope, [MemoryItem(id="boat", text="Ada has a boat.")])
     outcome = await killed_behind(use("a", "update_memory", id="boat", content="Ada sold her boat."), memory)
@@ -640,7 +640,7 @@ async def test_a_kill_after_a_change_or_deletion_changes_nothing_twice() -> None
 
 
 async def test_a_kill_after_a_change_of_the_notes_adds_nothing_twice() -> None:
-    memory = Dying(LexicalMemory(InMemoryFacts()))
+    memory = Dying(LexicalMemory(InMemoryItems()))
     outcome = await killed_behind(use("a", "replace_notes", content="buy milk"), memory)
     assert parsed(results(outcome)[0]) == {"notes": "buy milk"}
     again = Dying(memory.memory)

@@ -22,13 +22,12 @@ from turnwise.actors.cluster.identity import identity
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.base import MemoryItem, Scope, trouble_of
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.search.embedding_function import ConfiguredEmbedding, portable
 from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.locations import ChromaInMemory
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 
 KEY = "TURNWISE_TEST_KEY"
@@ -93,7 +92,7 @@ def test_a_function_that_does_not_pickle_travels_by_its_config_without_its_key(o
 def test_every_memory_that_takes_an_embedding_function_takes_it(openai: Any, tmp_path: Path) -> None:
     similarity = pickle.loads(pickle.dumps(Similarity(openai)))
     assert similarity.of("figs", ["figs"])[0] == pytest.approx(1.0, abs=1e-5)
-    facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     for memory in (
         ExtractiveMemory(None, facts, embedding=openai),
         VectorMemory(tmp_path / "items.db", embedding=openai),

@@ -22,15 +22,14 @@ from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Sou
 from turnwise.memory.longterm.byte_search import Found
 from turnwise.memory.longterm.deletion import Erasing, Erasure, Scrubbing, erase
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.vector import item_rows as full_text_rows
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing.embedding import HashEmbedding
@@ -63,7 +62,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
         if request.param == "vector":
             index = VectorIndex(ChromaFolder(tmp_path / "chroma"), HashEmbedding(), name=name)
             return VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index)
-        facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+        facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
         return LexicalMemory(facts) if request.param == "lexical" else ExtractiveMemory(Model(), facts)
 
     return make
@@ -261,7 +260,7 @@ async def test_a_copy_in_a_written_page_is_found_and_overwritten(
 
 async def test_text_that_a_reader_keeps_in_the_file_is_found(tmp_path: Path) -> None:
     """SQLite cannot write the deletion into the file while another connection reads what was there before."""
-    memory = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db", lock_timeout_s=0.5))
+    memory = LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db", lock_timeout_s=0.5))
     await memory.remember(ANN, [item("1", "zyzzyva")])
     await memory.remember(BOB, [item("1", "A lighthouse.")])
     with closing(sqlite3.connect(tmp_path / "facts.db", isolation_level=None)) as reader:
@@ -276,7 +275,7 @@ async def test_text_that_a_reader_keeps_in_the_file_is_found(tmp_path: Path) -> 
 async def test_extracted_facts_are_searched_for(tmp_path: Path) -> None:
     """By the turn or the item that they come from; records of read items have no texts."""
 
-    facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     memory = ExtractiveMemory(Model(), facts)
     items = [told(at, f"I own zyzzyva {at}.", f"I own quokka {at}.") for at in range(3)]
     await memory.remember(ANN, items)
@@ -394,7 +393,7 @@ async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, mon
 
 
 async def test_deletions_on_a_database_server_are_not_verified(database: str) -> None:
-    memory = LexicalMemory(SQLFacts(database))
+    memory = LexicalMemory(SQLItems(database))
     await memory.remember(ANN, [item("1", "zyzzyva")])
     erased = await erase(memory, ANN)
     assert (erased.items, erased.files, erased.verified) == (1, 0, False)
@@ -425,7 +424,7 @@ async def test_memories_without_files_are_not_verified(tmp_path: Path) -> None:
     erased = await erase(Plain(), ANN)  # type: ignore[arg-type]
     assert (erased.items, erased.verified) == (3, False)
     assert erased.why == "Plain does not say in which files it stores items"
-    memory = LexicalMemory(InMemoryFacts())
+    memory = LexicalMemory(InMemoryItems())
     await memory.remember(ANN, [item("1", "zyzzyva")])
     erased = await erase(memory, ANN)
     assert (erased.items, erased.verified) == (1, False) and "not in files" in (erased.why or "")
@@ -440,7 +439,7 @@ async def test_items_are_deleted_even_if_the_verification_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/facts.db"
-    memory, hasty = LexicalMemory(SQLFacts(url)), LexicalMemory(SQLFacts(url, lock_timeout_s=0.5))
+    memory, hasty = LexicalMemory(SQLItems(url)), LexicalMemory(SQLItems(url, lock_timeout_s=0.5))
     await memory.remember(ANN, [item("1", "zyzzyva"), item("2", "quokka")])
     reader = sqlite3.connect(tmp_path / "facts.db", isolation_level=None)
     reader.execute("BEGIN")
@@ -466,7 +465,7 @@ def test_a_pickled_store_uses_the_same_files_in_any_folder(tmp_path: Path, monke
     """The actors that own memories have another working directory than the program that made them."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    kinds: tuple[Callable[[str], Scrubbing], ...] = (SQLStore, SQLFacts, SQLNotes, SQLItems)
+    kinds: tuple[Callable[[str], Scrubbing], ...] = (SQLStore, SQLItems, SQLNotes, SQLItems)
     made = [kind("sqlite:///made.db") for kind in kinds]
     pickled = pickle.dumps([*made, ChromaFolder("vectors")])
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -13,21 +13,21 @@ from extraction_models import USER, Model, fact, texts, told
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.base import FactStore
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.base import ItemStore
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.stores.base import Page
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def facts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FactStore]:
+def facts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ItemStore]:
     """A store that is closed after the test."""
-    facts = InMemoryFacts() if request.param == "memory" else SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    facts = InMemoryItems() if request.param == "memory" else SQLItems(f"sqlite:///{tmp_path}/facts.db")
     yield facts
     asyncio.run(facts.close())
 
 
-async def test_only_one_of_several_concurrent_readers_of_an_item_stores_facts(facts: FactStore) -> None:
+async def test_only_one_of_several_concurrent_readers_of_an_item_stores_facts(facts: ItemStore) -> None:
     item = told(1, "I live in Graz, and I work as a nurse.")
     started = asyncio.Barrier(3)
     memories = []
@@ -46,7 +46,7 @@ async def test_only_one_of_several_concurrent_readers_of_an_item_stores_facts(fa
     assert memory.stats["calls"] == 1
 
 
-class Breaking(InMemoryFacts):
+class Breaking(InMemoryItems):
     """Fails at the verb of this number."""
 
     left = 10**9
@@ -102,7 +102,7 @@ def test_a_crash_at_any_moment_loses_no_fact_and_duplicates_none() -> None:
 
 
 @pytest.mark.parametrize("how", ["session", "user", "item", "turn"])
-async def test_items_forgotten_during_the_model_call_give_no_facts(how: str, facts: FactStore) -> None:
+async def test_items_forgotten_during_the_model_call_give_no_facts(how: str, facts: ItemStore) -> None:
     model = Model()
     memory = ExtractiveMemory(model, facts)
     item, other = told(1, "I live in Graz."), told(2, "I like figs.", session="s2")
@@ -127,7 +127,7 @@ async def test_items_forgotten_during_the_model_call_give_no_facts(how: str, fac
     assert memory.stats["added"] == len(left)
 
 
-class Gated(InMemoryFacts):
+class Gated(InMemoryItems):
     """Lets each of two who use it do one verb at a time, in a given order."""
 
     def __init__(self) -> None:
@@ -271,7 +271,7 @@ async def test_facts_left_by_a_crash_after_a_deletion_are_deleted_later() -> Non
     assert len(model.calls) == 1
 
 
-async def test_a_fact_forgotten_during_the_model_call_is_extracted_again(facts: FactStore) -> None:
+async def test_a_fact_forgotten_during_the_model_call_is_extracted_again(facts: ItemStore) -> None:
     for number, action in enumerate(("add", "supersede", "update")):
         model = Model(lambda _, action=action: [fact("I own a boat.", action=action, of="f1")])  # type: ignore[misc]
         memory = ExtractiveMemory(model, facts)

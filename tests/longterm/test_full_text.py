@@ -12,12 +12,12 @@ import pytest
 from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedError, StoreURLError
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.base import TOMBSTONE_S
+from turnwise.memory.longterm.items.rows import NOTHING, key_of
+from turnwise.memory.longterm.items.rules import TOMBSTONE_S
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.search.user_index import find, index_of
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.item_rows import NOTHING, key_of
-from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.sql.touched_pages import noting
 from vector_memories import bytes_in, item
 
@@ -176,7 +176,7 @@ async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) ->
 
 
 async def test_many_items_are_deleted_in_several_transactions(text: SQLItems, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.memory.longterm.vector.sql_items.AT_ONCE", 3)
+    monkeypatch.setattr("turnwise.memory.longterm.items.sql.AT_ONCE", 3)
     await text.add([(ANN, [item(str(at), f"xylophone {at}") for at in range(20)])])
     done: list[str] = []
 

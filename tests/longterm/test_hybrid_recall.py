@@ -10,8 +10,8 @@ import pytest
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.longterm.base import MemoryItem, Scope, trouble_of
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.search.ranking import Weights
@@ -66,7 +66,7 @@ async def texts(memory: Any, query: str, **asked: Any) -> list[str]:
 
 
 async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> None:
-    words, both = (LexicalMemory(InMemoryFacts(), similarity=one) for one in (None, Similarity(Meaning())))
+    words, both = (LexicalMemory(InMemoryItems(), similarity=one) for one in (None, Similarity(Meaning())))
     for memory in (words, both):
         await memory.remember(ANN, items())
     assert not await texts(words, "What is for dinner?")
@@ -77,23 +77,23 @@ async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> Non
 
 
 async def test_each_fact_is_embedded_once() -> None:
-    memory = ExtractiveMemory(Chooser(), InMemoryFacts())
+    memory = ExtractiveMemory(Chooser(), InMemoryItems())
     await memory.remember(ANN, items())
     assert await texts(memory, "dinner?") == [], "words alone by default"
     meaning = Meaning()
-    memory = ExtractiveMemory(Chooser(), InMemoryFacts(), embedding=meaning)
+    memory = ExtractiveMemory(Chooser(), InMemoryItems(), embedding=meaning)
     await memory.remember(ANN, items())
     for _ in range(3):
         assert await texts(memory, "dinner?") == [FACTS[0]]
     assert sorted(meaning.made) == sorted([*FACTS, *["dinner?"] * 3])
-    facts = SQLFacts("sqlite:///facts.db")
+    facts = SQLItems("sqlite:///facts.db")
     again = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, weights=Weights(tail=0.2), chooses=True)))
     assert again._settings["chooses"] and again._settings["weights"] == Weights(tail=0.2)
 
 
 async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
     embedding = FlakyEmbedding()
-    memory = ExtractiveMemory(Chooser(), InMemoryFacts(), embedding=embedding)
+    memory = ExtractiveMemory(Chooser(), InMemoryItems(), embedding=embedding)
     await memory.remember(ANN, items())
     embedding.down = True
     found = await memory.recall(ANN, "Which cello?")
@@ -107,7 +107,7 @@ async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
 
 async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is_there() -> None:
     embedding = FlakyEmbedding()
-    memory = LexicalMemory(InMemoryFacts(), similarity=Similarity(embedding, limit_s=0.1))
+    memory = LexicalMemory(InMemoryItems(), similarity=Similarity(embedding, limit_s=0.1))
     await memory.remember(ANN, items())
     embedding.goes_on.clear()
     for _ in range(3):
@@ -123,7 +123,7 @@ async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is
 
 async def test_a_change_of_the_dimension_makes_the_vectors_anew() -> None:
     embedding = FlakyEmbedding()
-    memory = LexicalMemory(InMemoryFacts(), similarity=Similarity(embedding))
+    memory = LexicalMemory(InMemoryItems(), similarity=Similarity(embedding))
     await memory.remember(ANN, items())
     assert trouble_of(await memory.recall(ANN, "Which cello?")) is None
     embedding._dimensions = 128
@@ -135,7 +135,7 @@ async def test_a_change_of_the_dimension_makes_the_vectors_anew() -> None:
 
 async def test_a_model_chooses_among_the_known_facts() -> None:
     model = Chooser({"names": ["f4", "f9", "f1", "f4", "f2"]}, {"names": []})
-    memory = ExtractiveMemory(model, InMemoryFacts(), chooses=True)
+    memory = ExtractiveMemory(model, InMemoryItems(), chooses=True)
     assert not await texts(memory, "Anything?") and not model.asked, "nobody is asked about nothing"
     await memory.remember(ANN, items())
     found = await texts(memory, "What is for </query> dinner?", limit=2)
@@ -149,7 +149,7 @@ async def test_a_model_chooses_among_the_known_facts() -> None:
 
 @pytest.mark.parametrize("answer", [OSError("away"), "not JSON", {"names": "f1"}, {"names": [1]}, {}, {"f": ["f1"]}])
 async def test_a_model_that_fails_or_lies_leaves_words_to_be_found_by(answer: Any) -> None:
-    memory = ExtractiveMemory(Chooser(answer, {"names": ["f1"]}), InMemoryFacts(), chooses=True)
+    memory = ExtractiveMemory(Chooser(answer, {"names": ["f1"]}), InMemoryItems(), chooses=True)
     await memory.remember(ANN, items())
     found = await memory.recall(ANN, "Which cello?")
     assert [item.text for item in found] == [FACTS[1]]
@@ -162,7 +162,7 @@ async def test_only_chosen_facts_are_refreshed_and_filters_apply_first() -> None
     now = [1000.0]
     model = Chooser({"names": ["f1"]}, {"names": ["f1", "f2", "f3", "f4"]})
     settings: dict[str, Any] = {"chooses": True, "retention": Retention(100.0), "clock": lambda: now[0]}
-    memory = ExtractiveMemory(model, InMemoryFacts(), **settings)
+    memory = ExtractiveMemory(model, InMemoryItems(), **settings)
     await memory.remember(ANN, items())
     now[0] += 60
     (first,) = await texts(memory, "Which cello?")

@@ -18,8 +18,9 @@ from rapidfuzz import process
 from turnwise.errors import StoreError
 from turnwise.memory.background import check_awaited, on_thread, putting_off_after
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source, trouble_of
-from turnwise.memory.longterm.items.base import FactFilter
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.base import ItemFilter
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.rows import Revision, Row
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.search import analyzer, growth, item_words, query as queries, user_index
 from turnwise.memory.longterm.search.analyzer import words
@@ -28,7 +29,6 @@ from turnwise.memory.longterm.search.query import MAX_TERMS, parse
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import BATCH, Similarity
 from turnwise.memory.longterm.search.user_index import UserIndex, arrivals_of, find, index_of
-from turnwise.memory.longterm.vector.item_rows import Revision, Row
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from vector_memories import item
 
@@ -62,7 +62,7 @@ Make = Callable[[], Any]
 @pytest.fixture(params=["lexical", "vector"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Make memories of the same items, as processes that start one after the other."""
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     is_lexical = request.param == "lexical"
     return lambda: LexicalMemory(facts) if is_lexical else VectorMemory(tmp_path / "x.db", embedding=None)
 
@@ -344,10 +344,10 @@ def test_vectors_are_made_in_batches_until_nobody_waits() -> None:
 
 
 async def test_lists_of_one_user_have_indexes_of_their_own(analysed: list[str]) -> None:
-    memory = LexicalMemory(InMemoryFacts())
+    memory = LexicalMemory(InMemoryItems())
     await memory.remember(ANN, [item("1", "a walrus"), item("2", "a seal")])
     everything = await memory.items(ANN)
-    some = FactFilter(types=())
+    some = ItemFilter(types=())
     for _ in range(3):
         assert await memory.ranked(ANN, "walrus", everything, limit=3)
         assert not await memory.ranked(ANN, "walrus", [], some, limit=3)

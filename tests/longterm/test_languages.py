@@ -6,7 +6,7 @@ import pytest
 
 from extraction_models import USER, Model, fact, texts, told
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 
 DAY = 1_770_000_000.0  # 2 February 2026
 
@@ -39,7 +39,7 @@ NOTHING = [
 
 
 async def extracted(said: str, claim: str) -> ExtractiveMemory:
-    memory = ExtractiveMemory(Model(lambda _: [fact(claim, said)]), InMemoryFacts())
+    memory = ExtractiveMemory(Model(lambda _: [fact(claim, said)]), InMemoryItems())
     await memory.remember(USER, [told(1, said, at=DAY)])
     return memory
 
@@ -73,7 +73,7 @@ async def test_a_newer_fact_in_chinese_replaces_the_one_that_the_model_names() -
             [fact("用户住在维也纳。", "我住在维也纳。", action="supersede", of="f1")],
         ]
     )
-    memory = ExtractiveMemory(Model(lambda _: next(answers)), InMemoryFacts())
+    memory = ExtractiveMemory(Model(lambda _: next(answers)), InMemoryItems())
     await memory.remember(USER, [told(1, "我住在柏林。", at=DAY)])
     await memory.remember(USER, [told(2, "我住在维也纳。", at=DAY + 60)])
     assert await texts(memory.facts) == ["用户住在维也纳。"]

@@ -28,8 +28,9 @@ from flat_stores import (
 )
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.changes import update
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.migration.migrate import SKIPS_LISTED, migrate
 from turnwise.memory.longterm.migration.skips import Skipped, SkipReason
@@ -51,7 +52,7 @@ def make_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Ite
 
 def value_of(value: Any, tmp_path: Path) -> MemoryItem | SkipReason:
     """Return the item of a value, or why it is skipped."""
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     report = run(lines_of(tmp_path / "one.jsonl", [record("u.memories", "k", value)]), facts)
     if report.written:
         ((fact,),) = facts_in(facts).values()
@@ -66,7 +67,7 @@ def value_of(value: Any, tmp_path: Path) -> MemoryItem | SkipReason:
 async def test_each_memory_is_recalled_in_its_category(
     make_source: Callable[[Iterable[Row]], str], tmp_path: Path
 ) -> None:
-    facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     report = await migrate(make_source(SARAH), facts)
     assert (report.read, report.written, report.known, dict(report.skipped)) == (4, 4, 0, {})
     assert dict(report.by_user) == {"sarah": 4}
@@ -105,7 +106,7 @@ def test_all_sources_give_the_same_items(tmp_path: Path, database: str) -> None:
             tmp_path / "b.jsonl", ({**line, "prefix": "sarah.memories"} for line in map(without_place, dated(SARAH)))
         ),
     ):
-        facts = InMemoryFacts()
+        facts = InMemoryItems()
         assert run(source, facts).written == 4
         found.append({fact.item.id: fact.item for fact in facts_in(facts)["sarah"]})
     assert len(found[0]) == 4 and all(each == found[0] for each in found)
@@ -183,7 +184,7 @@ def test_values_without_text_are_skipped(value: Any, reason: SkipReason, tmp_pat
     ],
 )
 def test_times_are_kept(times: dict[str, Any], created: float, updated: float | None, tmp_path: Path) -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     run(lines_of(tmp_path / "one.jsonl", [{**record("u.memories", "k", {"content": "x"}), **times}]), facts)
     ((fact,),) = facts_in(facts).values()
     assert (fact.item.created_at, fact.item.updated_at) == (created, updated)
@@ -193,7 +194,7 @@ def test_a_time_without_an_offset_is_utc(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        facts = InMemoryFacts()
+        facts = InMemoryItems()
         run(sqlite_store(tmp_path / "flat.db", SARAH[:1]), facts)
     finally:
         monkeypatch.undo()
@@ -206,10 +207,10 @@ def test_an_unknown_type_is_general_and_counted(tmp_path: Path) -> None:
     rows = [
         ("u.memories", str(at), {"content": "x", "memory_type": kind}) for at, kind in enumerate(("hobby", 5, "facts"))
     ]
-    report = run(sqlite_store(tmp_path / "flat.db", rows), InMemoryFacts())
+    report = run(sqlite_store(tmp_path / "flat.db", rows), InMemoryItems())
     assert report.unknown_types == 2
     assert run(
-        lines_of(tmp_path / "none.jsonl", [record("u.memories", "k", {"content": "x"})]), InMemoryFacts()
+        lines_of(tmp_path / "none.jsonl", [record("u.memories", "k", {"content": "x"})]), InMemoryItems()
     ) == replace(report, read=1, written=1, unknown_types=0, by_user={"u": 1}, by_type={MemoryType.GENERAL: 1})
     assert dict(report.by_type) == {MemoryType.GENERAL: 2, MemoryType.FACTS: 1}
 
@@ -218,7 +219,7 @@ def test_episodic_and_procedural_memories_belong_to_the_given_agent(
     make_source: Callable[[Iterable[Row]], str],
 ) -> None:
     source = make_source(SARAH)
-    shared, owned = InMemoryFacts(), InMemoryFacts()
+    shared, owned = InMemoryItems(), InMemoryItems()
     run(source, shared)
     run(source, owned, agent="planner")
     assert {fact.agent for fact in facts_in(shared)["sarah"]} == {None}
@@ -244,7 +245,7 @@ TENANTS: list[Row] = [
 
 @pytest.mark.parametrize("user", ["user-1", "user%1", "user_1", "USER-1", "user", "user-", "%"])
 def test_only_the_requested_user_is_copied(user: str, make_source: Callable[[Iterable[Row]], str]) -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     report = run(make_source(TENANTS), facts, users=[user])
     expected = {user: [f"{user}.memories"]} if f"{user}.memories" in [prefix for prefix, *_ in TENANTS] else {}
     assert texts(facts) == expected
@@ -252,7 +253,7 @@ def test_only_the_requested_user_is_copied(user: str, make_source: Callable[[Ite
 
 
 def test_without_users_all_direct_memories_are_copied(make_source: Callable[[Iterable[Row]], str]) -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     report = run(make_source(TENANTS), facts)
     users = {"user-1", "user-10", "user%1", "user_1", "USER-1"}
     assert texts(facts) == {user: [f"{user}.memories"] for user in users}
@@ -261,7 +262,7 @@ def test_without_users_all_direct_memories_are_copied(make_source: Callable[[Ite
 
 def test_other_namespaces_can_be_copied(make_source: Callable[[Iterable[Row]], str]) -> None:
     source = make_source(TENANTS)
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     run(source, facts, namespace="other")
     run(source, facts, namespace="memories.{user}", users=["user-1"])
     run(source, facts, namespace="memories.old", users=["user-1"])
@@ -271,7 +272,7 @@ def test_other_namespaces_can_be_copied(make_source: Callable[[Iterable[Row]], s
 def test_a_user_with_a_dot_is_ambiguous_until_requested(tmp_path: Path, database: str) -> None:
     rows = [("sarah@x.org.memories", "k1", {"content": "x"}), ("sarah.memories", "k2", {"content": "y"})]
     for source in (sqlite_store(tmp_path / "flat.db", rows), postgresql_store(database, rows)):
-        facts = InMemoryFacts()
+        facts = InMemoryItems()
         report = run(source, facts)
         assert texts(facts) == {"sarah": ["y"]}
         (skip,) = report.skips
@@ -287,14 +288,14 @@ def test_lists_of_segments_are_not_ambiguous(tmp_path: Path) -> None:
         {"namespace": ["sarah@x", "org", "memories"], "key": "k", "value": {"content": "below another's"}},
         {"namespace": "tom@x.org.memories", "key": "k", "value": {"content": "open"}},
     ]
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     report = run(lines_of(tmp_path / "flat.jsonl", lines), facts)
     assert texts(facts) == {"sarah@x.org": ["hers"]}
     assert dict(report.skipped) == {SkipReason.AMBIGUOUS_USER: 1}
 
 
 def test_many_users_are_selected_at_once(make_source: Callable[[Iterable[Row]], str]) -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     report = run(make_source(SARAH), facts, users=[f"user{at}" for at in range(70_000)] + ["sarah"])
     assert set(texts(facts)) == {"sarah"}
     assert report.written == 4
@@ -313,7 +314,7 @@ def test_malformed_lines_are_reported_and_the_others_copied(tmp_path: Path) -> N
     ]
     path = tmp_path / "flat.jsonl"
     path.write_bytes(b"\n".join([b"\xef\xbb\xbf" + good, b"", *bad, other, good[:-5]]))
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     report = run(path, facts)
     assert texts(facts) == {"u": ["k", "l"]}
     assert (report.read, report.written, report.skipped[SkipReason.UNREADABLE]) == (12, 2, 10)
@@ -330,7 +331,7 @@ def test_malformed_rows_are_reported_with_their_keys(tmp_path: Path) -> None:
         rows = [(f"bad{at}", value) for at, value in enumerate(values)]
         connection.executemany("INSERT INTO store (prefix, key, value) VALUES ('u.memories', ?, ?)", rows)
         connection.execute("INSERT INTO store (prefix, key, value) VALUES ('u.memories', CAST(x'ff' AS TEXT), '{}')")
-    report = run(path, InMemoryFacts())
+    report = run(path, InMemoryItems())
     assert (report.read, report.written) == (len(SARAH) + 7, len(SARAH))
     unreadable = {skip.key for skip in report.skips if skip.reason is SkipReason.UNREADABLE}
     assert unreadable == {"bad0", "bad1", "bad2", "bad4", "bad5", "\\xff"}
@@ -341,7 +342,7 @@ def test_malformed_rows_are_reported_with_their_keys(tmp_path: Path) -> None:
 def test_invalid_items_are_reported_and_the_others_copied(tmp_path: Path) -> None:
     long = "u" * 300
     rows = [(f"{long}.memories", "k", {"content": "x"}), *SARAH]
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     report = run(sqlite_store(tmp_path / "flat.db", rows), facts)
     assert set(texts(facts)) == {"sarah"}
     (skip,) = report.skips
@@ -356,7 +357,7 @@ def test_deeply_nested_records_are_reported_and_the_others_copied(tmp_path: Path
     path = lines_of(tmp_path / "flat.jsonl", [record("u.memories", "k", {"content": "x"})])
     with path.open("a", encoding="utf-8") as file:
         file.writelines(map(nested, range(700, 1000)))
-    report = run(path, InMemoryFacts())
+    report = run(path, InMemoryItems())
     assert (report.read, report.written + report.skipped.get(SkipReason.UNREADABLE, 0)) == (301, 301)
 
 
@@ -370,14 +371,14 @@ def test_expired_memories_are_skipped_and_later_expiries_counted(tmp_path: Path,
         server.execute("UPDATE store SET expires_at = '2025-02-01' WHERE key = 'p'")
         server.execute("UPDATE store SET expires_at = '2125-02-01' WHERE key = 'f'")
     for source in (path, database):
-        report = run(source, InMemoryFacts())
+        report = run(source, InMemoryItems())
         assert report.skips == (Skipped("sarah.memories", "p", SkipReason.EXPIRED),)
         assert (report.written, report.without_expiry) == (3, 1)
 
 
 def test_a_report_lists_some_skips_and_counts_all(tmp_path: Path) -> None:
     path = lines_of(tmp_path / "flat.jsonl", [record("u.memories", str(at), {}) for at in range(SKIPS_LISTED + 5)])
-    report = run(path, InMemoryFacts())
+    report = run(path, InMemoryItems())
     assert report.skipped[SkipReason.NO_TEXT] == report.read == SKIPS_LISTED + 5
     assert [skip.key for skip in report.skips] == [str(at) for at in range(SKIPS_LISTED)]
 
@@ -387,7 +388,7 @@ def test_a_report_lists_some_skips_and_counts_all(tmp_path: Path) -> None:
 
 def test_a_second_migration_changes_nothing(make_source: Callable[[Iterable[Row]], str], tmp_path: Path) -> None:
     source, url = make_source(SARAH), f"sqlite:///{tmp_path}/facts.db"
-    target = SQLFacts(url)
+    target = SQLItems(url)
     first = run(source, target)
     before = facts_in(target)
     again = run(source, target, agent="another")
@@ -398,12 +399,12 @@ def test_a_second_migration_changes_nothing(make_source: Callable[[Iterable[Row]
 
 
 def test_deleted_and_changed_items_stay_so_after_a_repeated_migration(tmp_path: Path) -> None:
-    path, facts = sqlite_store(tmp_path / "flat.db", SARAH), InMemoryFacts()
+    path, facts = sqlite_store(tmp_path / "flat.db", SARAH), InMemoryItems()
     run(path, facts)
     scope = Scope(user_id="sarah")
     ids = {fact.item.text: fact.item.id for fact in facts_in(facts)["sarah"]}
     asyncio.run(facts.delete(scope, [ids["Sarah lives in Warsaw"]]))
-    asyncio.run(facts.update(scope, ids["Sarah prefers oat milk in coffee"], "Sarah drinks tea", at=1.0))
+    asyncio.run(update(facts, scope, ids["Sarah prefers oat milk in coffee"], "Sarah drinks tea", at=1.0))
     assert run(path, facts).known == 4
     assert texts(facts)["sarah"] == [
         "Run the tests before a commit",
@@ -414,7 +415,7 @@ def test_deleted_and_changed_items_stay_so_after_a_repeated_migration(tmp_path: 
 
 def test_the_same_key_of_two_users_is_two_memories(tmp_path: Path) -> None:
     rows = [("u1.memories", "k", {"content": "x"}), ("u1.memories", "l", {"content": "x"}), ("u.memories", "1k", "x")]
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     run(lines_of(tmp_path / "flat.jsonl", [record(*row) for row in rows]), facts)
     ids = [fact.item.id for found in facts_in(facts).values() for fact in found]
     assert len(ids) == len(set(ids)) == 3
@@ -422,7 +423,7 @@ def test_the_same_key_of_two_users_is_two_memories(tmp_path: Path) -> None:
 
 def test_the_same_letters_of_two_namespaces_are_two_memories(tmp_path: Path) -> None:
     path = lines_of(tmp_path / "flat.jsonl", [record("u.a", "bc", "x"), record("u.ab", "c", "y")])
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     run(path, facts, namespace="a")
     run(path, facts, namespace="ab")
     assert texts(facts) == {"u": ["x", "y"]}
@@ -430,14 +431,14 @@ def test_the_same_letters_of_two_namespaces_are_two_memories(tmp_path: Path) -> 
 
 def test_of_lines_with_one_key_the_first_is_copied(tmp_path: Path) -> None:
     lines = [record("u.memories", "k", {"content": text}) for text in ("first", "second")]
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     report = run(lines_of(tmp_path / "flat.jsonl", lines), facts)
     assert (report.read, report.written, report.known) == (2, 1, 1)
     assert texts(facts) == {"u": ["first"]}
 
 
 def test_a_dry_run_reports_and_writes_nothing(tmp_path: Path) -> None:
-    path, facts = sqlite_store(tmp_path / "flat.db", SARAH), InMemoryFacts()
+    path, facts = sqlite_store(tmp_path / "flat.db", SARAH), InMemoryItems()
     dry = run(path, facts, dry_run=True)
     assert facts_in(facts) == {}
     assert dry.dry_run and dry.written == 4

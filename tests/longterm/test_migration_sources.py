@@ -27,19 +27,18 @@ from flat_stores import (
 )
 from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, StoreError
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.migration.migrate import migrate
 
 CHILD = """
 import asyncio, sys
 from turnwise.memory.longterm.migration import migrate as module
-from turnwise.memory.longterm.items.sql import SQLFacts
 def told(read):
     print(read, flush=True)
     sys.stdin.readline()
 module._PAGE = 100
-asyncio.run(module.migrate(sys.argv[1], SQLFacts(sys.argv[2]), progress=told))
+asyncio.run(module.migrate(sys.argv[1], SQLItems(sys.argv[2]), progress=told))
 """
 
 
@@ -62,7 +61,7 @@ def test_a_killed_migration_can_be_repeated(tmp_path: Path) -> None:
             child.stdin.write("\n")
             child.stdin.flush()
         os.kill(child.pid, signal.SIGKILL)  # in the midst of the next page, wherever that is
-    target = SQLFacts(url)
+    target = SQLItems(url)
     there = sum(map(len, facts_in(target).values()))
     assert 200 <= there <= 500
     report = run(source, target)
@@ -75,7 +74,7 @@ def test_a_killed_migration_can_be_repeated(tmp_path: Path) -> None:
     asyncio.run(target.close())
 
 
-class Watched(InMemoryFacts):
+class Watched(InMemoryItems):
     """Keeps nothing, and sees how much it is given."""
 
     most = 0
@@ -128,8 +127,8 @@ def test_the_source_is_not_changed(tmp_path: Path) -> None:
         connection.execute(f"PRAGMA journal_mode = {mode}")
         connection.close()
         before, times = path.read_bytes(), path.stat().st_mtime_ns
-        run(path, InMemoryFacts())
-        run(f"sqlite:///{path}", InMemoryFacts(), users=["sarah"])
+        run(path, InMemoryItems())
+        run(f"sqlite:///{path}", InMemoryItems(), users=["sarah"])
         assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, times)
         assert not [other for other in folder.iterdir() if other != path and other.stat().st_size and mode == "DELETE"]
 
@@ -146,7 +145,7 @@ def test_the_log_of_a_crashed_writer_is_read_and_not_changed(tmp_path: Path) -> 
         (crashed / name).write_bytes((tmp_path / name).read_bytes())
     writer.close()
     before = {path.name: path.read_bytes() for path in crashed.iterdir()}
-    assert run(crashed / "flat.db", InMemoryFacts()).written == 1
+    assert run(crashed / "flat.db", InMemoryItems()).written == 1
     assert {name: (crashed / name).read_bytes() for name in before} == before
 
 
@@ -163,7 +162,7 @@ def test_postgresql_is_read_in_a_transaction_that_cannot_write(database: str) ->
             "CREATE VIEW store AS SELECT spy(prefix) AS prefix, key, value, created_at, updated_at FROM kept"
         )
     with pytest.raises(StoreError, match="read-only transaction"):
-        run(database, InMemoryFacts())
+        run(database, InMemoryItems())
 
 
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
@@ -180,7 +179,7 @@ def test_a_source_is_read_at_one_moment_without_blocking_writers(mode: str, tmp_
             writer.execute('UPDATE store SET value = \'{"content": "late"}\'')
             writer.execute("INSERT INTO store (prefix, key, value) VALUES ('z.memories', ?, '{}')", (str(next(later)),))
 
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     report = run(path, facts, progress=write)
     assert (report.read, report.written) == (300, 300)
     assert "late" not in {text for of_user in texts(facts).values() for text in of_user}
@@ -198,7 +197,7 @@ def test_postgresql_is_read_at_one_moment(database: str) -> None:
             assert [query for (query,) in server.execute(asked) if query.startswith("FETCH")]  # page by page
             server.execute("UPDATE store SET value = '{}'")
 
-    report = run(database, InMemoryFacts(), progress=write)
+    report = run(database, InMemoryItems(), progress=write)
     assert report.written == 3000
 
 
@@ -209,7 +208,7 @@ def test_lines_appended_during_a_migration_are_left_for_the_next(tmp_path: Path)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record("z.memories", str(read), {"content": "late"})) + "\n")
 
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     assert run(path, facts, progress=write).read == 1500
     assert run(path, facts).written == 2
 
@@ -222,7 +221,7 @@ def test_a_line_that_grows_during_a_migration_is_read_as_it_was(tmp_path: Path) 
         with path.open("a", encoding="utf-8") as file:
             file.write("{")
 
-    assert run(path, InMemoryFacts(), progress=write).written == 1500
+    assert run(path, InMemoryItems(), progress=write).written == 1500
 
 
 async def test_a_cancelled_migration_closes_its_source(tmp_path: Path) -> None:
@@ -230,7 +229,7 @@ async def test_a_cancelled_migration_closes_its_source(tmp_path: Path) -> None:
 
     begun = asyncio.Event()
 
-    class Stuck(InMemoryFacts):
+    class Stuck(InMemoryItems):
         async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
             begun.set()
             return await asyncio.Future[list[str]]()
@@ -267,7 +266,7 @@ def test_an_invalid_source_is_refused_with_a_reason(
     lines_of(tmp_path / "lines.jsonl", [])
     sqlite3.connect(tmp_path / "facts.db").execute("CREATE TABLE store (id text)").connection.close()
     with pytest.raises(ConfigError, match=why) as error:
-        run(source, InMemoryFacts())
+        run(source, InMemoryItems())
     assert "secret" not in str(error.value)
 
 
@@ -275,29 +274,29 @@ def test_a_database_that_cannot_be_read_is_a_store_error(tmp_path: Path) -> None
     path = sqlite_store(tmp_path / "flat.db", many(2_000, 2))
     path.write_bytes(path.read_bytes()[:50_000] + b"\0" * 200_000)
     with pytest.raises(StoreError, match=r"^source .*flat\.db: .*malformed"):
-        run(path, InMemoryFacts())
+        run(path, InMemoryItems())
     with pytest.raises(StoreError, match="check that it is reachable") as error:
-        run("postgresql://u:secret@localhost:1/d", InMemoryFacts())
+        run("postgresql://u:secret@localhost:1/d", InMemoryItems())
     assert "secret" not in str(error.value)
 
 
 def test_a_database_without_a_store_is_refused(database: str) -> None:
     with pytest.raises(ConfigError, match="no table 'store'"):
-        run(database, InMemoryFacts())
+        run(database, InMemoryItems())
 
 
 @pytest.mark.parametrize("namespace", ["", " ", "a\0b", "\ud800", "{user}", "{user}.", "{user}.{user}.a"])
 def test_an_invalid_namespace_is_refused(namespace: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="namespace"):
-        run(lines_of(tmp_path / "flat.jsonl", []), InMemoryFacts(), namespace=namespace)
+        run(lines_of(tmp_path / "flat.jsonl", []), InMemoryItems(), namespace=namespace)
 
 
 def test_invalid_users_and_agents_are_refused(tmp_path: Path) -> None:
     path = lines_of(tmp_path / "flat.jsonl", [])
     with pytest.raises(ConfigError, match="users"):
-        run(path, InMemoryFacts(), users="sarah")
+        run(path, InMemoryItems(), users="sarah")
     for user in ("", "a\0b", "\ud800"):
         with pytest.raises(InvalidIdError, match="user"):
-            run(path, InMemoryFacts(), users=["sarah", user])
+            run(path, InMemoryItems(), users=["sarah", user])
     with pytest.raises(InvalidIdError, match="agent"):
-        run(path, InMemoryFacts(), agent=" ")
+        run(path, InMemoryItems(), agent=" ")

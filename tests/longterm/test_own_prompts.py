@@ -14,7 +14,7 @@ from turnwise.memory.conversation.blocks import Block, System, Text, ToolResult,
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.grounding import quoted_in
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.types import MemoryType
 
 DAY = 1_770_000_000.0  # 2 February 2026
@@ -42,7 +42,7 @@ class Prompted:
 async def test_extraction_and_choosing_use_prompts_of_the_users_own() -> None:
     model = Prompted({"facts": [fact("The user owns a boat.", "I own a boat.")], "names": ["f1"]})
     plain = ExtractiveMemory(
-        None, InMemoryFacts(), facts_prompt="Only boats.", choosing_prompt="Choose boats.", chooses=True
+        None, InMemoryItems(), facts_prompt="Only boats.", choosing_prompt="Choose boats.", chooses=True
     )
     make, *_ = plain.__reduce__()
     assert pickle.loads(pickle.dumps(make)).keywords["facts_prompt"] == "Only boats."
@@ -54,7 +54,7 @@ async def test_extraction_and_choosing_use_prompts_of_the_users_own() -> None:
 
 
 async def remembered(candidate: dict[str, Any], *blocks: Any, policy: Any = "sourced") -> ExtractiveMemory:
-    memory = ExtractiveMemory(Model(lambda _: [candidate]), InMemoryFacts(), assistant_facts=policy)
+    memory = ExtractiveMemory(Model(lambda _: [candidate]), InMemoryItems(), assistant_facts=policy)
     await memory.remember(USER, [told(1, *(blocks or TURN), at=DAY)])
     return memory
 
@@ -97,7 +97,7 @@ async def test_without_the_policy_only_users_give_facts() -> None:
     boat: list[MemoryItem] = [told(2, "I own a boat.", at=DAY)]
     model = Prompted({"facts": [fact("The user owns a boat.", "I own a boat.")]})
     for policy, count in (("none", 0), ("sourced", 1)):
-        bound = ExtractiveMemory(model, InMemoryFacts(), assistant_facts=policy)  # type: ignore[arg-type]
+        bound = ExtractiveMemory(model, InMemoryItems(), assistant_facts=policy)  # type: ignore[arg-type]
         await bound.remember(USER, boat)
         assert await texts(bound.facts) == ["The user owns a boat."]
         assert model.prompts[-1].count("what a tool has returned") == count

@@ -18,12 +18,12 @@ from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_local, trouble_of
 from turnwise.memory.longterm.deletion import erase
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.locations import PostgresVectors
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.testing.embedding import HashEmbedding
 

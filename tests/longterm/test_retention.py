@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from extraction_models import Model, fact, told
+from item_verbs import count
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
-from turnwise.memory.longterm.items.base import FactFilter
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.base import ItemFilter
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.retention import Retention, Sweeping, Use, Uses
 from turnwise.memory.longterm.search.ranking import Weights
@@ -24,7 +25,6 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.locations import ChromaInMemory
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import item
 
@@ -54,7 +54,7 @@ def clock() -> Clock:
 @pytest.fixture(params=["lexical", "sqlite", "extractive", "vector"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
     """Makes memories on the same data, in which unused items expire after 100 s."""
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
 
     def make(**changes: Any) -> Memory:
@@ -65,7 +65,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
         if request.param == "extractive":
             return ExtractiveMemory(Model(), facts, **settings)
         return LexicalMemory(
-            facts if request.param == "lexical" else SQLFacts(f"sqlite:///{tmp_path}/f.db"), **settings
+            facts if request.param == "lexical" else SQLItems(f"sqlite:///{tmp_path}/f.db"), **settings
         )
 
     return make
@@ -211,7 +211,7 @@ async def test_a_sweep_deletes_all_expired_items(make: Make, clock: Clock, small
     await memory.close()
 
 
-class Unwritable(InMemoryFacts):
+class Unwritable(InMemoryItems):
     """Can be told to take no note of uses."""
 
     down = False
@@ -236,7 +236,7 @@ async def test_a_failed_write_of_uses_is_retried_and_fails_no_recall(clock: Cloc
     assert await ids(memory) == ["1"]
     with pytest.raises(StoreError, match="full"):
         await memory.sweep()
-    assert await facts.count(ANN) == 2
+    assert await count(facts, ANN) == 2
     facts.down = False
     assert await memory.sweep() == 1
     assert facts.touched == [("ann", 1), ("bob", 1)]
@@ -301,7 +301,7 @@ async def test_uses_are_written_in_the_background(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_expired_facts_are_unknown_and_repeated_facts_are_refreshed(clock: Clock) -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     model = Model()
     memory = ExtractiveMemory(model, facts, retention=Retention(KEEP_S), clock=clock)
     await memory.remember(ANN, [told(1, "I live in Graz."), told(2, "I own a boat.")])
@@ -329,7 +329,7 @@ async def test_expired_facts_are_unknown_and_repeated_facts_are_refreshed(clock:
 
 
 async def test_an_item_is_not_read_again_after_its_record_is_swept(clock: Clock) -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     model = Model()
     memory = ExtractiveMemory(model, facts, retention=Retention(KEEP_S), clock=clock)
     one = told(1, "I live in Graz.")
@@ -343,7 +343,7 @@ async def test_an_item_is_not_read_again_after_its_record_is_swept(clock: Clock)
     assert len(model.calls) == 1
     assert len(await memory.recall(ANN, "Graz")) == 1
     assert await memory.forget(ANN, [one.id]) == 1
-    assert await facts.count(ANN, FactFilter(superseded=True)) == 0
+    assert await count(facts, ANN, ItemFilter(superseded=True)) == 0
     await memory.close()
 
 
@@ -352,7 +352,7 @@ async def test_without_retention_nothing_expires(tmp_path: Path, clock: Clock) -
         SQLItems(f"sqlite:///{tmp_path}/memory.db"),
         VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}"),
     )
-    for memory in (LexicalMemory(InMemoryFacts(), clock=clock), VectorMemory(text, index, clock=clock)):
+    for memory in (LexicalMemory(InMemoryItems(), clock=clock), VectorMemory(text, index, clock=clock)):
         await memory.remember(ANN, [item("1", "a walrus")])
         clock.now += 1e9
         assert await memory.sweep() == 0
@@ -366,7 +366,7 @@ def test_retention_is_pickled_with_the_settings(tmp_path: Path) -> None:
     kept = Retention(60.0, types=[MemoryType.SKILL, MemoryType.CONTEXT, MemoryType.SKILL])
     assert kept == Retention(60.0, types={"context", "skill"})  # type: ignore[arg-type]
     assert kept.types == (MemoryType.CONTEXT, MemoryType.SKILL)
-    facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     text, index = (
         SQLItems(f"sqlite:///{tmp_path}/memory.db"),
         VectorIndex(ChromaInMemory(), HashEmbedding(), name="test"),

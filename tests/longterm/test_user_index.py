@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from turnwise.memory.longterm.base import Source
+from turnwise.memory.longterm.items.rows import Revision, Row
 from turnwise.memory.longterm.search.analyzer import words
 from turnwise.memory.longterm.search.passages import vectors_of
 from turnwise.memory.longterm.search.ranking import FACTS
 from turnwise.memory.longterm.search.user_index import UserIndex, find
-from turnwise.memory.longterm.vector.item_rows import Revision, Row
 from vector_memories import item
 
 

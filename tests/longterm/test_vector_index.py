@@ -11,10 +11,10 @@ from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.deletion import Erasure, erase
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, chroma_server, constant, free_port, item
 

@@ -27,7 +27,7 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryDegraded, MemoryFailed
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import is_record
-from turnwise.memory.longterm.items.base import all_facts
+from turnwise.memory.longterm.items.base import all_stored
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.testing import LocalProvider
@@ -190,7 +190,7 @@ def facts_of(house: House, user: str) -> list[str]:
 
     async def read() -> list[str]:
         facts = house.facts()
-        found = [fact.item.text async for fact in all_facts(facts, user) if not is_record(fact.item.id)]
+        found = [fact.item.text async for fact in all_stored(facts, user) if not is_record(fact.item.id)]
         await facts.close()
         return found
 

@@ -21,7 +21,7 @@ from turnwise.actors.client.session import Session
 from turnwise.actors.cluster.placement import Packed
 from turnwise.errors import ReadOnlyMemoryError, WorkingMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.items.base import all_facts
+from turnwise.memory.longterm.items.base import all_stored
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
@@ -252,7 +252,7 @@ def _facts(house: House, user: str) -> list[MemoryItem]:
 
     async def read() -> list[MemoryItem]:
         facts = house.facts()
-        found = [fact.item async for fact in all_facts(facts, user)]
+        found = [fact.item async for fact in all_stored(facts, user)]
         await facts.close()
         return [item for item in found if item.topic]
 

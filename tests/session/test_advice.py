@@ -25,8 +25,8 @@ from turnwise.adapters import AgentsSDKEngine, LangGraphEngine, PydanticAIEngine
 from turnwise.adapters.anthropic.engine import AnthropicEngine
 from turnwise.errors import EmptyTurnError, MissingArgumentError, SessionBusyError, SessionInUseError, TurnwiseError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.working.memory import WorkingMemory
@@ -117,7 +117,7 @@ def test_what_lacks_a_required_argument_says_what_to_pass(argument: str) -> None
 
 ENGINES = (AnthropicEngine, AgentsSDKEngine, LangGraphEngine, PydanticAIEngine, AzureOpenAI)
 MEMORIES = (StaticMemory, ExtractiveMemory, WorkingMemory, Summarize)
-STORES = (RedisFacts, SQLFacts, SQLNotes)
+STORES = (RedisItems, SQLItems, SQLNotes)
 
 
 @pytest.mark.parametrize("kind", [*ENGINES, *MEMORIES, *STORES])

@@ -30,7 +30,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Summa
 from turnwise.memory.conversation.events import TurnForgotten, WindowCompacted
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -528,7 +528,7 @@ async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so
 
 
 def test_memories_of_a_strategy_are_known_once_and_are_not_used() -> None:
-    one, other, last = (LexicalMemory(SQLFacts(f"sqlite:///{name}.db")) for name in ("one", "other", "last"))
+    one, other, last = (LexicalMemory(SQLItems(f"sqlite:///{name}.db")) for name in ("one", "other", "last"))
     static = StaticMemory(["It is so."])
     flush = FlushToMemory([other, one, static], otherwise=FlushToMemory([last]))
     _, slots = equip(flush, [one, static], "names", SessionConfig())

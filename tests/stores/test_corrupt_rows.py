@@ -24,9 +24,8 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.deletion import erase
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
@@ -231,7 +230,7 @@ def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(
         await memory.close()
 
     url = f"sqlite:///{tmp_path}/memory.db"
-    asyncio.run(use(LexicalMemory(SQLFacts(url)), "turnwise_facts", "text"))
+    asyncio.run(use(LexicalMemory(SQLItems(url)), "turnwise_facts", "text"))
 
     async def index(column: str, damage: str, ids: list[str] | None) -> None:
         of_turn = replace(scope, session_id="s")

@@ -24,11 +24,10 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.retention import Use
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.base import Activation, SessionStore
 from turnwise.memory.stores.conformance.fixtures import Owner, a_session, a_turn, an_event, eventful, of_everything
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -158,7 +157,7 @@ Fill = Callable[[Any], Awaitable[Verbs]]
 ON_SQL: Mapping[str, tuple[Callable[[str], Any], Fill]] = {
     "sessions": (SQLStore, of_sessions),
     "events": (SQLHistory, of_events),
-    "items": (SQLFacts, of_items),
+    "items": (SQLItems, of_items),
     "vector items": (SQLItems, of_vector_items),
     "notes": (SQLNotes, of_notes),
     "checkpoints": (SQLCheckpoints, of_checkpoints),
@@ -167,7 +166,7 @@ ON_SQL: Mapping[str, tuple[Callable[[str], Any], Fill]] = {
 
 ON_REDIS: Mapping[str, tuple[Callable[[str], Any], Fill]] = {
     "sessions": (RedisStore, of_sessions),
-    "items": (RedisFacts, of_items),
+    "items": (RedisItems, of_items),
 }
 
 

@@ -1,5 +1,7 @@
 """Names that one store takes are taken by each; others are refused by each, with an error that names them."""
 
+from item_verbs import count
+from turnwise.memory.longterm.items.changes import supersede
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -20,9 +22,9 @@ from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.items.base import MAX_ID_BYTES
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.stores.conformance.fixtures import a_run, a_session, a_turn, an_event, own
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
@@ -44,7 +46,7 @@ BAD = {"too long": LONG, "null": "a\0b", "surrogate": "a\ud800b"}
 OPENED: Mapping[str, Mapping[str, Any]] = {
     "sessions": {"memory": InMemoryStore, "sql": SQLStore, "redis": RedisStore},
     "events": {"memory": InMemoryHistory, "sql": SQLHistory},
-    "items": {"memory": InMemoryFacts, "sql": SQLFacts, "redis": RedisFacts},
+    "items": {"memory": InMemoryItems, "sql": SQLItems, "redis": RedisItems},
     "notes": {"memory": InMemoryNotes, "sql": SQLNotes},
 }
 
@@ -97,7 +99,7 @@ async def test_each_session_store_refuses_a_name_that_one_could_not_keep(
 async def test_each_event_item_and_note_store_refuses_such_a_name(name: str, opened: Callable[[str], Any]) -> None:
     async with closing(opened("items")) as items:
         await refused(items.put(Scope(user_id="u"), [an_item("good"), an_item(name)]), name)
-        assert await items.count(Scope(user_id="u")) == 0
+        assert await count(items, Scope(user_id="u")) == 0
     if note_store := opened("notes"):
         async with closing(note_store) as notes:
             await refused(notes.change(Scope(user_id="u", session_id=name), lambda _: "text"), name)
@@ -113,7 +115,7 @@ async def test_the_longest_names_are_taken_by_each_store(opened: Callable[[str],
     async with closing(opened("items")) as items:
         scope, item = Scope(user_id=user), an_item(varied(MAX_ID_BYTES))
         await items.put(scope, [an_item("1"), replace(item, id="2")])
-        assert await items.supersede(scope, "1", replace(item, created_at=3.0))
+        assert await supersede(items, scope, "1", replace(item, created_at=3.0))
     async with closing(opened("sessions")) as store:
         name = varied(MAX_INDEXED_BYTES - len(user.encode()))
         await store.create(a_session(name, user_id=user))

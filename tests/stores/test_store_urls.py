@@ -16,7 +16,7 @@ from turnwise.adapters.langgraph.items import open_items
 from turnwise.errors import ConfigError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.urls import check_history_url, open_history
-from turnwise.memory.longterm.items.urls import open_facts
+from turnwise.memory.longterm.items.urls import open_items
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
@@ -113,7 +113,7 @@ def test_a_store_of_another_package_is_opened_by_its_scheme(install: Install) ->
         open_history("mongo://u:secret@h/x")
     assert "secret" not in str(error.value)
     opens: Callable[[str], Any]
-    for opens in (open_facts, open_notes, open_checkpoints, open_items):
+    for opens in (open_items, open_notes, open_checkpoints, open_items):
         with pytest.raises(StoreURLError, match="another package's store keeps sessions only"):
             opens("mongo://h/x")
     for wrong in ("Mongo://h", "mongo:h", "mongo"):

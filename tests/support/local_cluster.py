@@ -39,7 +39,7 @@ from turnwise.errors import ConfigError, LongTermMemoryError, RunEndedError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.memory import WorkingMemory
@@ -212,7 +212,7 @@ async def placed_on(node_id: str) -> AsyncIterator[None]:
 
 
 def memory_at(url: str) -> LexicalMemory:
-    return LexicalMemory(SQLFacts(url))
+    return LexicalMemory(SQLItems(url))
 
 
 # The checks, in their order

@@ -1,5 +1,6 @@
 """Working memory: notes and their formats, on each store of notes."""
 
+from item_verbs import count
 import asyncio
 import json
 import pickle
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from open_stores import closing
 from turnwise.errors import ConfigError, CorruptRecordError, InvalidInputError, StoreClosedError, WorkingMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.quoting import quote
 from turnwise.memory.stores.conformance.fixtures import IDS, TEXT
 from turnwise.memory.working.base import InMemoryNotes, NoteStore
@@ -243,12 +244,12 @@ async def test_notes_share_a_file_with_facts_and_deleted_notes_are_overwritten(t
     def is_legible() -> bool:
         return any(b"Trondheim" in path.read_bytes() for path in tmp_path.iterdir())
 
-    facts, memory = SQLFacts(url), WorkingMemory(SQLNotes(url))
+    facts, memory = SQLItems(url), WorkingMemory(SQLNotes(url))
     await asyncio.gather(facts.put(USER, [MemoryItem(id="1", text="x")]), memory.replace(SESSION, "Trondheim " * 99))
     assert is_legible()
     assert await memory.forget(SESSION) == 1
     assert not is_legible()
-    assert await facts.count(USER) == 1
+    assert await count(facts, USER) == 1
     await asyncio.gather(facts.close(), memory.close())
 
 

@@ -27,13 +27,6 @@ def fields_of(item: MemoryItem) -> dict[str, Any]:
         "superseded_by": item.superseded_by,
         "pinned": item.pinned or None,
         "uses": item.uses or None,
-        **changeable(item),
-    }
-
-
-def changeable(item: MemoryItem) -> dict[str, Any]:
-    """Return the stored fields that an update may change, except type and text."""
-    return {
         "topic": item.topic,
         "name": item.name,
         "aliases": to_json(item.aliases or None),

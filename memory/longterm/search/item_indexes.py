@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from turnwise.memory.background import has_time, on_thread
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.vector.item_rows import Revision, Row
+from turnwise.memory.longterm.items.rows import Revision, Row
 
 if TYPE_CHECKING:
     # They need numpy, which a process that makes a memory for others need not load.

@@ -17,7 +17,9 @@ from rapidfuzz.distance import OSA
 from turnwise.memory.background import check_awaited
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.base import MemoryItem, Scope, first_of_each
-from turnwise.memory.longterm.items.base import FactFilter, matches
+from turnwise.memory.longterm.items.base import ItemFilter
+from turnwise.memory.longterm.items.rows import NOTHING, Revision, Row
+from turnwise.memory.longterm.items.rules import matches
 from turnwise.memory.longterm.search.analyzer import is_dense, stem, stems, words
 from turnwise.memory.longterm.search.item_words import ItemWords, Part
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
@@ -25,7 +27,6 @@ from turnwise.memory.longterm.search.query import Query, Term, parse
 from turnwise.memory.longterm.search.ranking import Asked, Matched, Weights, match, rank
 from turnwise.memory.longterm.search.word_frequency import is_frequent, log_frequency
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
-from turnwise.memory.longterm.vector.item_rows import NOTHING, Revision, Row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -185,7 +186,7 @@ class UserIndex:
         """How many passages came and are gone. They take a place still."""
         return len(self._where) - len(self.rows)
 
-    def pinned(self, scope: Scope, which: FactFilter, expired: Collection[int] = ()) -> list[MemoryItem]:
+    def pinned(self, scope: Scope, which: ItemFilter, expired: Collection[int] = ()) -> list[MemoryItem]:
         """Return the items that are pinned and that the scope sees. Numbers of rows in `expired` are left out."""
         agents = (None, scope.agent)
         rows = (row for row in self._pinned if row.agent in agents and row.row not in expired)
@@ -218,7 +219,7 @@ class UserIndex:
         return found
 
     def match(
-        self, query: Query, scope: Scope, which: FactFilter, *, weights: Weights, expired: Collection[int] = ()
+        self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()
     ) -> Match:
         """Return how the items that the scope sees match the words of a query.
 
@@ -296,7 +297,7 @@ class UserIndex:
             for item, score, passages, has in found.values()
         ]
 
-    def _seen(self, scope: Scope, which: FactFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
+    def _seen(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
         """Return for each passage whether its item is asked for; None if all are."""
         is_of_now = which.as_of is None or which.as_of >= self._latest
         if not self._special and is_of_now and which.types is None and not expired:
@@ -330,7 +331,7 @@ def find(
 _NUMBERS = {category: number for number, category in enumerate(MemoryCategory)}
 
 
-_EVER = FactFilter(superseded=True)
+_EVER = ItemFilter(superseded=True)
 
 
 class _Found:

@@ -29,7 +29,11 @@ from turnwise.memory.longterm.base import (
     recalled,
 )
 from turnwise.memory.longterm.deletion import texts_of
-from turnwise.memory.longterm.items.base import FactFilter
+from turnwise.memory.longterm.items.base import ItemFilter
+from turnwise.memory.longterm.items.changes import pin, update
+from turnwise.memory.longterm.items.rows import ROWS, Loaded, Pending, Revision, key_of
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.items.texts import still_contained, to_delete
 from turnwise.memory.longterm.lexical import beside, profile_of
 from turnwise.memory.longterm.retention import Expiry, Retention, Uses
 from turnwise.memory.longterm.search.passages import item_key, vector_keys, vectors_of
@@ -38,9 +42,7 @@ from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
 from turnwise.memory.longterm.vector.index import EmbeddingFunction, NoVectors, VectorIndex
-from turnwise.memory.longterm.vector.item_rows import ROWS, Pending, Revision
 from turnwise.memory.longterm.vector.locations import SYNC_CHANGES, ChromaFolder, PostgresVectors
-from turnwise.memory.longterm.vector.sql_items import Loaded, SQLItems
 from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ if TYPE_CHECKING:
     """An item with its vectors, by their keys."""
 
 Given = TypeVar("Given")
+
+SPACE = "vectors"
+"""The space of the items of a memory that is opened by a path or a URL; see `ItemStore`."""
 
 LOADED = 2_000
 """Maximum new items of a user that are read at once."""
@@ -107,7 +112,7 @@ DEFAULT = ChromaDefault()
 """Chroma's own default embedding."""
 
 
-@needs(text="pass where the items are kept, such as VectorMemory('items.db')")
+@needs(items="pass where the items are kept, such as VectorMemory('items.db')")
 class VectorMemory:
     """Finds what was said by words, by what was said around it, and by vectors, in one user's items at a time.
 
@@ -131,7 +136,8 @@ class VectorMemory:
     for each `BATCH` texts.
 
     Args:
-        text: the items, or the path of the SQLite file, or the URL of the PostgreSQL, that has them.
+        items: the store of the items; or the path of the SQLite file, or the URL of the PostgreSQL, that has them in
+            the space `SPACE`.
         index: their vectors. It is closed with this. If left out, a folder beside the file, or that PostgreSQL.
         embedding: what makes vectors, any of Chroma's embedding functions; None for no vectors. One that does not
             pickle travels by its `name()` and `get_config()`, and is built in the actor; its keys come from the
@@ -156,11 +162,11 @@ class VectorMemory:
     @property
     def is_local(self) -> bool:
         """Whether the items, or their vectors, are in files on one machine."""
-        return is_local(self._text) or bool(self._index.paths())
+        return is_local(self._store) or bool(self._index.paths())
 
     def __init__(
         self,
-        text: SQLItems | str | Path,
+        items: SQLItems | str | Path,
         index: VectorIndex | None = None,
         *,
         embedding: EmbeddingFunction | None = DEFAULT,
@@ -180,9 +186,9 @@ class VectorMemory:
             check_seconds(f"VectorMemory.{setting}", value, may_be_0=setting in ("pause_s", "keep_s"))
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
-        self._text = text if isinstance(text, SQLItems) else SQLItems(_url(text))
+        self._store = items if isinstance(items, SQLItems) else SQLItems(_url(items), space=SPACE)
         if index is None:
-            index = NoVectors() if embedding is None else VectorIndex(_place_of(self._text, text), embedding)
+            index = NoVectors() if embedding is None else VectorIndex(_place_of(self._store, items), embedding)
         elif embedding is not DEFAULT:
             raise ConfigError("VectorMemory.embedding", embedding, "give it to the index")
         self._index = index
@@ -209,7 +215,7 @@ class VectorMemory:
         """Threads of their own: one that hangs takes none from the others."""
         self._retention = retention
         self._clock = clock
-        self._uses = Uses(self._text.touch)
+        self._uses = Uses(self._store.touch)
         self._deleting = asyncio.Lock()
         self._fresh: dict[str, _Fresh] = {}
         """What Chroma is to be given, by the keys of the items."""
@@ -232,7 +238,7 @@ class VectorMemory:
             "retention": self._retention,
             "clock": self._clock,
         }
-        return partial(VectorMemory, **settings), (self._text, self._index), self.label
+        return partial(VectorMemory, **settings), (self._store, self._index), self.label
 
     def __setstate__(self, label: Label) -> None:
         self.label = label
@@ -273,7 +279,7 @@ class VectorMemory:
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""
-        return await self._text.pin(scope, id, pinned)
+        return await pin(self._store, scope, id, pinned)
 
     async def update(
         self,
@@ -285,10 +291,10 @@ class VectorMemory:
         **changes: Unpack[ItemChanges],
     ) -> bool:
         vectors = await self._vectors_of_texts([] if text is None else [text])
-        pending = await self._text.update(scope, id, text, type, self._clock(), **changes)
-        if pending is not None and vectors is not None:
-            await self._keep([pending], vectors)
-        return pending is not None
+        item = await update(self._store, scope, id, text, at=self._clock(), type=type, **changes)
+        if item is not None and vectors is not None and item.text in vectors:
+            await self._keep([Pending(user_id=scope.user_id, id=id, text=item.text)], vectors)
+        return item is not None
 
     async def list_items(
         self,
@@ -298,17 +304,17 @@ class VectorMemory:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[MemoryItem]:
-        """See `Listing.list_items`. What was remembered last comes first."""
-        return await self._text.list_items(scope, FactFilter(types=types), cursor, limit)
+        """See `Listing.list_items`."""
+        return await self._store.query(scope, ItemFilter(types=types), cursor=cursor, limit=limit)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """See `LongTermMemory.forget`.
 
         On return all these items are deleted, and the vectors of up to `BATCH` of them; `catch_up` deletes the rest.
         """
-        count = await self._text.forget(scope, ids, turn_index=turn_index)
-        await self._put_away([scope.user_id] * min(count, BATCH))
-        return count
+        deleted = await self._store.delete(scope, ids, turn_index=turn_index)
+        await self._remove({scope.user_id: deleted[:BATCH]})
+        return len(deleted)
 
     async def sweep(self) -> int:
         """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
@@ -321,9 +327,9 @@ class VectorMemory:
         since, types = self._retention.since(self._clock()), self._retention.expiring(None)
         await self._uses.write()
         swept = 0
-        while users := await self._text.sweep(since, types):
-            await self._put_away(users)
-            swept += len(users)
+        while deleted := await self._store.sweep(since, types=types):
+            await self._remove(deleted)
+            swept += sum(map(len, deleted.values()))
         return swept
 
     async def close(self) -> None:
@@ -334,7 +340,7 @@ class VectorMemory:
             for user in list(self._user_indexes):
                 self._take_down(user)
         await self._uses.close()
-        await self._text.close()
+        await self._store.close()
         self._embedders.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._index.close)
 
@@ -347,7 +353,7 @@ class VectorMemory:
             StoreError: the items cannot be read.
         """
         user = scope.user_id
-        held, current = self._user_indexes.get(user), self._text.revisions([user])
+        held, current = self._user_indexes.get(user), self._store.revisions([user])
         if held is not None and (user not in self._behind if current is None else current[user] == held.revision):
             return
         async with self._growing.setdefault(user, asyncio.Lock()):
@@ -357,7 +363,7 @@ class VectorMemory:
         held, is_all = self._user_indexes.get(user), False
         while not is_all:
             known = {} if held is None else {user: held.revision}
-            loaded = (await self._text.load([user], known, most=LOADED))[user]
+            loaded = (await self._store.load([user], known, most=LOADED))[user]
             growth = await on_thread(_growth, held, loaded)
             while not growth.is_done:
                 await on_thread(growth.step)
@@ -393,7 +399,7 @@ class VectorMemory:
         """Do each `remember` of the batch: one transaction, one call of the embedding function."""
         vectors = await self._vectors_of_texts([item.text for _, items in batch for item in items])
         now = self._clock()
-        fresh = await self._text.add(batch, at=now)
+        fresh = await self._store.add(batch, at=now, with_vectors=True)
         if self._retention is not None:
             for scope, items in batch:
                 self._uses.note(scope.user_id, [item.id for item in items], now)
@@ -419,7 +425,7 @@ class VectorMemory:
         now = self._clock()
         expiry = self._expiry(now, users)
         embedding = self._begin_vectors([one.query for one in batch if one.query], queries=True)
-        if expiry is None and self._text.revisions(users) == known and self._is_quick(batch, held):
+        if expiry is None and self._store.revisions(users) == known and self._is_quick(batch, held):
             matches = [self._match(one, held[one.scope.user_id], now) for one in batch]
             made = await self._vectors_of(embedding)
             before = self.trouble
@@ -427,7 +433,7 @@ class VectorMemory:
             self._note_recalled(users)
         else:
             made, loaded = await asyncio.gather(
-                self._vectors_of(embedding), self._text.load(users, known, expiry, most=LOADED)
+                self._vectors_of(embedding), self._store.load(users, known, expiry, most=LOADED)
             )
             before = self.trouble
             answers = await on_thread(self._answer, batch, loaded, made, held, now)
@@ -457,17 +463,17 @@ class VectorMemory:
         """
         await self.flush()
         is_ready = self._index.is_ready
-        pending = await self._text.pending(self._index.embedding, limit) if is_ready else []
+        pending = await self._store.pending(self._index.embedding, limit) if is_ready else []
         if pending := [one for one in pending if one.key not in self._fresh]:
             await self._make(pending, limit)
         for _ in range(0, limit, NOTED):
             if not await self._delete_dropped():
                 break
         self._recover()
-        left = len(await self._text.pending(self._index.embedding, limit)) if is_ready else 0
+        left = len(await self._store.pending(self._index.embedding, limit)) if is_ready else 0
         if not left:
             self._to_make = 0
-        return left + len(await self._text.dropped(limit))
+        return left + len(await self._store.dropped(limit))
 
     async def rebuild(self) -> int:
         """Compute the vectors of all items again, into a new collection; return the number of items.
@@ -488,13 +494,13 @@ class VectorMemory:
         await asyncio.to_thread(self._index.drop)
         await asyncio.to_thread(self._index.drop_others)
         await asyncio.to_thread(self._index.scrub)
-        await self._text.unmark()
+        await self._store.unmark()
         with self._lock:
             for user in list(self._user_indexes):
                 self._take_down(user)
         while await self.catch_up():
             pass
-        return await self._text.count()
+        return await self._store.count()
 
     async def check(self, *, sample: int = 100) -> Health:
         """Check that Chroma has the expected vectors, and that searches find a sample of the latest ones.
@@ -502,7 +508,7 @@ class VectorMemory:
         `Health.ok` ignores `strays`: vectors of deleted items.
         """
         await self.flush()
-        keys, others = await self._text.keys(self._index.embedding)
+        keys, others = await self._store.keys(self._index.embedding)
         return await asyncio.to_thread(self._index.check, keys, sample, others)
 
     # Erasing
@@ -511,21 +517,19 @@ class VectorMemory:
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
         """Return texts and topics of the items that `forget` would delete with these arguments."""
-        return texts_of(row.item for row in await self._text.to_delete(scope, ids, turn_index))
+        return texts_of(await to_delete(self._store, scope, ids, turn_index))
 
     async def keys(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
         """Return the keys of the vectors of the items that `forget` would delete with these arguments."""
-        to_delete = await self._text.to_delete(scope, ids, turn_index)
-        keys = [
-            key for row in to_delete for key in (row.key, *(name for name, _ in vectors_of(row.key, row.item.text)))
-        ]
-        return list(dict.fromkeys(keys))
+        items = await to_delete(self._store, scope, ids, turn_index)
+        keys = [(key_of(scope.user_id, item.id, item.text), item.text) for item in items]
+        return list(dict.fromkeys(name for key, text in keys for name in (key, *(n for n, _ in vectors_of(key, text)))))
 
     async def still_contains(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
-        return await self._text.still_contains(texts)
+        return await still_contained(self._store, texts)
 
     async def overwrite(self, keys: Collection[str]) -> None:
         """Overwrite vectors that were deleted in Chroma's files, and see that nothing of these keys is anywhere.
@@ -556,9 +560,9 @@ class VectorMemory:
         Raises:
             StoreError: Chroma fails, or another process uses the file. Nothing is lost; call it again.
         """
-        of_text = {str(path) for path in self._text.paths()}
+        of_text = {str(path) for path in self._store.paths()}
         if files is None or not of_text.isdisjoint(files):
-            await self._text.scrub()
+            await self._store.scrub()
         if files is None or not of_text.issuperset(files):
             await self.overwrite([])
             await asyncio.to_thread(self._index.scrub)
@@ -566,7 +570,7 @@ class VectorMemory:
     def paths(self) -> Sequence[Path]:
         """Return all files and folders that it keeps something in; none if a server keeps the vectors."""
         folders = self._index.paths()
-        return [] if folders is None else [*self._text.paths(), *folders]
+        return [] if folders is None else [*self._store.paths(), *folders]
 
     # Vectors
 
@@ -612,7 +616,7 @@ class VectorMemory:
             await self.flush()
         elif self._fresh and (self._keeper is None or self._keeper.done()):
             self._keeper = asyncio.create_task(self._flush_later())
-            watch(self._keeper, f"keeping vectors of {self._text!r}")
+            watch(self._keeper, f"keeping vectors of {self._store!r}")
 
     async def _flush_later(self) -> None:
         await asyncio.sleep(self._keep_s)
@@ -639,7 +643,7 @@ class VectorMemory:
     async def _make(self, pending: Sequence[Pending], limit: int) -> None:
         """Make the vectors of the first of these items, some `limit` at once, and tell how far that is."""
         if not self._to_make:
-            self._to_make, self._made = await self._text.lacking(self._index.embedding), 0
+            self._to_make, self._made = await self._store.lacking(self._index.embedding), 0
         parts: dict[str, list[str]] = {}
         for one in pending:
             if sum(map(len, parts.values())) < limit:
@@ -654,7 +658,7 @@ class VectorMemory:
         await self._add([(one, _keyed(one, by_text[one.text])) for one in done])
         before, self._made = self._made, self._made + len(done)
         if self._to_make > limit and 10 * before // self._to_make < 10 * self._made // self._to_make:
-            _log.info("%r: %d of %d items have their vectors", self._text, self._made, self._to_make)
+            _log.info("%r: %d of %d items have their vectors", self._store, self._made, self._to_make)
 
     async def _add(self, items: Sequence[_Fresh]) -> None:
         """Give Chroma the vectors of items."""
@@ -668,19 +672,21 @@ class VectorMemory:
             np.array([vector for _, _, vector in all_of]),
             items=[one.key for one, _, _ in all_of],
         )
-        await self._text.mark([one for one, _ in items], self._index.embedding)
+        await self._store.mark([one for one, _ in items], self._index.embedding)
 
-    async def _put_away(self, users: Collection[str]) -> None:
-        """Let go of what is held of items that are gone, by users, one for each item, and of the vectors of those."""
+    async def _remove(self, deleted: Mapping[str, Collection[str]]) -> None:
+        """Remove deleted items, by user, from the indexes in memory, and delete their vectors."""
+        if not deleted:
+            return
         try:
-            await self._lay_out_again(set(users))
+            await self._lay_out_again(deleted)
         except StoreError:
             with self._lock:
-                for user in set(users):
+                for user in deleted:
                     self._take_down(user)
         await self.flush()  # else it would give Chroma what is deleted here
         try:
-            for _ in range(0, len(users), NOTED):
+            for _ in range(0, sum(map(len, deleted.values())), NOTED):
                 if not await self._delete_dropped():
                     break
         except StoreError as error:
@@ -689,10 +695,10 @@ class VectorMemory:
     async def _delete_dropped(self, limit: int = NOTED) -> int:
         """Delete from Chroma some vectors of items that are gone; return how many it took, none if there are none."""
         async with self._deleting:
-            if keys := await self._text.dropped(limit):
+            if keys := await self._store.dropped(limit):
                 for start in range(0, len(keys), DELETED):
                     await _in_turn(self._index.delete, keys[start : start + DELETED])
-                await self._text.undrop(keys)
+                await self._store.undrop(keys)
             return len(keys)
 
     def _pauses(self) -> bool:
@@ -747,7 +753,7 @@ class VectorMemory:
 
     def _match(self, one: Recall, user_index: UserIndex, now: float, expired: Sequence[int] = ()) -> _Match:
         """Return the profile, if it is wanted, and how items match the query by words."""
-        which = FactFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
+        which = ItemFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
         profile = profile_of(user_index.pinned(one.scope, which, expired), ()) if one.with_profile else []
         return profile, user_index.match(parse(one.query), one.scope, which, weights=self._weights, expired=expired)
 
@@ -827,7 +833,7 @@ class VectorMemory:
             held = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
         if held:
             known = {user: user_index.revision for user, user_index in held.items()}
-            loaded = await self._text.load(held, known, most=LOADED)
+            loaded = await self._store.load(held, known, most=LOADED)
             await on_thread(self._lay_out, loaded, held)
 
     def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
@@ -906,14 +912,14 @@ def _url(path: str | Path) -> str:
     return path if isinstance(path, str) and "://" in path else f"sqlite:///{Path(path).expanduser().absolute()}"
 
 
-def _place_of(text: SQLItems, given: object) -> ChromaFolder | PostgresVectors:
+def _place_of(store: SQLItems, given: object) -> ChromaFolder | PostgresVectors:
     """Return where the vectors of items are kept: in a folder beside their file, or in their PostgreSQL.
 
     Raises:
         ConfigError: they are in a PostgreSQL whose URL is not known.
     """
-    if text.is_local:
-        return ChromaFolder(f"{text.paths()[0]}-vectors")
+    if store.is_local:
+        return ChromaFolder(f"{store.paths()[0]}-vectors")
     if not isinstance(given, str):
         raise ConfigError("VectorMemory.index", None, "pass an index, such as VectorIndex(PostgresVectors(url))")
     return PostgresVectors(given)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from turnwise.memory.longterm.base import MemoryItem
     from turnwise.memory.longterm.deletion import Erasure
-    from turnwise.memory.longterm.items.base import FactStore
+    from turnwise.memory.longterm.items.base import ItemStore
     from turnwise.memory.longterm.migration.migrate import MigrationReport
     from turnwise.memory.longterm.vector.memory import VectorMemory
     from turnwise.memory.stores.base import Page
@@ -169,7 +169,7 @@ async def _forget(
 ) -> Erasure:
     from turnwise.memory.longterm.base import Scope
     from turnwise.memory.longterm.deletion import erase
-    from turnwise.memory.longterm.items.urls import open_facts
+    from turnwise.memory.longterm.items.urls import open_items
     from turnwise.memory.longterm.lexical import LexicalMemory
     from turnwise.memory.longterm.vector.memory import VectorMemory
 
@@ -178,7 +178,7 @@ async def _forget(
     if _is_of_vectors(store, vector):
         found = VectorMemory(store)
     else:
-        found = LexicalMemory(await asyncio.to_thread(open_facts, store))
+        found = LexicalMemory(await asyncio.to_thread(open_items, store))
     try:
         return await erase(found, Scope(user_id=user, agent=agent, session_id=session), ids)
     finally:
@@ -186,13 +186,13 @@ async def _forget(
 
 
 @asynccontextmanager
-async def _reading(store: str) -> AsyncIterator[FactStore]:
+async def _reading(store: str) -> AsyncIterator[ItemStore]:
     """Open the items of a store to read them; see `common.still`."""
-    from turnwise.memory.longterm.items.urls import open_facts
+    from turnwise.memory.longterm.items.urls import open_items
     from turnwise.memory.stores.urls import read_only
 
     with still(store) as url:
-        facts = await asyncio.to_thread(open_facts, read_only(url))
+        facts = await asyncio.to_thread(open_items, read_only(url))
         try:
             yield facts
         finally:
@@ -202,8 +202,8 @@ async def _reading(store: str) -> AsyncIterator[FactStore]:
 @asynccontextmanager
 async def _reading_vectors(store: str) -> AsyncIterator[VectorMemory]:
     """Open a VectorMemory to read it, by words alone; likewise."""
+    from turnwise.memory.longterm.items.sql import SQLItems
     from turnwise.memory.longterm.vector.memory import VectorMemory
-    from turnwise.memory.longterm.vector.sql_items import SQLItems
     from turnwise.memory.stores.urls import read_only
 
     with still(store) as url:
@@ -216,8 +216,7 @@ async def _reading_vectors(store: str) -> AsyncIterator[VectorMemory]:
 
 def _is_of_vectors(store: str, vector: bool | None) -> bool:
     """Return whether the items are a VectorMemory's: as the caller says, or else by the tables that are there."""
-    from turnwise.memory.longterm.items.sql_schema import facts
-    from turnwise.memory.longterm.vector.item_schema import items
+    from turnwise.memory.longterm.items.sql_schema import facts, items
     from turnwise.memory.stores.urls import SQL_SCHEMES, read_only
 
     if vector is not None or store.partition("://")[0] not in SQL_SCHEMES:
@@ -337,10 +336,10 @@ async def _migrate(source: str, target: str, *, dry_run: bool, **settings: Any) 
         await facts.close()
 
 
-def _open(target: str, dry_run: bool) -> FactStore:
+def _open(target: str, dry_run: bool) -> ItemStore:
     """Return the target's fact store; in a dry run without existing tables, an empty one in memory."""
-    from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-    from turnwise.memory.longterm.items.urls import open_facts
+    from turnwise.memory.longterm.items.in_memory import InMemoryItems
+    from turnwise.memory.longterm.items.urls import open_items
     from turnwise.memory.stores.urls import SQL_SCHEMES, resolve_url
 
     scheme = target.partition("://")[0]
@@ -349,8 +348,8 @@ def _open(target: str, dry_run: bool) -> FactStore:
             "target", target, "a store in memory ends with this command: pass a file, a database or a Redis"
         )
     if dry_run and scheme in SQL_SCHEMES and not _has_tables(resolve_url(target)):
-        return InMemoryFacts()
-    return open_facts(target)
+        return InMemoryItems()
+    return open_items(target)
 
 
 def _has_tables(url: str) -> bool:

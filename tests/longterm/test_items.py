@@ -1,4 +1,4 @@
-"""The laws of `FactStore` in memory and in SQL, and the schema and files of `SQLFacts`."""
+"""The laws of `ItemStore` in memory and in SQL, and the schema and files of `SQLItems`."""
 
 import asyncio
 import pickle
@@ -12,19 +12,22 @@ from typing import Any
 
 import pytest
 
+from item_verbs import count, purge, sweep
 from open_stores import run_with
-from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
+from turnwise.errors import ConfigError, CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items import conformance as contract
-from turnwise.memory.longterm.items.base import ALL, TOMBSTONE_S, FactFilter, FactStore
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.base import ALL, SPACE, ItemStore
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.rules import TOMBSTONE_S
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.items.sql_statements import Statements
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.stores.sql.store import SQLStore
 
-MakeFacts = Callable[[], FactStore]
+MakeItems = Callable[[], ItemStore]
 
 USER = Scope(user_id="u")
 
@@ -42,32 +45,32 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def make_facts(request: pytest.FixtureRequest, tmp_path: Path) -> MakeFacts:
+def make_items(request: pytest.FixtureRequest, tmp_path: Path) -> MakeItems:
     """Opens stores on the same data, empty at first."""
     if request.param == "memory":
-        facts = InMemoryFacts()
+        facts = InMemoryItems()
         return lambda: facts
     url = f"sqlite:///{tmp_path}/facts.db" if request.param == "sqlite" else request.getfixturevalue("database")
-    return partial(SQLFacts, url)
+    return partial(SQLItems, url)
 
 
-def using(url: str, use: Callable[[SQLFacts], Awaitable[Any]]) -> Any:
+def using(url: str, use: Callable[[SQLItems], Awaitable[Any]]) -> Any:
     """Return the result of `use` with an open store."""
-    return run_with(SQLFacts(url), use)
+    return run_with(SQLItems(url), use)
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_fact_stores_obey_the_law_that(law: Law, make_facts: MakeFacts) -> None:
+def test_item_stores_obey_the_law_that(law: Law, make_items: MakeItems) -> None:
     """Cases 50, 51, 53 and 54, as each law says."""
-    asyncio.run(check_law(law, make_facts))
+    asyncio.run(check_law(law, make_items))
 
 
-def test_a_broken_law_of_fact_stores_is_named() -> None:
-    class Forgetful(InMemoryFacts):
+def test_a_broken_law_of_item_stores_is_named() -> None:
+    class Forgetful(InMemoryItems):
         def _forget(self, user_id: str, ids: Any) -> None:
             """Keep them, and say they are gone."""
 
-    stores: dict[str, FactStore] = {}
+    stores: dict[str, ItemStore] = {}
     with pytest.raises(AssertionError, match=r"^check_a_scope_sees_.*: |^check_deleted_items_.*: "):
         asyncio.run(contract.check_item_store(lambda law: stores.setdefault(law, Forgetful())))
 
@@ -78,21 +81,21 @@ def test_the_suite_contains_every_law() -> None:
 
 
 async def test_facts_and_sessions_share_a_database(url: str) -> None:
-    store, facts = SQLStore(url), SQLFacts(url)
+    store, facts = SQLStore(url), SQLItems(url)
     await asyncio.gather(store.create(SessionRecord(session_id="s")), facts.put(USER, items(3)))
     await store.delete(SessionKey("s"))
-    assert await facts.count(USER) == 3
+    assert await count(facts, USER) == 3
     await store.create(SessionRecord(session_id="s"))
-    await facts.purge("u")
+    await purge(facts, "u")
     assert (await store.get(SessionKey("s"))).session_id == "s"
     await asyncio.gather(store.close(), facts.close())
 
 
 async def test_stores_that_open_a_new_database_at_once_all_work(url: str) -> None:
-    stores = [SQLFacts(url) for _ in range(6)]
+    stores = [SQLItems(url) for _ in range(6)]
     await asyncio.gather(*(facts.put(Scope(user_id=f"u{at}"), items(3)) for at, facts in enumerate(stores)))
     for at in range(6):
-        assert await stores[0].count(Scope(user_id=f"u{at}")) == 3
+        assert await count(stores[0], Scope(user_id=f"u{at}")) == 3
     await asyncio.gather(*(facts.close() for facts in stores))
 
 
@@ -104,15 +107,15 @@ def test_facts_and_deletions_survive_reopening_the_store(url: str) -> None:
 
 
 def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
-    facts = SQLFacts(url, lock_timeout_s=3.0, connections=2)
+    facts = SQLItems(url, lock_timeout_s=3.0, connections=2)
     again = pickle.loads(pickle.dumps(facts))
     assert repr(again) == repr(facts) and again._settings == facts._settings
     asyncio.run(facts.close())
     asyncio.run(again.close())
-    in_memory = InMemoryFacts()
-    assert isinstance(pickle.loads(pickle.dumps(in_memory)), InMemoryFacts)
+    in_memory = InMemoryItems()
+    assert isinstance(pickle.loads(pickle.dumps(in_memory)), InMemoryItems)
     asyncio.run(in_memory.put(USER, items(1)))
-    with pytest.raises(TypeError, match="that has facts"):
+    with pytest.raises(TypeError, match="that has items"):
         pickle.dumps(in_memory)
 
 
@@ -128,17 +131,17 @@ async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
         found = b"".join(path.read_bytes() for path in tmp_path.iterdir())
         return {word for word in (b"Trondheim", b"sarah", b"once-more", b"agent-x") if word in found}
 
-    facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     await facts.put(USER, items(50))
     await facts.put(sarah, about)
     assert words() == {b"Trondheim", b"sarah"}
-    await facts.purge("sarah-connor")
+    await purge(facts, "sarah-connor")
     assert words() == set()
     await facts.put(sarah, [MemoryItem(id="once-more", text=text, type=MemoryType.SKILL)])
     assert words() == {b"Trondheim", b"sarah", b"once-more", b"agent-x"}
     await facts.delete(sarah, ["once-more", "sarah-5"])
     assert words() == set()
-    assert await facts.count(USER) == 50
+    assert await count(facts, USER) == 50
     await facts.close()
 
 
@@ -151,30 +154,30 @@ def edit(path: Path, statement: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [*("text = '{'", "text = ''", "text = '5'", "text = 'null'"), "type = 'no'", "topic = '{'", "spans = '[[1]]'"],
+    ["text = x'ff'", "type = 'no'", "topic = x'00'", "spans = '[[1]]'", "aliases = '{'", "status = 'no'", "uses = 'x'"],
 )
 def test_a_corrupt_fact_raises_an_error_that_names_it_and_can_be_deleted(tmp_path: Path, change: str) -> None:
     url = f"sqlite:///{tmp_path}/facts.db"
     using(url, lambda facts: facts.put(USER, items(4)))
-    edit(tmp_path / "facts.db", f"UPDATE turnwise_facts SET {change} WHERE id = '0'")
+    edit(tmp_path / "facts.db", f"UPDATE turnwise_items SET {change} WHERE id = '0'")
     for use in (lambda facts: facts.query(USER), lambda facts: facts.get(USER, ["1", "0"]), lambda facts: facts.scan()):
-        with pytest.raises(CorruptRecordError, match=r"^corrupt record fact '0' of user 'u' in the store: ") as error:
+        with pytest.raises(CorruptRecordError, match=r"^corrupt record item '0' of user 'u' in the store: ") as error:
             using(url, use)
-        assert error.value.key == "fact '0' of user 'u'"
+        assert error.value.key == "item '0' of user 'u'"
     assert list(using(url, lambda facts: facts.query(USER, limit=2))) == items(4)[:1:-1]
-    assert using(url, lambda facts: facts.purge("u")) == ["0", "1", "2", "3"]
+    assert using(url, lambda facts: purge(facts, "u")) == ["0", "1", "2", "3"]
 
 
 async def test_ids_of_deleted_facts_are_refused_for_ninety_days(
-    make_facts: MakeFacts, monkeypatch: pytest.MonkeyPatch
+    make_items: MakeItems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-    facts = make_facts()
+    facts = make_items()
     await facts.put(USER, items(3))
     assert await facts.delete(USER, ["0", "never there"]) == ["0"]
     now += TOMBSTONE_S - 60
-    assert await facts.purge("u", session_id="of nobody") == []
+    assert await purge(facts, "u", session_id="of nobody") == []
     assert await facts.delete(USER, ["1"]) == ["1"]
     late = [*items(2), replace(items(1)[0], id="never there")]
     assert await facts.put(USER, late) == [], "given again by who was away for long"
@@ -187,7 +190,7 @@ async def test_ids_of_deleted_facts_are_refused_for_ninety_days(
 def test_facts_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/facts.db"
     using(url, lambda facts: facts.put(USER, items(2)))
-    edit(tmp_path / "facts.db", "UPDATE turnwise_meta SET value = '2' WHERE name = 'facts_version'")
+    edit(tmp_path / "facts.db", "UPDATE turnwise_meta SET value = '2' WHERE name = 'items_version'")
     with pytest.raises(SchemaVersionError, match="has schema version 2, this turnwise writes 1"):
         using(url, lambda facts: facts.query(USER))
 
@@ -196,25 +199,44 @@ def test_a_missing_database_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"unable to open database file; is it reachable, writable"):
         using(f"sqlite:///{tmp_path}/missing/facts.db", lambda facts: facts.query(USER))
     with pytest.raises(StoreURLError):
-        SQLFacts("redis://h")
+        SQLItems("redis://h")
 
 
 def test_pages_are_read_by_an_index(tmp_path: Path) -> None:
-    """So that a user's facts cost the same however many others have."""
+    """So that a page costs the same however many items its user and others have."""
 
-    async def plans(facts: SQLFacts) -> list[str]:
+    async def plan(facts: SQLItems) -> str:
         await facts.put(USER, items(2))
-        seen: list[str] = []
-        with facts._engine.connect() as connection:
-            execute = connection.exec_driver_sql
+        statements: list[tuple[str, Any]] = []
 
-            for which in (ALL, FactFilter(session_id="s", turn_index=1)):
-                select = facts._page(USER, which, None, 10).compile(
-                    facts._engine, compile_kwargs={"literal_binds": True, "render_postcompile": True}
-                )
-                seen.append(str(execute(f"EXPLAIN QUERY PLAN {select}").all()))
-        return seen
+        class Spy:
+            def execute(self, statement: str, values: Any) -> None:
+                statements.append((statement, values))
 
-    whole, of_turn = using(f"sqlite:///{tmp_path}/facts.db", plans)
-    assert "turnwise_facts_created (user_id=?)" in whole and "TEMP B-TREE" not in whole
-    assert "turnwise_facts_session (user_id=? AND session_id=?)" in of_turn
+            def fetchall(self) -> list[Any]:
+                return []
+
+        Statements(Spy(), SPACE).query(USER, ALL, None, 10)
+        statement, values = statements[-1]
+        with sqlite3.connect(tmp_path / "facts.db") as connection:
+            return str(connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall())
+
+    whole = using(f"sqlite:///{tmp_path}/facts.db", plan)
+    assert "turnwise_items_created (owner=?)" in whole and "TEMP B-TREE" not in whole
+
+
+async def test_spaces_of_one_database_are_separate(url: str) -> None:
+    stores = [SQLItems(url), SQLItems(url, space="other")]
+    for number, store in enumerate(stores):
+        assert await store.put(USER, items(number + 1)) == [str(at) for at in range(number + 1)]
+    assert [len(await store.scan()) for store in stores] == [1, 2]
+    assert await purge(stores[1], "u") == ["0", "1"]
+    assert [len(await store.query(USER)) for store in stores] == [1, 0]
+    assert await sweep(stores[1], 1e12) == 0 and await sweep(stores[0], 1e12) == 1
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+def test_the_name_of_a_space_is_checked(tmp_path: Path) -> None:
+    for space in ("", "a b", "ä", "x" * 65):
+        with pytest.raises(ConfigError, match="space="):
+            SQLItems(f"sqlite:///{tmp_path}/facts.db", space=space)

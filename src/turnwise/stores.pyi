@@ -20,5 +20,3 @@ from turnwise.memory.stores.encrypted.store import EncryptedStore as EncryptedSt
 from turnwise.memory.stores.in_memory import InMemoryStore as InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore as RedisStore
 from turnwise.memory.stores.sql.store import SQLStore as SQLStore
-from turnwise.memory.working.sql import SQLNotes as SQLNotes
-from turnwise.memory.working.urls import open_notes as open_notes

@@ -68,9 +68,7 @@ from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
-from turnwise.memory.working.base import InMemoryNotes, NoteStore
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.sql import SQLNotes
 
 PORTAL = Portal()
 SESSION, USER, RUN = "chat", "ann", "run"
@@ -110,7 +108,7 @@ VALID: dict[str, Any] = {
 class LocalRealm(ClusterClient):
     """The way to sessions in this process: the same requests, through a pickle, to the same verbs, without Ray."""
 
-    def __init__(self, store: SessionStore, facts: ItemStore, notes: NoteStore) -> None:
+    def __init__(self, store: SessionStore, facts: ItemStore, notes: ItemStore) -> None:
         super().__init__("local", "local")
         self.memories = (MemorySlot(memory=LexicalMemory(facts), name="facts", section=None),)
         self.working_memory = WorkingMemory(notes)
@@ -155,7 +153,7 @@ class World:
         self,
         make_store: Callable[[], SessionStore] = InMemoryStore,
         make_facts: Callable[[], ItemStore] = InMemoryItems,
-        make_notes: Callable[[], NoteStore] = InMemoryNotes,
+        make_notes: Callable[[], ItemStore] = InMemoryItems,
     ) -> None:
         self.client = LocalRealm(make_store(), make_facts(), make_notes())
         PORTAL.run(self.client.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
@@ -498,7 +496,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "postgresql":
         of_notes = url
     store, items = MAKERS[request.param]
-    world = World(partial(store, url), partial(items, url), partial(SQLNotes, of_notes))
+    world = World(partial(store, url), partial(items, url), partial(SQLItems, of_notes, space="notes"))
     yield world
     parts: list[Any] = [world.client.store, world.client.memories[0].memory, world.client.working_memory]
     for part in parts:

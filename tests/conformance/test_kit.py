@@ -29,7 +29,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.stores import InMemoryItems, InMemoryHistory, InMemoryStore
+from turnwise.stores import InMemoryHistory, InMemoryItems, InMemoryStore
 from turnwise.testing import LocalProvider
 
 THEIRS = """

@@ -37,7 +37,6 @@ from turnwise.memory.conversation.tool_calls import PendingCall, Wants
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.stores.in_memory import InMemoryStore
-from turnwise.memory.working.base import InMemoryNotes
 
 
 class Run:
@@ -78,7 +77,7 @@ class Session:
 
 async def chat() -> AsyncSession:
     """Return a session in this process, whose engine says each prompt again, slowly."""
-    realm = LocalRealm(InMemoryStore(), InMemoryItems(), InMemoryNotes())
+    realm = LocalRealm(InMemoryStore(), InMemoryItems(), InMemoryItems())
     realm.engine = EchoEngine(0.01)
     await realm.store.create(SessionRecord(session_id=SESSION, user_id=USER))
     return AsyncSession(realm, SessionRef(SessionKey(SESSION, USER)), None)

@@ -50,7 +50,6 @@ from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page
-from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.formats import JsonForm
 from turnwise.memory.working.memory import WorkingMemory
 
@@ -64,7 +63,7 @@ class DirectAccess:
 
     def __init__(self, memory: LongTermMemory, notes: WorkingMemory | None = None, view: SessionView = VIEW) -> None:
         self.memory = memory
-        self.notes = notes or WorkingMemory(InMemoryNotes(), max_bytes=1000)
+        self.notes = notes or WorkingMemory(InMemoryItems(), max_bytes=1000)
         self.scope = Scope(user_id=view.user_id, session_id=view.session_id, agent=view.agent)
         self.asked: list[tuple[Any, ...]] = []
 
@@ -370,7 +369,7 @@ async def test_notes_are_read_replaced_and_added_to() -> None:
     assert await told(memory, "replace_notes", content="all done") == {"notes": "all done"}
     assert await told(memory, "read_notes") == {"notes": "all done"}
     form = JsonForm({"type": "object", "properties": {"age": {"type": "integer"}}})
-    memory.notes = WorkingMemory(InMemoryNotes(), form=form)
+    memory.notes = WorkingMemory(InMemoryItems(), form=form)
     await told(memory, "replace_notes", content='{"age": 36, "town": "Rome"}')
     merged = await told(memory, "add_to_notes", content='{"age": 37, "town": null}')
     assert json.loads(merged["notes"]) == {"age": 37}

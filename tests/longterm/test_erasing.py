@@ -31,7 +31,6 @@ from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.stores.sql.store import SQLStore
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, bytes_in, item
 
@@ -465,7 +464,7 @@ def test_a_pickled_store_uses_the_same_files_in_any_folder(tmp_path: Path, monke
     """The actors that own memories have another working directory than the program that made them."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    kinds: tuple[Callable[[str], Scrubbing], ...] = (SQLStore, SQLItems, SQLNotes, SQLItems)
+    kinds: tuple[Callable[[str], Scrubbing], ...] = (SQLStore, SQLItems)
     made = [kind("sqlite:///made.db") for kind in kinds]
     pickled = pickle.dumps([*made, ChromaFolder("vectors")])
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -23,7 +23,6 @@ from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.memory import WorkingMemory
 
 ADA, CLERK = Scope(user_id="ada"), Scope(user_id="ada", session_id="s", agent="clerk")
@@ -114,7 +113,7 @@ async def test_static_facts_are_listed_in_their_order() -> None:
 
 def access(**memories: Any) -> SessionMemoryAccess:
     slots = [MemorySlot(memory=memory, name=name, section=None) for name, memory in memories.items()]
-    return SessionMemoryAccess(CLERK, slots, WorkingMemory(InMemoryNotes()))
+    return SessionMemoryAccess(CLERK, slots, WorkingMemory(InMemoryItems()))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 100])
@@ -184,6 +183,6 @@ async def test_notes_are_cleared_to_the_first_text_of_their_format() -> None:
     assert not await memory.clear_notes()
     await memory.replace_notes("buy figs")
     assert await memory.clear_notes() and await memory.read_notes() == ""
-    reading = SessionMemoryAccess(CLERK, [], WorkingMemory(InMemoryNotes()), is_reading=True)
+    reading = SessionMemoryAccess(CLERK, [], WorkingMemory(InMemoryItems()), is_reading=True)
     with pytest.raises(ReadOnlyMemoryError):
         await reading.clear_notes()

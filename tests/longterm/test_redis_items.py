@@ -448,8 +448,13 @@ async def test_only_idempotent_calls_are_repeated_after_a_lost_answer(
             assert await verb() == expected
             assert line.lose == 0
         assert await supersede(facts, USER, "1", new)
+
+        def loses_the_next_answer(item: MemoryItem | None) -> MemoryItem | None:
+            line.lose = 1
+            return item and replace(item, text="else")
+
         once: list[Callable[[], Awaitable[Any]]] = [
-            lambda: facts.change(USER, "0", lambda item: item and replace(item, text="else")),
+            lambda: facts.change(USER, "0", loses_the_next_answer),
             lambda: facts.put(USER, [MemoryItem(id="once", text="x")], at=1.0),
             lambda: facts.delete(USER, ["0"]),
             lambda: sweep(facts, 2.0),

@@ -27,7 +27,6 @@ from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.working.formats import JsonForm
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing import LocalProvider
 
 HOSTILE = (
@@ -57,7 +56,7 @@ def house(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def manager(house: House) -> SessionManager:
     """A manager with every kind of memory."""
-    notes = WorkingMemory(SQLNotes(house.url("notes")), form=JsonForm(Plan), per="user")
+    notes = WorkingMemory(house.url("notes"), form=JsonForm(Plan), per="user")
     manager = house.manager(
         StaticMemory([POLICY, HOSTILE]),
         house.extractive(),

@@ -34,7 +34,6 @@ from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.event_store.urls import open_history
-from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.items.redis import RedisItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.items.urls import open_items
@@ -42,7 +41,6 @@ from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import open_store, redact
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing import LocalProvider, tool_script
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +187,7 @@ URLS = [
 ]
 MAKERS: dict[str, list[Callable[[str], Any]]] = {
     "redis": [RedisStore, RedisItems, open_store, open_items],
-    "postgresql": [SQLStore, SQLHistory, SQLItems, SQLNotes, open_store, open_history, open_items],
+    "postgresql": [SQLStore, SQLHistory, SQLItems, open_store, open_history, open_items],
 }
 MAKERS["mysql"] = MAKERS["postgresql"]
 
@@ -199,8 +197,6 @@ async def ask(store: Any) -> None:
     match store:
         case RedisItems() | SQLItems():
             await store.scan("u")
-        case SQLNotes():
-            await store.read(Scope(user_id="u"))
         case SQLHistory():
             await store.events(SessionKey("s"))
         case _:

@@ -30,7 +30,6 @@ from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing.schedules import inline
 from turnwise.testing.scripted_engine import Pause, ScriptedEngine
 
@@ -117,7 +116,7 @@ def test_what_lacks_a_required_argument_says_what_to_pass(argument: str) -> None
 
 ENGINES = (AnthropicEngine, AgentsSDKEngine, LangGraphEngine, PydanticAIEngine, AzureOpenAI)
 MEMORIES = (StaticMemory, ExtractiveMemory, WorkingMemory, Summarize)
-STORES = (RedisItems, SQLItems, SQLNotes)
+STORES = (RedisItems, SQLItems)
 
 
 @pytest.mark.parametrize("kind", [*ENGINES, *MEMORIES, *STORES])

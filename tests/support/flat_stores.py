@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from turnwise.memory.longterm.items.base import ItemStore
+from turnwise.memory.longterm.items.base import ItemStore, StoredItem
 from turnwise.memory.longterm.migration.migrate import MigrationReport, migrate
 
 # As langgraph-checkpoint-sqlite makes it; versions before 2.0.8 lack the last two columns.

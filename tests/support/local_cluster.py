@@ -43,7 +43,6 @@ from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.audit import audit
 from turnwise.testing.chaos import Bounds, chaos
@@ -240,7 +239,7 @@ async def a_node_joins(box: Box) -> dict[str, Any]:
     arguments: dict[str, dict[str, Any]] = {
         "store": {"store": file},
         "history_store": {"history_store": file},
-        "working_memory": {"working_memory": WorkingMemory(SQLNotes(file))},
+        "working_memory": {"working_memory": WorkingMemory(SQLItems(file, space="notes"))},
     }
     for name, settings in arguments.items():
         try:

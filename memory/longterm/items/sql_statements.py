@@ -245,7 +245,10 @@ class Statements:
         return [row for (row,) in self._all(select, *_range(self.revision(scope.user_id).owner), *values)]
 
     def delete_rows(self, user_id: str, numbers: Sequence[int], unused_since: float | None = None) -> list[str]:
-        """Delete a user's rows of these numbers that are there still, and were not used since a time."""
+        """Delete a user's rows of these numbers that are there still, and were not used since a time; return their ids.
+
+        Of a row whose id cannot be read, the digest is returned.
+        """
         rows: list[Doomed] = []
         for some in _chunks(numbers):
             unused, values = ("", ()) if unused_since is None else (" AND used < ?", (unused_since,))
@@ -253,7 +256,7 @@ class Statements:
             select = f"SELECT {_DOOMED} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
             rows += map(_doomed, self._all(select, *some, *values))
         self._forget(user_id, rows)
-        return [row.id for row in rows]
+        return [row.id if isinstance(row.id, str) else row.digest.hex() for row in rows]
 
     def unused(self, before: float, types: Collection[MemoryType] | None, limit: int) -> dict[str, list[int]]:
         """Return the numbers of rows of these types that were last used before a time, the longest unused first."""
@@ -278,7 +281,8 @@ class Statements:
             self._cursor.executemany(insert, [(digest, now) for digest in digests])
             self._cursor.execute("DELETE FROM turnwise_items_deleted WHERE at < ?", (now - TOMBSTONE_S,))
         self._cursor.executemany("DELETE FROM turnwise_items WHERE row = ?", [(row.row,) for row in rows])
-        self._drop([key_of(user_id, row.id, row.text) for row in rows if isinstance(row.text, str)])
+        texts = [(row.id, row.text) for row in rows if isinstance(row.id, str) and isinstance(row.text, str)]
+        self._drop([key_of(user_id, name, text) for name, text in texts])
         ends = dict.fromkeys(missing.values(), NO_END)
         ends |= {row.id: (row.superseded_at, row.superseded_by) for row in rows if isinstance(row.id, str)}
         first, last = _range(self.revision(user_id).owner)

@@ -300,13 +300,9 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
 
     With `make races` they are as large as ever, and it returns one.
     """
+    from turnwise.memory.longterm.items import base, sql
     from turnwise.memory.longterm.items.in_memory import InMemoryItems
-    from turnwise.memory.longterm.items.sql import SQLItems
-    from turnwise.memory.longterm.vector import (
-        collection,
-        memory as vector_memory,
-        sql_items as full_text,
-    )
+    from turnwise.memory.longterm.vector import collection, memory as vector_memory
     from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS, carry_out
 
     if share(20) == 20:
@@ -315,9 +311,9 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(collection, "PAGE", 200)
     opened: dict[Any, collection.VectorCollection] = {}  # by this process, where these sizes apply
     monkeypatch.setattr(CHROMA_PROCESS, "ask", lambda key, verb, *args: carry_out(opened, key, verb, args))
-    monkeypatch.setattr(full_text, "AT_ONCE", 20)
-    monkeypatch.setattr(full_text, "_PAGE", 100)
-    stores: tuple[Any, ...] = (full_text.SQLItems, InMemoryItems, SQLItems)
+    monkeypatch.setattr(sql, "AT_ONCE", 20)
+    monkeypatch.setattr(base, "_PAGE", 100)
+    stores: tuple[Any, ...] = (InMemoryItems, sql.SQLItems)
     for store in stores:
         monkeypatch.setitem(store.sweep.__kwdefaults__, "limit", 100)
     return 10

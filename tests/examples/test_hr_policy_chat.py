@@ -267,7 +267,7 @@ def test_extracted_facts_are_accepted_and_replace_those_with_the_same_topic() ->
     async def told(memory: ExtractiveMemory, id: str, text: str) -> list[tuple[str, str]]:
         blocks = (User(text=text), Text(text="I am a machine. My word on it."))
         await memory.remember(ada, [MemoryItem(id=id, text=text, blocks=blocks, created_at=float(id))])
-        page = await memory.facts.query(ada)
+        page = await memory.store.query(ada)
         return [(item.text, item.type) for item in page if not is_record(item.id)]
 
     async def play() -> None:

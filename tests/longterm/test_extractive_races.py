@@ -113,7 +113,7 @@ async def test_items_forgotten_during_the_model_call_give_no_facts(how: str, fac
         elif how == "user":
             assert await memory.forget(Scope(user_id="u")) == 0
         elif how == "turn":
-            await facts.purge("u", session_id="s", turn_index=1)
+            await facts.delete(USER, turn_index=1)
         else:
             assert await memory.forget(USER, [item.id]) == 0
 
@@ -151,17 +151,13 @@ class Gated(InMemoryItems):
         await self.pass_gate()
         return await super().query(*args, **kwargs)
 
-    async def supersede(self, *args: Any) -> bool:
+    async def change(self, *args: Any, **kwargs: Any) -> MemoryItem | None:
         await self.pass_gate()
-        return await super().supersede(*args)
+        return await super().change(*args, **kwargs)
 
-    async def delete(self, *args: Any) -> list[str]:
+    async def delete(self, *args: Any, **kwargs: Any) -> list[str]:
         await self.pass_gate()
-        return await super().delete(*args)
-
-    async def purge(self, *args: Any, **kwargs: Any) -> list[str]:
-        await self.pass_gate()
-        return await super().purge(*args, **kwargs)
+        return await super().delete(*args, **kwargs)
 
 
 _WHO: contextvars.ContextVar[str | None] = contextvars.ContextVar("who", default=None)

@@ -47,7 +47,7 @@ async def extracted(said: str, claim: str) -> ExtractiveMemory:
 @pytest.mark.parametrize(("said", "claim", "query"), FACTS)
 async def test_a_fact_in_the_users_own_words_is_kept_and_found(said: str, claim: str, query: str) -> None:
     memory = await extracted(said, claim)
-    assert await texts(memory.facts) == [claim] and "quoted" not in memory.stats
+    assert await texts(memory.store) == [claim] and "quoted" not in memory.stats
     assert [item.text for item in await memory.recall(USER, query)] == [claim]
 
 
@@ -56,14 +56,14 @@ async def test_what_is_in_other_words_or_another_language_is_quoted_and_found(
     said: str, claim: str, query: str
 ) -> None:
     memory = await extracted(said, claim)
-    (text,) = await texts(memory.facts)
+    (text,) = await texts(memory.store)
     assert text.startswith("On 2 February 2026 the user said: ") and said.rstrip(".。")[:4] in text
     assert [item.text for item in await memory.recall(USER, query)] == [text]
 
 
 @pytest.mark.parametrize(("said", "claim"), NOTHING)
 async def test_a_question_is_no_fact_in_any_language(said: str, claim: str) -> None:
-    assert await texts((await extracted(said, claim)).facts) == []
+    assert await texts((await extracted(said, claim)).store) == []
 
 
 async def test_a_newer_fact_in_chinese_replaces_the_one_that_the_model_names() -> None:
@@ -76,4 +76,4 @@ async def test_a_newer_fact_in_chinese_replaces_the_one_that_the_model_names() -
     memory = ExtractiveMemory(Model(lambda _: next(answers)), InMemoryItems())
     await memory.remember(USER, [told(1, "我住在柏林。", at=DAY)])
     await memory.remember(USER, [told(2, "我住在维也纳。", at=DAY + 60)])
-    assert await texts(memory.facts) == ["用户住在维也纳。"]
+    assert await texts(memory.store) == ["用户住在维也纳。"]

@@ -33,6 +33,7 @@ from turnwise.memory.longterm.migration.migrate import migrate
 
 CHILD = """
 import asyncio, sys
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.migration import migrate as module
 def told(read):
     print(read, flush=True)

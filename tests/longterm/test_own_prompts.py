@@ -69,7 +69,7 @@ async def test_what_the_assistant_states_from_a_tools_result_is_kept_and_marked(
     profiled = await memory.recall_with_profile(USER, "")
     assert profiled.profile == []
     await memory.remember(USER, [told(2, *TURN, at=DAY + 86_400)])
-    assert len(await texts(memory.facts)) == 1 and memory.stats["same"] == 1
+    assert len(await texts(memory.store)) == 1 and memory.stats["same"] == 1
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,16 @@ async def test_what_the_assistant_states_from_a_tools_result_is_kept_and_marked(
 )
 async def test_what_no_result_bears_out_is_not_kept(evidence: str, blocks: tuple[Any, ...]) -> None:
     memory = await remembered(fact("The table has a number.", evidence), *blocks)
-    assert await texts(memory.facts) == [] and memory.stats.get("no_evidence", 1) == 1
+    assert await texts(memory.store) == [] and memory.stats.get("no_evidence", 1) == 1
 
 
 async def test_without_the_policy_only_users_give_facts() -> None:
     memory = await remembered(fact("The table has the number 12.", SAID), policy="none")
-    assert await texts(memory.facts) == []
+    assert await texts(memory.store) == []
     boat: list[MemoryItem] = [told(2, "I own a boat.", at=DAY)]
     model = Prompted({"facts": [fact("The user owns a boat.", "I own a boat.")]})
     for policy, count in (("none", 0), ("sourced", 1)):
         bound = ExtractiveMemory(model, InMemoryItems(), assistant_facts=policy)  # type: ignore[arg-type]
         await bound.remember(USER, boat)
-        assert await texts(bound.facts) == ["The user owns a boat."]
+        assert await texts(bound.store) == ["The user owns a boat."]
         assert model.prompts[-1].count("what a tool has returned") == count

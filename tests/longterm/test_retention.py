@@ -2,7 +2,7 @@
 
 import asyncio
 import pickle
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,11 +217,11 @@ class Unwritable(InMemoryItems):
     down = False
     touched: list[tuple[str, int]]
 
-    async def touch(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
+    async def touch(self, uses: Sequence[Use]) -> None:
         if self.down:
             raise StoreError("the disk is full")
-        self.touched.append((user_id, len(ids)))
-        await super().touch(user_id, ids, at, counts=counts)
+        self.touched += [(use.user_id, len(use.ids)) for use in uses]
+        await super().touch(uses)
 
 
 async def test_a_failed_write_of_uses_is_retried_and_fails_no_recall(clock: Clock) -> None:

@@ -79,9 +79,9 @@ def test_a_memory_is_named_once_for_a_manager_and_its_strategy(tmp_path: Path) -
 
 def test_stores_are_opened_by_path_and_by_url(tmp_path: Path) -> None:
     for place in ("facts.db", tmp_path / "facts.db", "sqlite:///facts.db", "postgresql://user@host/name"):
-        assert isinstance(ExtractiveMemory(EchoEngine(), place).facts, SQLItems)
-    assert isinstance(ExtractiveMemory(EchoEngine(), "redis://host").facts, RedisItems)
-    assert isinstance(ExtractiveMemory(EchoEngine(), "memory://x").facts, InMemoryItems)
+        assert isinstance(ExtractiveMemory(EchoEngine(), place).store, SQLItems)
+    assert isinstance(ExtractiveMemory(EchoEngine(), "redis://host").store, RedisItems)
+    assert isinstance(ExtractiveMemory(EchoEngine(), "memory://x").store, InMemoryItems)
     with pytest.raises(StoreURLError):
         LexicalMemory("mongodb://host")
 

@@ -326,7 +326,9 @@ class Statements:
 
     def mark(self, items: Sequence[Pending], embedding: str) -> None:
         """Record that these have vectors of this embedding, or that nobody needs those: the texts were changed."""
-        for digest, item in sorted((self.digest(item.user_id, item.id), item) for item in items):
+        # Sorted, so that processes never wait for each other in a circle.
+        digests = {self.digest(item.user_id, item.id): item for item in items}
+        for digest, item in sorted(digests.items(), key=lambda pair: pair[0]):
             update = "UPDATE turnwise_items SET embedded = ? WHERE digest = ? AND text = ?"
             self._cursor.execute(update, (embedding, digest, item.text))
             if not self._cursor.rowcount:

@@ -22,11 +22,11 @@ from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Sou
 from turnwise.memory.longterm.byte_search import Found
 from turnwise.memory.longterm.deletion import Erasing, Erasure, Scrubbing, erase
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.items import sql_statements
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.vector import item_rows as full_text_rows
 from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace
 from turnwise.memory.longterm.vector.memory import VectorMemory
@@ -210,13 +210,11 @@ RESTS = [
 def leave_copy(file: Path, text: bytes) -> None:
     """Leave a deleted row with this text in a page of items, as SQLite does when it moves a row to another page."""
     with closing(sqlite3.connect(file)) as other, other:
-        tables = {name for (name,) in other.execute("SELECT name FROM sqlite_master")}
-        table, key = ("turnwise_facts", "key") if "turnwise_facts" in tables else ("turnwise_vector_items", "row")
         other.execute("PRAGMA secure_delete = OFF")
-        other.execute(f"CREATE TEMP TABLE copy AS SELECT * FROM {table} ORDER BY {key} DESC LIMIT 1")
-        other.execute(f"UPDATE copy SET {key} = {key} + 1, digest = 'copy', text = ?", (text,))
-        other.execute(f"INSERT INTO {table} SELECT * FROM copy")
-        other.execute(f"DELETE FROM {table} WHERE digest = 'copy'")
+        other.execute("CREATE TEMP TABLE copy AS SELECT * FROM turnwise_items ORDER BY row DESC LIMIT 1")
+        other.execute("UPDATE copy SET row = row + 1, digest = 'copy', text = ?", (text,))
+        other.execute("INSERT INTO turnwise_items SELECT * FROM copy")
+        other.execute("DELETE FROM turnwise_items WHERE digest = 'copy'")
 
 
 def written(file: Path) -> bytes:
@@ -265,7 +263,7 @@ async def test_text_that_a_reader_keeps_in_the_file_is_found(tmp_path: Path) -> 
     with closing(sqlite3.connect(tmp_path / "facts.db", isolation_level=None)) as reader:
         reader.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         reader.execute("BEGIN")
-        assert len(reader.execute("SELECT * FROM turnwise_facts").fetchall()) == 2
+        assert len(reader.execute("SELECT * FROM turnwise_items").fetchall()) == 2
         erased = await erase(memory, ANN)
     assert (erased.items, erased.verified) == (1, False) and "try again" in (erased.why or "")
     await memory.close()
@@ -342,14 +340,14 @@ async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Pat
 def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in texts that are embedded and in items that are read: as many with two users as with ten."""
     read = 0
-    decode = full_text_rows._decode
+    decode = sql_statements.item_of
 
-    def counted(user_id: str, values: Sequence[Any]) -> full_text_rows.Row:
+    def counted(user_id: str, values: Sequence[Any]) -> MemoryItem:
         nonlocal read
         read += 1
         return decode(user_id, values)
 
-    monkeypatch.setattr(full_text_rows, "_decode", counted)
+    monkeypatch.setattr(sql_statements, "item_of", counted)
 
     async def story(users: int) -> tuple[int, int]:
         nonlocal read
@@ -442,7 +440,7 @@ async def test_items_are_deleted_even_if_the_verification_fails(
     await memory.remember(ANN, [item("1", "zyzzyva"), item("2", "quokka")])
     reader = sqlite3.connect(tmp_path / "facts.db", isolation_level=None)
     reader.execute("BEGIN")
-    assert len(reader.execute("SELECT * FROM turnwise_facts").fetchall()) == 2
+    assert len(reader.execute("SELECT * FROM turnwise_items").fetchall()) == 2
     erased = await erase(hasty, ANN, ["1"])
     assert (erased.items, erased.files, erased.verified) == (1, 0, False)
     assert "try again" in (erased.why or "")
@@ -469,5 +467,5 @@ def test_a_pickled_store_uses_the_same_files_in_any_folder(tmp_path: Path, monke
     pickled = pickle.dumps([*made, ChromaFolder("vectors")])
     monkeypatch.chdir(tmp_path / "elsewhere")
     *opened, folder = pickle.loads(pickled)
-    assert [store.paths()[0] for store in opened] == [tmp_path / "made.db"] * 4
+    assert [store.paths()[0] for store in opened] == [tmp_path / "made.db"] * 2
     assert folder.path == tmp_path / "vectors"

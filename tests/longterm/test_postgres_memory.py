@@ -62,7 +62,7 @@ async def test_items_and_vectors_are_in_the_database_and_nothing_is_local(
     with psycopg.connect(database) as connection:
         tables = {name for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
         (left,) = connection.execute("SELECT count(*) FROM turnwise_vectors").fetchone() or ()
-    assert {"turnwise_vectors", "turnwise_vector_items"} <= tables and left == 1
+    assert {"turnwise_vectors", "turnwise_items"} <= tables and left == 1
 
 
 async def test_vectors_are_made_later_where_the_embedding_function_failed(make: Callable[..., VectorMemory]) -> None:

@@ -37,7 +37,7 @@ HOSTILE = (
 
 POLICY = "Parental leave is sixteen weeks."
 
-TRICKY = ["user-1", "user-10", "user_1", "user%", "user-1 ", "'; DROP TABLE turnwise_facts; --", "User-1", "文字"]
+TRICKY = ["user-1", "user-10", "user_1", "user%", "user-1 ", "'; DROP TABLE turnwise_items; --", "User-1", "文字"]
 USERS = [*TRICKY, *(f"user-{number}" for number in range(100, 192))]
 LIVE = USERS[:30]
 """Those with sessions; the others use the same memories at the same time."""

@@ -1,4 +1,4 @@
-"""`SQLItems`: items of users in a SQLite file, found by word."""
+"""What `SQLItems` gives to memories that hold indexes and vectors of its items."""
 
 import asyncio
 import sqlite3
@@ -12,6 +12,7 @@ import pytest
 from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedError, StoreURLError
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.items.changes import update
 from turnwise.memory.longterm.items.rows import NOTHING, key_of
 from turnwise.memory.longterm.items.rules import TOMBSTONE_S
 from turnwise.memory.longterm.items.sql import SQLItems
@@ -61,13 +62,13 @@ async def test_ids_of_forgotten_items_are_refused_for_ninety_days(
     monkeypatch.setattr(time, "time", lambda: now)
     both = [item("1", "a zebra"), item("2", "a zebra")]
     await text.add([(ANN, both)])
-    await text.forget(ANN, ["1"])
+    await text.delete(ANN, ["1"])
     now += TOMBSTONE_S - 60
-    await text.forget(ANN, ["2"])
+    await text.delete(ANN, ["2"])
     await text.add([(ANN, both)])
     assert await ids_with(text, "ann", "zebra") == []
     now += 120
-    await text.forget(ANN, ["3"])
+    await text.delete(ANN, ["3"])
     await text.add([(ANN, both)])
     assert await ids_with(text, "ann", "zebra") == ["1"]
 
@@ -88,11 +89,11 @@ async def test_items_are_returned_as_they_were_saved(text: SQLItems) -> None:
     (row,) = found.more
     assert (row.item, row.agent, row.key) == (whole, "hr", key_of("ann", whole.id, whole.text))
     found = (await text.load(["ann"], {"ann": found.revision}))["ann"]
-    assert (found.base, found.more) == (found.revision, ())
+    assert (found.base, found.more) == (found.revision, [])
     await text.add([(ANN, [item("2")])])
     later = (await text.load(["ann"], {"ann": found.revision}))["ann"]
     assert (later.base, [row.item.id for row in later.more]) == (found.revision, ["2"])
-    await text.forget(ANN, ["2"])
+    await text.delete(ANN, ["2"])
     last = (await text.load(["ann"], {"ann": later.revision}))["ann"]
     assert (last.base, [row.item.id for row in last.more]) == (NOTHING, [whole.id])
 
@@ -107,10 +108,10 @@ async def test_one_invalid_item_refuses_the_whole_call(text: SQLItems) -> None:
 async def test_forgetting_a_session_or_a_user_keeps_the_others(text: SQLItems) -> None:
     for user in ("ann", "bob"):
         items = [item(f"{name}{at}", source=Source(session_id=name)) for name in "st" for at in range(3)]
-        await text.add([(Scope(user_id=user, agent="hr"), items)])
-    assert await text.forget(Scope(user_id="ann", session_id="s"), None) == 3
-    assert await text.forget(Scope(user_id="ann"), None) == 3
-    assert await text.forget(Scope(user_id="ann"), None) == 0
+        await text.add([(Scope(user_id=user, agent="hr"), items)], with_vectors=True)
+    assert len(await text.delete(Scope(user_id="ann", session_id="s"))) == 3
+    assert len(await text.delete(Scope(user_id="ann"))) == 3
+    assert len(await text.delete(Scope(user_id="ann"))) == 0
     assert await text.count() == 6
     assert len(await text.dropped()) == 6
 
@@ -118,23 +119,24 @@ async def test_forgetting_a_session_or_a_user_keeps_the_others(text: SQLItems) -
 async def test_agents_change_only_what_they_see(text: SQLItems) -> None:
     hr, it = Scope(user_id="ann", agent="hr"), Scope(user_id="ann", agent="it")
     await text.add([(hr, [item("1", type=MemoryType.SKILL), item("2")])])
-    assert await text.update(it, "1", "x", None, 9.0) is None
-    assert await text.forget(it, ["1"]) == 0
-    assert await text.update(it, "2", "changed", None, 9.0) is not None
-    assert await text.update(hr, "1", "shared now", MemoryType.FACTS, 9.0) is not None
-    assert await text.forget(it, ["1"]) == 1
+    assert await update(text, it, "1", "x", at=9.0) is None
+    assert len(await text.delete(it, ["1"])) == 0
+    assert await update(text, it, "2", "changed", at=9.0) is not None
+    assert await update(text, hr, "1", "shared now", type=MemoryType.FACTS, at=9.0) is not None
+    assert len(await text.delete(it, ["1"])) == 1
 
 
 async def test_items_without_vectors_are_pending_until_they_have_them(text: SQLItems) -> None:
-    await text.add([(ANN, [item("1"), item("2")])])
+    await text.add([(ANN, [item("1"), item("2")])], with_vectors=True)
+    await text.add([(ANN, [item("without")])])
     pending = await text.pending("a", 10)
     assert [one.key for one in pending] == [key_of("ann", "1", "A fact"), key_of("ann", "2", "A fact")]
-    await text.update(ANN, "2", "B fact", None, 9.0)
+    await update(text, ANN, "2", "B fact", at=9.0)
     await text.mark(pending, "a")
     assert [one.text for one in await text.pending("a", 10)] == ["B fact"]
     assert len(await text.pending("b", 10)) == 2
     assert await text.dropped() == [key_of("ann", "2", "A fact")]
-    await text.update(ANN, "2", "A fact", None, 9.0)
+    await update(text, ANN, "2", "A fact", at=9.0)
     assert await text.dropped() == [key_of("ann", "2", "B fact")]
 
 
@@ -142,7 +144,7 @@ async def test_words_of_forgotten_items_are_in_no_file(text: SQLItems, tmp_path:
     await text.add(
         [(ANN, [item(str(at), f"xylophone{at} quizzical") for at in range(50)] + [item("stays", "lighthouse")])]
     )
-    await text.forget(ANN, [str(at) for at in range(50)])
+    await text.delete(ANN, [str(at) for at in range(50)])
     await text.close()
     held = bytes_in(tmp_path)
     assert b"lighthouse" in held
@@ -166,7 +168,7 @@ async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) ->
         before = await changes()
         pages: dict[Path, set[int]] = {}
         with noting(pages):
-            assert await text.forget(Scope(user_id="user-5"), None) == 20
+            assert len(await text.delete(Scope(user_id="user-5"))) == 20
         counts.append((sum(map(len, pages.values())), await changes() - before))
         assert await text.count() == 20 * (others - 1)
         await text.close()
@@ -181,7 +183,7 @@ async def test_many_items_are_deleted_in_several_transactions(text: SQLItems, mo
     done: list[str] = []
 
     async def forget() -> None:
-        assert await text.forget(ANN, None) == 20
+        assert len(await text.delete(ANN)) == 20
         done.append("forgotten")
 
     async def write() -> None:
@@ -198,7 +200,7 @@ async def test_many_items_are_deleted_in_several_transactions(text: SQLItems, mo
 async def test_a_corrupt_record_is_an_error(text: SQLItems, tmp_path: Path) -> None:
     await text.add([(ANN, [item("1")])])
     with sqlite3.connect(tmp_path / "memory.db") as database:
-        database.execute("UPDATE turnwise_vector_items SET record = '{}'")
+        database.execute("UPDATE turnwise_items SET spans = '{'")
     with pytest.raises(CorruptRecordError, match="'1'"):
         await text.load(["ann"], {})
 

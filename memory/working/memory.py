@@ -132,7 +132,7 @@ class WorkingMemory:
             return text
 
         def changed(item: MemoryItem | None) -> MemoryItem:
-            text = to_json(checked(None if item is None else _text(owner, item)))
+            text = str(to_json(checked(None if item is None else _text(owner, item))))
             if item is not None:
                 return replace(item, text=text)
             return MemoryItem(id=_id(owner), text=text, source=Source(session_id=owner.session_id))

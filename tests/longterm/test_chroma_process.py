@@ -54,10 +54,10 @@ def test_vectors_outlive_a_kill_of_the_process_between_requests_and_within_one(i
 def test_a_process_that_was_forked_starts_one_of_its_own(tmp_path: Path) -> None:
     process = CHROMA_PROCESS
     key = ChromaFolder(tmp_path), "test", "none"
-    assert process.ask(key, "count") == (0, None)
+    assert process.ask(key, "keys") == (set(), None)
     process.ask(key, "close")
     first, process._owner = process._process, 0  # as it is in a fork
-    assert process.ask(key, "count") == (0, None) and first is not process._process
+    assert process.ask(key, "keys") == (set(), None) and first is not process._process
     second = process._process
     process.end()
     assert first and second and second.returncode == 0
@@ -74,8 +74,8 @@ def test_a_process_that_ends_whenever_it_is_asked_is_an_error_that_names_the_fol
         broken.setattr(sys, "executable", str(tmp_path / "no python"))
         CHROMA_PROCESS.end()
         with pytest.raises(StoreError, match=rf"{tmp_path}.* ends whenever it is asked"):
-            index.count()
-    assert index.count() == 0
+            len(index.keys())
+    assert len(index.keys()) == 0
 
 
 OWNER = """
@@ -115,7 +115,7 @@ def test_a_thread_that_is_interrupted_leaves_its_answer_to_nobody_else(index: Ve
     with pytest.raises(KeyboardInterrupt):
         index.keys()
     alarm.join()
-    assert index.count() == len(TEXTS) and process_id() != stopped
+    assert len(index.keys()) == len(TEXTS) and process_id() != stopped
 
 
 def test_each_of_many_threads_gets_its_own_answer(index: VectorIndex) -> None:

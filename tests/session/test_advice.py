@@ -16,7 +16,6 @@ from turnwise import (
     SessionManager,
     StaticMemory,
     Summarize,
-    VectorMemory,
 )
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.openai.engine import AzureOpenAI
@@ -99,8 +98,7 @@ REQUIRED: dict[str, Any] = {
     "model": OpenAIEngine,
     "function": FunctionEngine,
     "script": ScriptedEngine,
-    "facts": LexicalMemory,
-    "text": VectorMemory,
+    "items": LexicalMemory,
     "key": Encryption,
 }
 

@@ -14,7 +14,7 @@ from turnwise.errors import InvalidInputError, InvalidMemoryError, StoreClosedEr
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.base import ALL, MAX_ID_BYTES, ItemFilter, ItemStore, StoredItem
+from turnwise.memory.longterm.items.base import ALL, MAX_ID_BYTES, Change, ItemFilter, ItemStore, StoredItem
 from turnwise.memory.longterm.items.changes import pin as _pin, supersede as _supersede, update
 from turnwise.memory.longterm.retention import Use
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
@@ -315,7 +315,7 @@ async def check_an_update_changes_text_and_type(store: ItemStore, other: ItemSto
         for missing in ("5", "", "%", "1 ", "1\0"):
             equal(await _update(store, _A, missing, "x", at=9.0), False, f"update of {missing!r}")
         equal(await _update(store, Scope(user_id="u2"), "3", "x", at=9.0), False, "update of another's")
-        await refuses(InvalidMemoryError, _update(store, _A, "3", "x", type="no", at=9.0), "no type")  # type: ignore[arg-type]
+        await refuses(InvalidMemoryError, _update(store, _A, "3", "x", type="no", at=9.0), "no type")
 
 
 @_law
@@ -706,8 +706,12 @@ async def check_a_change_replaces_one_item(store: ItemStore, other: ItemStore) -
         for scope in (_U, _B):
             equal(await store.change(scope, "a", lambda item: _item("a")), None, "a change of another agent's item")
         for wrong in (_item("k"), _item("m", at=9.0), _item("m", text=" ")):
-            await refuses(InvalidMemoryError, store.change(_U, "m", lambda _, item=wrong: item), f"a change to {wrong}")
+            await refuses(InvalidMemoryError, store.change(_U, "m", _always(wrong)), f"a change to {wrong}")
         await refuses(ZeroDivisionError, store.change(_U, "m", _fails), "a change that raises")
+
+
+def _always(item: MemoryItem) -> Change:
+    return lambda _: item
 
 
 def _fails(item: MemoryItem | None) -> MemoryItem | None:

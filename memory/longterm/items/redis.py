@@ -73,8 +73,8 @@ class RedisItems(RedisDatabase):
 
     def __reduce__(self) -> tuple[Any, ...]:
         url, prefix, timeout_s, connections = self._settings
-        settings = {"prefix": prefix, "space": self._space, "timeout_s": timeout_s, "connections": connections}
-        return partial(RedisItems, **settings), (url,)
+        make = partial(RedisItems, prefix=prefix, space=self._space, timeout_s=timeout_s, connections=connections)
+        return make, (url,)
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         items = [checked_item(scope, item) for item in items]

@@ -62,8 +62,8 @@ class SQLItems(SecureDeleteDatabase):
 
     def __reduce__(self) -> tuple[Any, ...]:
         url, lock_timeout_s, connections = self._settings
-        settings = {"space": self._space, "lock_timeout_s": lock_timeout_s, "connections": connections}
-        return partial(SQLItems, **settings), (url,)
+        make = partial(SQLItems, space=self._space, lock_timeout_s=lock_timeout_s, connections=connections)
+        return make, (url,)
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         return [item.id for item in await self.add([(scope, items)], at=at)]

@@ -231,9 +231,9 @@ class Statements:
             which = f"digest IN ({_marks(some)})"
             select = f"SELECT agent, {_DOOMED} FROM turnwise_items WHERE {which}"  # noqa: S608
             for agent, *values in self._all(select, *some):
-                doomed = _doomed(values)
-                there[doomed.digest] = doomed if agent in (None, scope.agent) else None
-        rows = [doomed._replace(id=names[digest]) for digest in names if (doomed := there.get(digest))]
+                row = _doomed(values)
+                there[row.digest] = row if agent in (None, scope.agent) else None
+        rows = [seen._replace(id=names[digest]) for digest in names if (seen := there.get(digest))]
         self._forget(scope.user_id, rows, {digest: name for digest, name in names.items() if digest not in there})
         return [row.id for row in rows]
 

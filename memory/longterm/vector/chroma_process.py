@@ -13,18 +13,24 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from turnwise.errors import StoreError, TurnwiseError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from turnwise.memory.longterm.vector.collection import VectorCollection
     from turnwise.memory.longterm.vector.locations import ChromaFolder
 
     Key = tuple[ChromaFolder, str, str]
     """The arguments of a `VectorCollection`."""
+
+    Array = NDArray[np.float32]
 
 _PROGRAM = "from turnwise.memory.longterm.vector.chroma_process import serve; serve()"
 
@@ -99,6 +105,70 @@ class ChromaProcess:
 
 CHROMA_PROCESS = ChromaProcess()
 """The process for all folders that this process has open."""
+
+
+class ProcessVectors:
+    """The vectors of a folder, as `Vectors` and `VectorFiles`: a `VectorCollection` within Chroma's process.
+
+    Args:
+        folder: where Chroma keeps its data.
+        name: what the names of the collections begin with.
+        embedding: the name of the embedding function, with its settings.
+    """
+
+    def __init__(self, folder: ChromaFolder, name: str, embedding: str) -> None:
+        self._key = folder, name, embedding
+        self._is_open = False
+        self.dimensions: int | None = None
+        """See `Vectors`."""
+
+    def add(self, keys: Sequence[str], users: Sequence[str], vectors: Array, items: Sequence[str]) -> None:
+        """See `Vectors.add`."""
+        self._ask("add", keys, users, vectors, items)
+
+    def get(self, keys: Sequence[str]) -> dict[str, Array]:
+        """See `Vectors.get`."""
+        return cast("dict[str, Array]", self._ask("get", keys))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See `Vectors.delete`."""
+        self._ask("delete", keys)
+
+    def keys(self) -> set[str]:
+        """See `Vectors.keys`."""
+        return cast("set[str]", self._ask("keys"))
+
+    def drop(self) -> None:
+        """See `Vectors.drop`."""
+        self._ask("drop")
+
+    def push(self, changes: int) -> None:
+        """See `VectorFiles.push`."""
+        self._ask("push", changes)
+
+    def overwrite(self, keys: Collection[str]) -> int:
+        """See `VectorFiles.overwrite`."""
+        return cast(int, self._ask("overwrite", keys))
+
+    def scrub(self) -> None:
+        """See `VectorFiles.scrub`."""
+        self._ask("scrub")
+
+    def paths(self) -> list[Path]:
+        """See `VectorFiles.paths`."""
+        return self._key[0].paths()
+
+    def close(self) -> None:
+        """See `Vectors.close`. Asks the process only if it was asked before."""
+        if self._is_open:
+            self._ask("close")
+
+    def _ask(self, verb: str, *args: Any) -> Any:
+        self._is_open = verb != "close"
+        answer, self.dimensions = CHROMA_PROCESS.ask(self._key, verb, *args)
+        if isinstance(answer, TurnwiseError):
+            raise answer
+        return answer
 
 
 def serve() -> None:

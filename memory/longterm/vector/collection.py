@@ -4,55 +4,33 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from turnwise.errors import ConfigError, StoreError
+from turnwise.errors import ConfigError
+from turnwise.memory.longterm.vector.errors import translated
+from turnwise.memory.longterm.vector.vectors import check_dimensions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from turnwise.memory.longterm.vector.locations import ChromaPlace
 
-    Vectors = NDArray[np.float32]
+    Array = NDArray[np.float32]
 
 PAGE = 2_000
 """How many vectors are read or written at once; Chroma has a limit of its own, a little over 5,000."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """The result of checking the index."""
-
-    count: int
-    """How many vectors there are."""
-    missing: int
-    """How many of those that should be there are not."""
-    searched: int
-    """How many were searched for."""
-    found: int
-    """How many of those were found."""
-    strays: int
-    """How many vectors there are of items that are gone; `rebuild` leaves them out."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether none is missing, and all that were searched for were found."""
-        return not self.missing and self.found == self.searched
-
-
 class VectorCollection:
     """Stores vectors in Chroma, in one collection for each embedding function.
 
-    It runs in this process or within `ChromaProcess`. Access control is the caller's: `get` and `delete` work by key
-    only. Chroma stores a hash of the user id and no text. A key's vector never changes. The collection is opened at
-    first use, so a server may start later; after a failure it is opened again. Thread-safe. Each method may be
-    repeated.
+    Implements `Vectors`, in this process or within `ChromaProcess`. Chroma stores a hash of the user id and no text.
 
     Args:
         place: where Chroma keeps its data.
@@ -74,16 +52,8 @@ class VectorCollection:
         self._collection: Any = None
         self._lock = threading.RLock()
 
-    def add(self, keys: Sequence[str], users: Sequence[str], vectors: Vectors, items: Sequence[str]) -> None:
-        """Keep the vectors. A key that is there is left as it is, or gets what is the same.
-
-        Args:
-            items: the key of the item that each is of. `delete` takes those of items, too.
-
-        Raises:
-            ConfigError: the collection's vectors are of another dimension.
-            StoreError: some of the vectors may be kept.
-        """
+    def add(self, keys: Sequence[str], users: Sequence[str], vectors: Array, items: Sequence[str]) -> None:
+        """See `Vectors.add`."""
         with self._opened() as collection:
             check_dimensions(self.dimensions, vectors, self._embedding)
             self.dimensions = vectors.shape[1]
@@ -94,9 +64,9 @@ class VectorCollection:
                         metadata["item"] = item
                 collection.upsert(ids=list(keys[page]), embeddings=vectors[page], metadatas=metadatas)
 
-    def get(self, keys: Sequence[str]) -> dict[str, Vectors]:
+    def get(self, keys: Sequence[str]) -> dict[str, Array]:
         """Return the vectors of those keys that are there."""
-        found: dict[str, Vectors] = {}
+        found: dict[str, Array] = {}
         with self._opened() as collection:
             for page in _pages(len(keys)):
                 got = collection.get(ids=list(keys[page]), include=["embeddings"])
@@ -134,19 +104,6 @@ class VectorCollection:
         with translated(f"vectors in {self._place!r}"):
             return self._place.overwrite(keys)
 
-    def search(self, user: str, vector: Vectors, limit: int) -> list[str]:
-        """Return the keys of the user's vectors nearest to this one, by Chroma's own search."""
-        with self._opened() as collection:
-            found = collection.query(
-                query_embeddings=vector.reshape(1, -1), n_results=limit, where={"user": _alias(user)}, include=[]
-            )
-        return list(found["ids"][0])
-
-    def count(self) -> int:
-        """Return how many vectors there are."""
-        with self._opened() as collection:
-            return int(collection.count())
-
     def keys(self) -> set[str]:
         """Return the keys of all vectors."""
         found: set[str] = set()
@@ -155,33 +112,16 @@ class VectorCollection:
                 found |= set(collection.get(limit=PAGE, offset=page.start, include=[])["ids"])
         return found
 
-    def check(self, keys: Sequence[str], sample: int, others: Collection[str]) -> Health:
-        """See `VectorIndex.check`. Chroma keeps vectors in two places, which can lose touch with each other."""
-        there = self.keys()
-        vectors = self.get(keys[:sample])
-        with self._opened() as collection:
-            counted = int(collection.count())
-            # Chroma's search is approximate: what a narrow one misses, a wide one may find.
-            missed = _missed(collection, vectors, min(10, counted))
-            missed = _missed(collection, {key: vectors[key] for key in missed}, min(200, counted))
-        found = len(vectors) - len(missed)
-        missing = len(set(keys) - there)
-        strays = len(there.difference(keys, others))
-        return Health(count=counted, missing=missing, searched=len(vectors), found=found, strays=strays)
-
     def drop(self) -> None:
-        """Delete the collection with all its vectors, its files included."""
+        """Delete all collections of this name with all their vectors, their files included."""
         with self._opened():
-            self._client.delete_collection(self._name)
+            for collection in (self._collection, *self._others()):
+                self._client.delete_collection(collection.name)
             self._collection = self.dimensions = None
 
-    def drop_others(self) -> int:
-        """Delete the collections of this name that other embedding functions made; return how many."""
-        with self._opened():
-            others = self._others()
-            for other in others:
-                self._client.delete_collection(other.name)
-        return len(others)
+    def paths(self) -> Sequence[Path] | None:
+        """See `VectorFiles.paths`."""
+        return self._place.paths()
 
     def scrub(self) -> None:
         """Write the files anew, as far as the place lets one: O(all)."""
@@ -230,13 +170,6 @@ class VectorCollection:
         self._collection = collection
 
 
-def check_dimensions(dimensions: int | None, vectors: Vectors, embedding: str) -> None:
-    """Raise ConfigError if vectors of an embedding cannot be where others are of so many dimensions, if of any."""
-    if dimensions is not None and vectors.shape[1] != dimensions:
-        why = f"its vectors have {vectors.shape[1]} dimensions, those that are kept {dimensions}"
-        raise ConfigError("embedding", embedding, f"{why}: rebuild() makes them anew")
-
-
 def _alias(user: str) -> str:
     return blake2b(user.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
@@ -252,29 +185,3 @@ def _of_keys(collection: Any, keys: list[str]) -> Iterator[Any]:
 
 def _pages(count: int) -> Iterator[slice]:
     return (slice(start, start + PAGE) for start in range(0, count, PAGE))
-
-
-@contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Convert errors of Chroma and of embedding functions to StoreError. Only this function does so."""
-    try:
-        yield
-    except (ConfigError, StoreError):
-        raise
-    except Exception as error:
-        why = str(error) or type(error).__name__
-        raise StoreError(f"{what}: {why}; check that it exists and that no other process uses it") from error
-
-
-def _missed(collection: Any, vectors: Mapping[str, Any], width: int) -> list[str]:
-    """Return the keys that are not among the `width` nearest to their own vectors."""
-    missed = []
-    for page in _pages(len(vectors)):
-        some = list(vectors)[page]
-        stack = np.array([vectors[key] for key in some])
-        near = collection.query(query_embeddings=stack, n_results=width, include=["distances"])
-        for key, ids, distances in zip(some, near["ids"], near["distances"], strict=True):
-            # Of vectors that are all the same, a search returns some.
-            is_same = len(ids) > 0 and abs(distances[-1] - distances[0]) < 1e-4  # noqa: PLR2004
-            missed += [] if key in ids or is_same else [key]
-    return missed

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
-from turnwise.errors import StoreError, TurnwiseError
+from turnwise.errors import StoreError
 from turnwise.memory.longterm.search.embedding_function import portable
-from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
-from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace, PostgresVectors
+from turnwise.memory.longterm.vector.vectors import VectorFiles, Vectors, VectorsPlace, check_dimensions
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from turnwise.memory.longterm.vector.collection import Health, VectorCollection
-    from turnwise.memory.longterm.vector.sql_vectors import SQLVectors
-
-    Vectors = NDArray[np.float32]
+    Array = NDArray[np.float32]
 
 MAX_EMBEDDED = 8_000
 """How many characters of a text are embedded: more says nothing clearer, and models refuse it."""
@@ -35,35 +32,26 @@ class EmbeddingFunction(Protocol):
 
 
 class VectorIndex:
-    """Embeds texts and stores their vectors, in one collection for each embedding function.
+    """Embeds texts and stores their vectors, without the texts. Thread-safe; each method blocks. Pickles as settings.
 
-    Sends each operation to a `VectorCollection`, to Chroma's own process (see `ChromaProcess`) or to `SQLVectors`.
-    Access control is the caller's: `get` and `delete` work by key only. Chroma stores a hash of the user id and no
-    text. A key's vector never changes. The collection is opened at first use, so a server may start later; after a
-    failure it is opened again. Thread-safe; each method blocks. Pickles as its settings.
+    The storage is opened at first use, so a server may start later; see `Vectors`.
 
     Args:
-        place: where Chroma keeps its data, or a PostgreSQL.
+        place: where the vectors are: `ChromaFolder`, `ChromaServer` or `PostgresVectors`, or an object of yours with
+            the method of `VectorsPlace`.
         embedding: the embedding function; Chroma's default if left out.
         name: the prefix of its collections' names. Memories that share a server need different ones.
     """
 
     def __init__(
-        self,
-        place: ChromaPlace | PostgresVectors,
-        embedding: EmbeddingFunction | None = None,
-        *,
-        name: str = "turnwise",
+        self, place: VectorsPlace, embedding: EmbeddingFunction | None = None, *, name: str = "turnwise"
     ) -> None:
         self._place = place
         self._function: Any = ChromaDefault() if embedding is None else embedding
         self._name = name
         self.embedding = _identity(self._function)
         """Names the embedding function and its settings. Vectors of another cannot be compared with its."""
-        self._dimensions: int | None = None
-        self._is_open = False
-        self._collection: VectorCollection | SQLVectors | None = None
-        """None until it is needed, and for a folder, whose collections are in Chroma's process."""
+        self._vectors = place.open(name, self.embedding)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(VectorIndex, name=self._name), (self._place, portable(self._function))
@@ -78,7 +66,7 @@ class VectorIndex:
         """Whether vectors can be made: an embedding function may say by its own `is_ready` that they cannot yet."""
         return bool(getattr(self._function, "is_ready", True))
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Array:
         """Return the texts' vectors, one a row, each of length 1. One call of the embedding function.
 
         Raises:
@@ -86,17 +74,17 @@ class VectorIndex:
         """
         return self._embed(self._function, texts)
 
-    def embed_queries(self, queries: Sequence[str]) -> Vectors:
+    def embed_queries(self, queries: Sequence[str]) -> Array:
         """Return the queries' vectors, one a row: some models make others of them than of texts."""
         return self._embed(getattr(self._function, "embed_query", self._function), queries)
 
-    def _embed(self, function: Callable[[Any], Any], texts: Sequence[str]) -> Vectors:
+    def _embed(self, function: Callable[[Any], Any], texts: Sequence[str]) -> Array:
         import numpy as np
 
-        from turnwise.memory.longterm.vector.collection import translated
+        from turnwise.memory.longterm.vector.errors import translated
 
         if not texts:
-            return np.zeros((0, self._dimensions or 0), np.float32)
+            return np.zeros((0, self._vectors.dimensions or 0), np.float32)
         with translated(f"embedding function {self.embedding}"):
             vectors = np.asarray(function([text[:MAX_EMBEDDED] for text in texts]), dtype=np.float32)
         if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():  # noqa: PLR2004
@@ -105,160 +93,134 @@ class VectorIndex:
                 "not a vector of finite numbers for each"
             )
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        unit: Vectors = vectors / np.maximum(lengths, 1e-12)
+        unit: Array = vectors / np.maximum(lengths, 1e-12)
         return unit
 
     # Vectors
 
     def add(
-        self, keys: Sequence[str], users: Sequence[str], vectors: Vectors, *, items: Sequence[str] | None = None
+        self, keys: Sequence[str], users: Sequence[str], vectors: Array, *, items: Sequence[str] | None = None
     ) -> None:
-        """Keep the vectors. A key that is there is left as it is, or gets what is the same.
-
-        Args:
-            items: the key of the item that each is of; its own, if left out. `delete` takes those of items, too.
-
-        Raises:
-            ConfigError: the collection's vectors are of another dimension.
-            StoreError: Chroma cannot be reached or does not do it; some of the vectors may be kept.
-        """
+        """See `Vectors.add`. `items` are the keys themselves if left out."""
         if len(keys):
-            self._ask("add", keys, users, vectors, keys if items is None else items)
+            self._vectors.add(keys, users, vectors, keys if items is None else items)
 
-    def get(self, keys: Sequence[str]) -> dict[str, Vectors]:
-        """Return the vectors of those keys that are there."""
-        return cast("dict[str, Vectors]", self._ask("get", keys))
+    def get(self, keys: Sequence[str]) -> dict[str, Array]:
+        """See `Vectors.get`."""
+        return self._vectors.get(keys)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete the vectors of these keys, and of items of these, of all embedding functions."""
-        self._ask("delete", keys)
-
-    def push(self, changes: int) -> None:
-        """Submit this many no-op deletions, so that Chroma reaches `SYNC_CHANGES` and writes its index files."""
-        self._ask("push", changes)
-
-    def overwrite(self, keys: Collection[str]) -> int:
-        """Overwrite what deletions have left in Chroma's files, after it has written those of its index.
-
-        Returns how many of these keys are there still, or in files that Chroma has not written since.
-        """
-        return cast(int, self._ask("overwrite", keys))
-
-    def search(self, user: str, vector: Vectors, limit: int) -> list[str]:
-        """Return the keys of the user's vectors nearest to this one, by Chroma's own search."""
-        return cast("list[str]", self._ask("search", user, vector, limit))
-
-    def count(self) -> int:
-        """Return how many vectors there are."""
-        return cast(int, self._ask("count"))
+        """See `Vectors.delete`."""
+        self._vectors.delete(keys)
 
     def keys(self) -> set[str]:
-        """Return the keys of all vectors."""
-        return cast("set[str]", self._ask("keys"))
+        """See `Vectors.keys`."""
+        return self._vectors.keys()
 
-    def check(self, keys: Sequence[str], sample: int, others: Collection[str] = ()) -> Health:
-        """Look these up by key, and search for the first of them by their own vectors.
+    def check(self, keys: Sequence[str], others: Collection[str] = ()) -> Health:
+        """Return whether the vectors of these keys are there: O(all vectors).
 
         Args:
-            keys: those that should be there.
-            sample: how many to search for.
             others: keys that may be there.
         """
-        return cast("Health", self._ask("check", keys, sample, others))
+        there = self.keys()
+        missing, strays = len(set(keys) - there), len(there.difference(keys, others))
+        return Health(count=len(there), missing=missing, strays=strays)
 
     def drop(self) -> None:
-        """Delete the collection with all its vectors, its files included."""
-        self._ask("drop")
+        """See `Vectors.drop`."""
+        self._vectors.drop()
 
-    def drop_others(self) -> int:
-        """Delete the collections of this name that other embedding functions made; return how many."""
-        return cast(int, self._ask("drop_others"))
+    def push(self, changes: int) -> None:
+        """See `VectorFiles.push`; does nothing if they are in no files."""
+        if isinstance(self._vectors, VectorFiles):
+            self._vectors.push(changes)
+
+    def overwrite(self, keys: Collection[str]) -> int:
+        """See `VectorFiles.overwrite`; returns how many of the keys are there if they are in no files."""
+        if isinstance(self._vectors, VectorFiles):
+            return self._vectors.overwrite(keys)
+        return len(self.get(list(keys)))
 
     def scrub(self) -> None:
-        """Write the files anew, as far as the place lets one: O(all)."""
-        self._ask("scrub")
+        """See `VectorFiles.scrub`; does nothing if they are in no files."""
+        if isinstance(self._vectors, VectorFiles):
+            self._vectors.scrub()
 
     def paths(self) -> Sequence[Path] | None:
-        """Return the folders of this machine that vectors are kept in; None if a server keeps them."""
-        return self._place.paths()
+        """Return the folders of this machine that vectors are kept in; None if they are in no files of it."""
+        return self._vectors.paths() if isinstance(self._vectors, VectorFiles) else None
 
-    def check_dimensions(self, vectors: Vectors) -> None:
-        """Raise ConfigError if the vectors cannot be in the collection, as far as it was opened and has any."""
-        from turnwise.memory.longterm.vector.collection import check_dimensions
-
-        check_dimensions(self._dimensions, vectors, self.embedding)
+    def check_dimensions(self, vectors: Array) -> None:
+        """Raise ConfigError if the vectors cannot be stored, as far as the storage was used and has any."""
+        check_dimensions(self._vectors.dimensions, vectors, self.embedding)
 
     def close(self) -> None:
-        """Let go of what it has opened. Closing twice is fine."""
-        if self._is_open:
-            self._is_open = False
-            self._ask("close")
-
-    def _ask(self, verb: str, *args: Any) -> Any:
-        """Have the collection carry out a verb, here or in Chroma's process."""
-        self._is_open = verb != "close"
-        if isinstance(self._place, ChromaFolder):
-            answer, self._dimensions = CHROMA_PROCESS.ask((self._place, self._name, self.embedding), verb, *args)
-            if isinstance(answer, TurnwiseError):
-                raise answer
-            return answer
-        if self._collection is None:
-            self._collection = self._open()
-        try:
-            return getattr(self._collection, verb)(*args)
-        finally:
-            self._dimensions = self._collection.dimensions
-
-    def _open(self) -> VectorCollection | SQLVectors:
-        if isinstance(self._place, PostgresVectors):
-            from turnwise.memory.longterm.vector.sql_vectors import SQLVectors
-
-            return SQLVectors(self._place.url, self._name, self.embedding)
-        from turnwise.memory.longterm.vector.collection import VectorCollection
-
-        return VectorCollection(self._place, self._name, self.embedding)
+        """Close the storage. Closing twice is fine."""
+        self._vectors.close()
 
 
-class NoVectors(VectorIndex):
-    """An index that has nothing, for memories that find by words alone."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The result of checking the index."""
 
-    def __init__(self) -> None:
-        super().__init__(ChromaInMemory(), _NoEmbedding())
+    count: int
+    """How many vectors there are."""
+    missing: int
+    """How many of those that should be there are not."""
+    strays: int
+    """How many vectors there are of items that are gone; `rebuild` leaves them out."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return NoVectors, ()
+    @property
+    def ok(self) -> bool:
+        """Whether none is missing."""
+        return not self.missing
 
-    def __repr__(self) -> str:
-        return "NoVectors()"
 
-    def get(self, keys: Sequence[str]) -> dict[str, Vectors]:
+def no_vectors() -> VectorIndex:
+    """Return an index that has nothing, for memories that find by words alone."""
+    return VectorIndex(NoVectors(), _NoEmbedding())
+
+
+@dataclass(frozen=True, slots=True)
+class NoVectors:
+    """A place that keeps no vectors."""
+
+    dimensions: int | None = None
+
+    def open(self, name: str, embedding: str) -> Vectors:
+        """Return itself."""
+        return self
+
+    def add(self, keys: Sequence[str], users: Sequence[str], vectors: Array, items: Sequence[str]) -> None:
+        """Store nothing."""
+
+    def get(self, keys: Sequence[str]) -> dict[str, Array]:
         return {}
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Do nothing: there is nothing."""
 
     def keys(self) -> set[str]:
         return set()
 
-    def count(self) -> int:
-        return 0
-
-    def delete(self, keys: Sequence[str]) -> None:
+    def drop(self) -> None:
         """Do nothing: there is nothing."""
 
     def push(self, changes: int) -> None:
         """Do nothing: there are no files."""
 
-    def check(self, keys: Sequence[str], sample: int, others: Collection[str] = ()) -> Health:
-        from turnwise.memory.longterm.vector.collection import Health
-
-        return Health(count=0, missing=0, searched=0, found=0, strays=0)
-
-    def drop(self) -> None:
-        """Do nothing: there is nothing."""
-
-    def drop_others(self) -> int:
+    def overwrite(self, keys: Collection[str]) -> int:
         return 0
 
     def scrub(self) -> None:
         """Do nothing: there are no files."""
+
+    def paths(self) -> list[Path]:
+        return []
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
 
 
 class _NoEmbedding:

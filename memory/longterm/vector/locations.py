@@ -6,10 +6,13 @@ import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.longterm.vector import chroma_files, folder_lock
+
+if TYPE_CHECKING:
+    from turnwise.memory.longterm.vector.vectors import Vectors
 
 SYNC_CHANGES = 1_000
 """After how many changes Chroma writes the files of its index, if a collection does not say otherwise."""
@@ -52,6 +55,12 @@ class ChromaFolder:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path).expanduser().absolute())
+
+    def open(self, name: str, embedding: str) -> Vectors:
+        """See `VectorsPlace.open`."""
+        from turnwise.memory.longterm.vector.chroma_process import ProcessVectors
+
+        return ProcessVectors(self, name, embedding)
 
     def connect(self) -> Any:
         import chromadb
@@ -104,6 +113,12 @@ class ChromaServer:
         check_whole_number("ChromaServer.port", self.port, 1, 65535)
         check_seconds("ChromaServer.timeout_s", self.timeout_s, may_be_0=False)
 
+    def open(self, name: str, embedding: str) -> Vectors:
+        """See `VectorsPlace.open`."""
+        from turnwise.memory.longterm.vector.collection import VectorCollection
+
+        return VectorCollection(self, name, embedding)
+
     def connect(self) -> Any:
         import chromadb
 
@@ -140,13 +155,22 @@ class PostgresVectors:
     url: str = field(repr=False)
     """`postgresql://user:password@host/name`; it may be that of other stores."""
 
-    def paths(self) -> None:
-        return None
+    def open(self, name: str, embedding: str) -> Vectors:
+        """See `VectorsPlace.open`."""
+        from turnwise.memory.longterm.vector.sql_vectors import SQLVectors
+
+        return SQLVectors(self.url, name, embedding)
 
 
 @dataclass(frozen=True, slots=True)
 class ChromaInMemory:
     """Chroma in this process's memory, shared by all indexes of the process. For tests."""
+
+    def open(self, name: str, embedding: str) -> Vectors:
+        """See `VectorsPlace.open`."""
+        from turnwise.memory.longterm.vector.collection import VectorCollection
+
+        return VectorCollection(self, name, embedding)
 
     def connect(self) -> Any:
         import chromadb

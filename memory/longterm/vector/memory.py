@@ -41,7 +41,7 @@ from turnwise.memory.longterm.search.query import parse
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
-from turnwise.memory.longterm.vector.index import EmbeddingFunction, NoVectors, VectorIndex
+from turnwise.memory.longterm.vector.index import EmbeddingFunction, VectorIndex, no_vectors
 from turnwise.memory.longterm.vector.locations import SYNC_CHANGES, ChromaFolder, PostgresVectors
 from turnwise.memory.stores.base import Page
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from turnwise.memory.longterm.search.growth import Growth
     from turnwise.memory.longterm.search.user_index import Match, UserIndex
-    from turnwise.memory.longterm.vector.collection import Health
+    from turnwise.memory.longterm.vector.index import Health
 
     _Match = tuple[list[MemoryItem], Match]
     """A profile, and how items match a query by words."""
@@ -188,7 +188,7 @@ class VectorMemory:
         """Its name and limit in sessions."""
         self._store = items if isinstance(items, SQLItems) else SQLItems(_url(items), space=SPACE)
         if index is None:
-            index = NoVectors() if embedding is None else VectorIndex(_place_of(self._store, items), embedding)
+            index = no_vectors() if embedding is None else VectorIndex(_place_of(self._store, items), embedding)
         elif embedding is not DEFAULT:
             raise ConfigError("VectorMemory.embedding", embedding, "give it to the index")
         self._index = index
@@ -492,7 +492,6 @@ class VectorMemory:
             raise StoreError(f"embedding function {self._index.embedding} {why}")
         await self.flush()
         await asyncio.to_thread(self._index.drop)
-        await asyncio.to_thread(self._index.drop_others)
         await asyncio.to_thread(self._index.scrub)
         await self._store.unmark()
         with self._lock:
@@ -502,14 +501,14 @@ class VectorMemory:
             pass
         return await self._store.count()
 
-    async def check(self, *, sample: int = 100) -> Health:
-        """Check that Chroma has the expected vectors, and that searches find a sample of the latest ones.
+    async def check(self) -> Health:
+        """Check that the index has the expected vectors.
 
         `Health.ok` ignores `strays`: vectors of deleted items.
         """
         await self.flush()
         keys, others = await self._store.keys(self._index.embedding)
-        return await asyncio.to_thread(self._index.check, keys, sample, others)
+        return await asyncio.to_thread(self._index.check, keys, others)
 
     # Erasing
 

@@ -1,23 +1,26 @@
-"""`SQLVectors`: vectors under keys in a table of PostgreSQL, with the verbs of `VectorCollection`."""
+"""`SQLVectors`: vectors under keys in a table of PostgreSQL, an implementation of `Vectors`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
 
-from turnwise.memory.longterm.vector.collection import PAGE, Health, check_dimensions
+from turnwise.memory.longterm.vector.vectors import check_dimensions
 from turnwise.memory.stores.sql.database import Schema, SQLDatabase, insert_into
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Vectors = NDArray[np.float32]
+    Array = NDArray[np.float32]
 
 Result = TypeVar("Result")
+
+PAGE = 2_000
+"""How many vectors are read at once."""
 
 tables = sa.MetaData()
 
@@ -57,8 +60,8 @@ class SQLVectors(SQLDatabase):
         self.dimensions: int | None = None
         """Of the vectors that are kept; None while there are none, or it was not used yet."""
 
-    def add(self, keys: Sequence[str], users: Sequence[str], given: Vectors, items: Sequence[str]) -> None:
-        """See `VectorCollection.add`."""
+    def add(self, keys: Sequence[str], users: Sequence[str], given: Array, items: Sequence[str]) -> None:
+        """See `Vectors.add`."""
         rows = [
             {
                 "collection": self._collection,
@@ -85,76 +88,36 @@ class SQLVectors(SQLDatabase):
         check_dimensions(self.dimensions, given, self._embedding)
         self.dimensions = given.shape[1]
 
-    def get(self, keys: Sequence[str]) -> dict[str, Vectors]:
-        """See `VectorCollection.get`."""
+    def get(self, keys: Sequence[str]) -> dict[str, Array]:
+        """See `Vectors.get`."""
 
-        def work(connection: sa.Connection) -> dict[str, Vectors]:
-            found: dict[str, Vectors] = {}
+        def work(connection: sa.Connection) -> dict[str, Array]:
+            found: dict[str, Array] = {}
             for start in range(0, len(keys), PAGE):
                 some = vectors.c.key.in_(list(keys[start : start + PAGE]))
                 select = sa.select(vectors.c.key, vectors.c.vector).where(self._own, some)
                 found |= {key: np.frombuffer(vector, dtype="<f4") for key, vector in connection.execute(select)}
             return found
 
-        return self._do(work)
+        there = self._do(work)
+        if there:
+            self.dimensions = len(next(iter(there.values())))
+        return there
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See `VectorCollection.delete`. PostgreSQL overwrites deleted vectors later, when it vacuums."""
+        """See `Vectors.delete`. PostgreSQL overwrites deleted vectors later, when it vacuums."""
         of_keys = sa.or_(vectors.c.key.in_(list(keys)), vectors.c.item.in_(list(keys)))
         self._do(lambda connection: connection.execute(sa.delete(vectors).where(self._named, of_keys)).rowcount)
-
-    def push(self, changes: int) -> None:
-        """Do nothing: there are no files of an index."""
-
-    def overwrite(self, keys: Collection[str]) -> int:
-        """Return how many of these keys are there still: the server's files are its own."""
-        return len(self.get(list(keys)))
-
-    def search(self, user: str, vector: Vectors, limit: int) -> list[str]:
-        """Return the keys of the user's vectors nearest to this one: O(the user's vectors)."""
-        alias = blake2b(user.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-        select = sa.select(vectors.c.key, vectors.c.vector).where(self._own, vectors.c.user_id == alias)
-        rows = self._do(lambda connection: connection.execute(select).all())
-        if not rows:
-            return []
-        near = np.stack([np.frombuffer(each, dtype="<f4") for _, each in rows]) @ np.ravel(vector)
-        return [rows[at][0] for at in np.argsort(-near, kind="stable")[:limit].tolist()]
-
-    def count(self) -> int:
-        """Return how many vectors there are."""
-        select = sa.select(sa.func.count()).select_from(vectors).where(self._own)
-        return self._do(lambda connection: connection.scalar(select) or 0)
 
     def keys(self) -> set[str]:
         """Return the keys of all vectors."""
         select = sa.select(vectors.c.key).where(self._own)
         return self._do(lambda connection: set(connection.scalars(select)))
 
-    def check(self, keys: Sequence[str], sample: int, others: Collection[str]) -> Health:
-        """See `VectorIndex.check`. What is there is found, since no index is searched."""
-        there = self.keys()
-        searched = len(self.get(keys[:sample]))
-        missing, strays = len(set(keys) - there), len(there.difference(keys, others))
-        return Health(count=len(there), missing=missing, searched=searched, found=searched, strays=strays)
-
     def drop(self) -> None:
-        """Delete all vectors of this embedding function."""
-        self._do(lambda connection: connection.execute(sa.delete(vectors).where(self._own)).rowcount)
+        """See `Vectors.drop`."""
+        self._do(lambda connection: connection.execute(sa.delete(vectors).where(self._named)).rowcount)
         self.dimensions = None
-
-    def drop_others(self) -> int:
-        """Delete the vectors of other embedding functions under this name; return how many of these there were."""
-        which = self._named, ~self._own
-
-        def work(connection: sa.Connection) -> int:
-            names = connection.scalar(sa.select(sa.func.count(vectors.c.collection.distinct())).where(*which)) or 0
-            connection.execute(sa.delete(vectors).where(*which))
-            return names
-
-        return self._do(work)
-
-    def scrub(self) -> None:
-        """Do nothing: the server's files are its own."""
 
     def close(self) -> None:  # type: ignore[override]
         """Close the connections. Closing twice is fine; the next verb opens them again."""

@@ -290,8 +290,8 @@ def redis_url(redis_server: "RedisServer") -> str:
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """What vector memories do in small steps, for the sake of others, takes larger ones and no rests."""
-    monkeypatch.setattr("turnwise.memory.longterm.vector.memory.REST", 0)
-    monkeypatch.setattr("turnwise.memory.longterm.vector.memory.DELETED", 64)
+    monkeypatch.setattr("turnwise.memory.longterm.vector.REST", 0)
+    monkeypatch.setattr("turnwise.memory.longterm.vector.DELETED", 64)
 
 
 @pytest.fixture
@@ -300,10 +300,11 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
 
     With `make races` they are as large as ever, and it returns one.
     """
+    from turnwise.memory.longterm import vector as vector_memory
+    from turnwise.memory.longterm.index import collection
+    from turnwise.memory.longterm.index.chroma_process import CHROMA_PROCESS, carry_out
     from turnwise.memory.longterm.items import base, sql
     from turnwise.memory.longterm.items.in_memory import InMemoryItems
-    from turnwise.memory.longterm.vector import collection, memory as vector_memory
-    from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS, carry_out
 
     if share(20) == 20:
         return 1

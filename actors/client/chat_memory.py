@@ -10,8 +10,8 @@ from turnwise.actors.client.session import AsyncSession, Session
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, User
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.longterm.deletion_report import Forgotten
-from turnwise.memory.longterm.recalled_content import RecalledContent
+from turnwise.memory.longterm.recall.recalled_content import RecalledContent
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 
 Message: TypeAlias = str | Block | Mapping[str, str]
 """A text of the user's, a block, or a mapping such as `{"role": "assistant", "content": "Hello!"}`."""

@@ -54,7 +54,7 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.urls import check_history_url
 from turnwise.memory.longterm.base import LongTermMemory, is_local
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.urls import resolve_url

@@ -22,7 +22,7 @@ from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import Until, has_reached
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Spans
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.strategies.compaction import Compaction
 
 ENGINE_TICKS = 3

@@ -46,7 +46,7 @@ from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.providers.message_reading import Given
 from turnwise.memory.stores.base import Activation, SessionStore
 from turnwise.memory.stores.encrypted.records import is_sealed

@@ -23,21 +23,21 @@ from turnwise.memory.longterm.base import (
     recalled,
     trouble_of,
 )
-from turnwise.memory.longterm.deletion import Scrubbing, texts_of
 from turnwise.memory.longterm.items.base import ALL, ItemFilter, ItemStore, all_items
 from turnwise.memory.longterm.items.changes import pin, update
 from turnwise.memory.longterm.items.rules import matches
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
 from turnwise.memory.longterm.items.urls import items_at
-from turnwise.memory.longterm.retention import Retention, Uses
-from turnwise.memory.longterm.search.item_indexes import Indexed, ItemIndexes
-from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.similarity import Similarity
+from turnwise.memory.longterm.recall.item_indexes import Indexed, ItemIndexes
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.similarity import Similarity
+from turnwise.memory.longterm.retention.deletion import Scrubbing, texts_of
+from turnwise.memory.longterm.retention.retention import Retention, Uses
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:
-    from turnwise.memory.longterm.search.user_index import UserIndex
+    from turnwise.memory.longterm.recall.user_index import UserIndex
 
 
 @needs(items="pass where the items are kept, such as SQLItems('sqlite:///items.db') or a path")
@@ -188,7 +188,7 @@ class LexicalMemory:
         self, user_index: UserIndex, query: str, limit: int, per_category: bool
     ) -> tuple[list[MemoryItem], str | None]:
         """Return the best items, and why only words were ranked (None if vectors worked)."""
-        from turnwise.memory.longterm.search.user_index import find
+        from turnwise.memory.longterm.recall.user_index import find
 
         similarities = trouble = None
         if self._similarity is not None:

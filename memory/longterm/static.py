@@ -17,14 +17,14 @@ from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, Scope, first_of_each, is_local, recalled
 from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_items
 from turnwise.memory.longterm.items.rules import checked_item, matches, parse_position
-from turnwise.memory.longterm.search.item_indexes import ItemIndexes
-from turnwise.memory.longterm.search.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.item_indexes import ItemIndexes
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit
 
 if TYPE_CHECKING:
     from turnwise.memory.longterm.fact_table import FactTable
-    from turnwise.memory.longterm.search.user_index import UserIndex
+    from turnwise.memory.longterm.recall.user_index import UserIndex
 
 EVERYONE = "everyone"
 """The user id under which a store keeps the facts for everyone."""
@@ -165,7 +165,7 @@ class StaticMemory:
         return await self._table.items() if self._table else self._items
 
     def _rank(self, user_index: UserIndex, query: str, limit: int, per_category: bool) -> list[MemoryItem]:
-        from turnwise.memory.longterm.search.user_index import find
+        from turnwise.memory.longterm.recall.user_index import find
 
         return find(user_index, query, limit=limit, weights=self._weights, per_category=per_category)
 

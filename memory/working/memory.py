@@ -17,7 +17,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope, Source, is_local
 from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.urls import items_at
-from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.working.formats import Form, FreeText
 
 SPACE = "notes"

@@ -49,14 +49,14 @@ from turnwise.actors.session import memory_retrieval
 from turnwise.memory.conversation.blocks import Text, User
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Recall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory
+from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, VectorIndex
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.quoting import quote
-from turnwise.memory.longterm.search.ranking import Weights
-from turnwise.memory.longterm.vector.index import EmbeddingFunction, VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.recall.quoting import quote
+from turnwise.memory.longterm.recall.ranking import Weights
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 
 LIMIT = 10

@@ -31,13 +31,13 @@ from messages import GOALS, Conversation
 from turnwise.actors.session import memory_retrieval
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.index.vector_index import EmbeddingFunction
 from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.search.query import Query, parse
-from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.user_index import UserIndex, index_of
-from turnwise.memory.longterm.vector.index import EmbeddingFunction
+from turnwise.memory.longterm.recall.query import Query, parse
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.user_index import UserIndex, index_of
 
 Floats = NDArray[np.float32]
 

@@ -35,7 +35,7 @@ from turnwise.memory.conversation.blocks import Block, Text, User
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
-from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
+from turnwise.memory.longterm.recall.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.providers.openai_chat import encode
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.testing.local_provider.assistant import assistant_reply, sections_of

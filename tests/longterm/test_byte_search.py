@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from turnwise.memory.longterm import byte_search
-from turnwise.memory.longterm.byte_search import LEAST, STRETCH, Found, Needles, forms, pieces, search
+from turnwise.memory.longterm.retention import byte_search
+from turnwise.memory.longterm.retention.byte_search import LEAST, STRETCH, Found, Needles, forms, pieces, search
 
 
 def search_here(file: Path, numbers: Collection[int] | None, texts: Iterable[str]) -> Found:

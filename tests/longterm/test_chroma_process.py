@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from turnwise.errors import StoreError
-from turnwise.memory.longterm.vector import folder_lock
-from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder
+from turnwise.memory.longterm.index import folder_lock
+from turnwise.memory.longterm.index.chroma_process import CHROMA_PROCESS
+from turnwise.memory.longterm.index.locations import ChromaFolder
+from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.testing.embedding import HashEmbedding
 
 TEXTS = [f"fact {number}" for number in range(20)]
@@ -80,8 +80,8 @@ def test_a_process_that_ends_whenever_it_is_asked_is_an_error_that_names_the_fol
 
 OWNER = """
 import sys
-from turnwise.memory.longterm.vector.locations import ChromaFolder
-from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.index.locations import ChromaFolder
+from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.testing.embedding import HashEmbedding
 
 index = VectorIndex(ChromaFolder(sys.argv[1]), HashEmbedding())

@@ -11,7 +11,7 @@ from chromadb.utils.embedding_functions import known_embedding_functions
 from hypothesis import given, strategies as st
 
 from turnwise.errors import ConfigError
-from turnwise.memory.longterm.search.analyzer import language_of, speaker_words, stems, words
+from turnwise.memory.longterm.recall.analyzer import language_of, speaker_words, stems, words
 from turnwise.testing.embedding import HashEmbedding, register
 
 GOLDEN = ([180, 284, 209, 270], [0.241, 0.2223, 0.1801, 0.1801])

@@ -22,12 +22,12 @@ from turnwise.actors.cluster.identity import identity
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.base import MemoryItem, Scope, trouble_of
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.index.locations import ChromaInMemory
+from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.sql import SQLItems
-from turnwise.memory.longterm.search.embedding_function import ConfiguredEmbedding, portable
-from turnwise.memory.longterm.search.similarity import Similarity
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaInMemory
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.recall.embedding_function import ConfiguredEmbedding, portable
+from turnwise.memory.longterm.recall.similarity import Similarity
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 
 KEY = "TURNWISE_TEST_KEY"

@@ -17,19 +17,19 @@ from extraction_models import Model, told
 from scale import share
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.longterm import byte_search
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
-from turnwise.memory.longterm.byte_search import Found
-from turnwise.memory.longterm.deletion import Erasing, Erasure, Scrubbing, erase
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace
+from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items import sql_statements
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.retention import byte_search
+from turnwise.memory.longterm.retention.byte_search import Found
+from turnwise.memory.longterm.retention.deletion import Erasing, Erasure, Scrubbing, erase
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, bytes_in, item
@@ -371,8 +371,8 @@ def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeyp
 
 async def test_other_users_recall_and_save_during_an_erasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is done for it holds the event loop, the file or the index to its end."""
-    monkeypatch.setattr("turnwise.memory.longterm.vector.memory.DELETED", 4)
-    monkeypatch.setattr("turnwise.memory.longterm.vector.memory.REST", 2)
+    monkeypatch.setattr("turnwise.memory.longterm.vector.DELETED", 4)
+    monkeypatch.setattr("turnwise.memory.longterm.vector.REST", 2)
 
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
     await memory.remember(ANN, [item(str(at), f"zyzzyva {at}") for at in range(share(300, 15))])

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from turnwise.errors import StoreError
-from turnwise.memory.longterm.vector import folder_lock
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder
+from turnwise.memory.longterm.index import folder_lock
+from turnwise.memory.longterm.index.locations import ChromaFolder
+from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.testing.embedding import HashEmbedding
 
 HOLDER = """
 import sys
-from turnwise.memory.longterm.vector.folder_lock import take
+from turnwise.memory.longterm.index.folder_lock import take
 
 take(sys.argv[1])
 print(1)

@@ -13,9 +13,9 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.retention import Retention
-from turnwise.memory.longterm.search.ranking import Weights
-from turnwise.memory.longterm.search.similarity import Similarity
+from turnwise.memory.longterm.recall.ranking import Weights
+from turnwise.memory.longterm.recall.similarity import Similarity
+from turnwise.memory.longterm.retention.retention import Retention
 from turnwise.memory.longterm.types import MemoryType
 from vector_memories import FlakyEmbedding
 

@@ -22,14 +22,14 @@ from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.rows import Revision, Row
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.search import analyzer, growth, item_words, query as queries, user_index
-from turnwise.memory.longterm.search.analyzer import words
-from turnwise.memory.longterm.search.item_indexes import numbers_between
-from turnwise.memory.longterm.search.query import MAX_TERMS, parse
-from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.similarity import BATCH, Similarity
-from turnwise.memory.longterm.search.user_index import UserIndex, arrivals_of, find, index_of
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.recall import analyzer, growth, item_words, query as queries, user_index
+from turnwise.memory.longterm.recall.analyzer import words
+from turnwise.memory.longterm.recall.item_indexes import numbers_between
+from turnwise.memory.longterm.recall.query import MAX_TERMS, parse
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.similarity import BATCH, Similarity
+from turnwise.memory.longterm.recall.user_index import UserIndex, arrivals_of, find, index_of
+from turnwise.memory.longterm.vector import VectorMemory
 from vector_memories import item
 
 ANN, BOB = Scope(user_id="ann"), Scope(user_id="bob")

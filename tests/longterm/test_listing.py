@@ -22,7 +22,7 @@ from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.working.memory import WorkingMemory
 
 ADA, CLERK = Scope(user_id="ada"), Scope(user_id="ada", session_id="s", agent="clerk")

@@ -16,8 +16,8 @@ from turnwise.memory.longterm.items.changes import update
 from turnwise.memory.longterm.items.rows import NOTHING, key_of
 from turnwise.memory.longterm.items.rules import TOMBSTONE_S
 from turnwise.memory.longterm.items.sql import SQLItems
-from turnwise.memory.longterm.search.ranking import Weights
-from turnwise.memory.longterm.search.user_index import find, index_of
+from turnwise.memory.longterm.recall.ranking import Weights
+from turnwise.memory.longterm.recall.user_index import find, index_of
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.sql.touched_pages import noting
 from vector_memories import bytes_in, item

@@ -17,14 +17,14 @@ from open_stores import closing
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_local, trouble_of
-from turnwise.memory.longterm.deletion import erase
+from turnwise.memory.longterm.index import conformance as vector_contract
+from turnwise.memory.longterm.index.locations import PostgresVectors
+from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.sql import SQLItems
-from turnwise.memory.longterm.retention import Retention
+from turnwise.memory.longterm.retention.deletion import erase
+from turnwise.memory.longterm.retention.retention import Retention
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector import conformance as vector_contract
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import PostgresVectors
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.testing.embedding import HashEmbedding
 

@@ -14,14 +14,14 @@ from hypothesis import given, strategies as st
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Source
-from turnwise.memory.longterm.search import word_frequency
-from turnwise.memory.longterm.search.analyzer import stem
-from turnwise.memory.longterm.search.irregular_forms import BASES
-from turnwise.memory.longterm.search.passages import LONG, SIZE, passages_of, shown
-from turnwise.memory.longterm.search.query import MAX_PARTS, MAX_TERMS, parse, question_of
-from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.user_index import find, index_of
-from turnwise.memory.longterm.search.word_frequency import COMMON, RARE, log_frequency
+from turnwise.memory.longterm.recall import word_frequency
+from turnwise.memory.longterm.recall.analyzer import stem
+from turnwise.memory.longterm.recall.irregular_forms import BASES
+from turnwise.memory.longterm.recall.passages import LONG, SIZE, passages_of, shown
+from turnwise.memory.longterm.recall.query import MAX_PARTS, MAX_TERMS, parse, question_of
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.user_index import find, index_of
+from turnwise.memory.longterm.recall.word_frequency import COMMON, RARE, log_frequency
 from turnwise.memory.longterm.types import MemoryType
 
 SAID = [

@@ -14,17 +14,17 @@ from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
+from turnwise.memory.longterm.index.locations import ChromaInMemory
+from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.retention import Retention, Sweeping, Use, Uses
-from turnwise.memory.longterm.search.ranking import Weights
+from turnwise.memory.longterm.recall.ranking import Weights
+from turnwise.memory.longterm.retention.retention import Retention, Sweeping, Use, Uses
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaInMemory
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import item
 
@@ -286,7 +286,7 @@ async def test_uses_are_written_in_the_background(monkeypatch: pytest.MonkeyPatc
             raise StoreError("away")
         written.set()
 
-    monkeypatch.setattr("turnwise.memory.longterm.retention.PAUSE_S", 0.0)
+    monkeypatch.setattr("turnwise.memory.longterm.retention.retention.PAUSE_S", 0.0)
     uses = Uses(write)
     uses.note("ann", ["1"], 1.0)
     while uses.trouble is None:

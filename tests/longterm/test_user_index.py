@@ -6,10 +6,10 @@ from hypothesis import given, strategies as st
 
 from turnwise.memory.longterm.base import Source
 from turnwise.memory.longterm.items.rows import Revision, Row
-from turnwise.memory.longterm.search.analyzer import words
-from turnwise.memory.longterm.search.passages import vectors_of
-from turnwise.memory.longterm.search.ranking import FACTS
-from turnwise.memory.longterm.search.user_index import UserIndex, find
+from turnwise.memory.longterm.recall.analyzer import words
+from turnwise.memory.longterm.recall.passages import vectors_of
+from turnwise.memory.longterm.recall.ranking import FACTS
+from turnwise.memory.longterm.recall.user_index import UserIndex, find
 from vector_memories import item
 
 
@@ -63,7 +63,7 @@ def test_passages_have_the_vector_of_the_item_until_they_have_their_own() -> Non
 
 def test_a_text_of_any_length_has_a_bounded_number_of_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("passages", "user_index"):
-        monkeypatch.setattr(f"turnwise.memory.longterm.search.{module}.MOST_VECTORS", 20)
+        monkeypatch.setattr(f"turnwise.memory.longterm.recall.{module}.MOST_VECTORS", 20)
     row = long("0", 1000, "key")
     grown = UserIndex().grown(Revision(1, 0, 1), [row])
     assert len(grown.missing()) == len(vectors_of("key", row.item.text)) == 20
@@ -102,7 +102,7 @@ def test_new_items_are_taken_in_once_by_a_recall_and_a_save_at_once(monkeypatch:
 
     rows = [Row(row=at, agent=None, item=item(str(at), f"Ann: walrus {at}"), key=str(at)) for at in range(20)]
     before = UserIndex().grown(Revision(1, 0, 16), rows[:16])
-    monkeypatch.setattr("turnwise.memory.longterm.search.user_index.words", noting)
+    monkeypatch.setattr("turnwise.memory.longterm.recall.user_index.words", noting)
     grown = {at: before.grown(Revision(1, 0, at), rows[16:at]) for at in (18, 20, 17, 19)}
     assert taken == [row.item.text for row in rows[16:]]
     for at, user_index in grown.items():

@@ -13,13 +13,13 @@ import pytest
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import Scope
-from turnwise.memory.longterm.deletion import Erasure, erase
+from turnwise.memory.longterm.index import conformance as contract
+from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
+from turnwise.memory.longterm.index.vector_index import VectorIndex
+from turnwise.memory.longterm.index.vectors import check_dimensions
 from turnwise.memory.longterm.items.sql import SQLItems
-from turnwise.memory.longterm.vector import conformance as contract
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
-from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.vectors import check_dimensions
+from turnwise.memory.longterm.retention.deletion import Erasure, erase
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, chroma_server, constant, free_port, item

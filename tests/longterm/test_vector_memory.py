@@ -16,15 +16,15 @@ from turnwise.errors import ConfigError, InvalidMemoryError, StoreError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import Recall, Scope, Source, trouble_of
-from turnwise.memory.longterm.deletion import erase
+from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
+from turnwise.memory.longterm.index.vector_index import MAX_EMBEDDED, VectorIndex
 from turnwise.memory.longterm.items.rows import key_of
 from turnwise.memory.longterm.items.sql import SQLItems
-from turnwise.memory.longterm.search import passages, user_index
-from turnwise.memory.longterm.search.passages import MOST_VECTORS
+from turnwise.memory.longterm.recall import passages, user_index
+from turnwise.memory.longterm.recall.passages import MOST_VECTORS
+from turnwise.memory.longterm.retention.deletion import erase
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.index import MAX_EMBEDDED, VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, bytes_in, constant, free_port, item

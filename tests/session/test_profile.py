@@ -27,9 +27,9 @@ from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.prompt_sections import make_profile
+from turnwise.memory.longterm.recall.prompt_sections import make_profile
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.tokens.counter import ByteCounter
 from window_stage import Talker
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.items.base import ALL, ItemFilter, ItemStore, all_items
-from turnwise.memory.longterm.retention import Use
+from turnwise.memory.longterm.retention.retention import Use
 
 
 async def count(store: ItemStore, scope: Scope, which: ItemFilter = ALL) -> int:

@@ -18,7 +18,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
-from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.stores.conformance.fixtures import IDS, TEXT
 from turnwise.memory.working.formats import Form, FreeText, JsonForm, Markdown, merge_json
 from turnwise.memory.working.memory import WorkingMemory

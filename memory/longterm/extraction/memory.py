@@ -30,7 +30,6 @@ from turnwise.memory.longterm.base import (
     recalled,
     trouble_of,
 )
-from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.extraction import rerank
 from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Limits, parse
 from turnwise.memory.longterm.extraction.input import ExtractionInput, input_of, may_have_facts
@@ -41,10 +40,11 @@ from turnwise.memory.longterm.items.changes import supersede
 from turnwise.memory.longterm.items.rules import check_turn, checked_item
 from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.lexical import LexicalMemory, beside, profile_of
-from turnwise.memory.longterm.retention import Retention
-from turnwise.memory.longterm.search.embedding_function import portable
-from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.similarity import Similarity
+from turnwise.memory.longterm.recall.embedding_function import portable
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.similarity import Similarity
+from turnwise.memory.longterm.retention.deletion import texts_of
+from turnwise.memory.longterm.retention.retention import Retention
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page

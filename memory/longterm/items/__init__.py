@@ -1,4 +1,4 @@
-"""Stores of memory items: the protocol in `base`, in memory, in SQL, in Redis, and their laws.
+"""Storage of items: the protocol `ItemStore`, its laws, and its implementations in SQL, Redis and memory.
 
-`urls.py` opens a store by its URL. Programs import names from `turnwise.stores`; memories import from the modules here.
+`base.py` has the protocol, `changes.py` what is done to one item, `rules.py` what all stores have to obey.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.retention import Use
+from turnwise.memory.longterm.retention.retention import Use
 from turnwise.memory.longterm.types import MemoryType, checked_types
 from turnwise.memory.stores.base import Page
 

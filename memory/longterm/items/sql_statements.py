@@ -23,7 +23,7 @@ from turnwise.memory.longterm.items.rows import (
     values_of,
 )
 from turnwise.memory.longterm.items.rules import NO_END, TOMBSTONE_S, end_after_deletion, owner_after, owner_of
-from turnwise.memory.longterm.retention import Expiry, Use
+from turnwise.memory.longterm.retention.retention import Expiry, Use
 from turnwise.memory.longterm.types import MemoryType
 
 _AT_ONCE = 500

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.deletion import said_by, said_in
 from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_stored
 from turnwise.memory.longterm.items.rules import check_turn, matches
+from turnwise.memory.longterm.retention.deletion import said_by, said_in
 
 
 async def to_delete(

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from turnwise.memory.longterm.base import MemoryItem
-    from turnwise.memory.longterm.deletion import Erasure
     from turnwise.memory.longterm.items.base import ItemStore
     from turnwise.memory.longterm.migration.migrate import MigrationReport
-    from turnwise.memory.longterm.vector.memory import VectorMemory
+    from turnwise.memory.longterm.retention.deletion import Erasure
+    from turnwise.memory.longterm.vector import VectorMemory
     from turnwise.memory.stores.base import Page
 
 Result = TypeVar("Result")
@@ -117,7 +117,7 @@ async def _search(
     from turnwise.memory.longterm.base import Scope
     from turnwise.memory.longterm.items.sql import SQLItems
     from turnwise.memory.longterm.lexical import LexicalMemory
-    from turnwise.memory.longterm.vector.memory import SPACE, VectorMemory
+    from turnwise.memory.longterm.vector import SPACE, VectorMemory
 
     scope, space = Scope(user_id=user, agent=agent), _space_of(store, space)
     async with _reading(store, space) as opened:
@@ -167,10 +167,10 @@ async def _forget(
     store: str, user: str, agent: str | None, ids: list[str] | None, session: str | None, *, space: str | None
 ) -> Erasure:
     from turnwise.memory.longterm.base import Scope
-    from turnwise.memory.longterm.deletion import erase
     from turnwise.memory.longterm.items.urls import open_items
     from turnwise.memory.longterm.lexical import LexicalMemory
-    from turnwise.memory.longterm.vector.memory import SPACE, VectorMemory
+    from turnwise.memory.longterm.retention.deletion import erase
+    from turnwise.memory.longterm.vector import SPACE, VectorMemory
 
     file_of(store)
     found: LexicalMemory | VectorMemory
@@ -204,7 +204,7 @@ def _space_of(store: str, space: str | None) -> str:
 
     from turnwise.memory.longterm.items.base import SPACE
     from turnwise.memory.longterm.items.sql_schema import owners
-    from turnwise.memory.longterm.vector.memory import SPACE as VECTORS
+    from turnwise.memory.longterm.vector import SPACE as VECTORS
     from turnwise.memory.stores.urls import SQL_SCHEMES, read_only
 
     if space is not None or store.partition("://")[0] not in SQL_SCHEMES:

@@ -26,7 +26,7 @@ _LAWS: Mapping[Kind, tuple[str, str]] = {
     "store": ("turnwise.memory.stores.conformance.suite", "LAWS"),
     "event-store": ("turnwise.memory.event_store.conformance", "LAWS"),
     "item-store": ("turnwise.memory.longterm.items.conformance", "LAWS"),
-    "vectors": ("turnwise.memory.longterm.vector.conformance", "LAWS"),
+    "vectors": ("turnwise.memory.longterm.index.conformance", "LAWS"),
     "memory": ("turnwise.memory.longterm.conformance", "LAWS"),
     "engine": ("turnwise.conformance.engines", "LAWS"),
     "placement": ("turnwise.conformance.placements", "LAWS"),

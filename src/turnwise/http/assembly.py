@@ -25,7 +25,7 @@ from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.working.formats import Markdown
 from turnwise.memory.working.memory import WorkingMemory

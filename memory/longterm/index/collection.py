@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from turnwise.errors import ConfigError
-from turnwise.memory.longterm.vector.errors import translated
-from turnwise.memory.longterm.vector.vectors import check_dimensions
+from turnwise.memory.longterm.index.errors import translated
+from turnwise.memory.longterm.index.vectors import check_dimensions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from turnwise.memory.longterm.vector.locations import ChromaPlace
+    from turnwise.memory.longterm.index.locations import ChromaPlace
 
     Array = NDArray[np.float32]
 

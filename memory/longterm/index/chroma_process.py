@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from turnwise.memory.longterm.vector.collection import VectorCollection
-    from turnwise.memory.longterm.vector.locations import ChromaFolder
+    from turnwise.memory.longterm.index.collection import VectorCollection
+    from turnwise.memory.longterm.index.locations import ChromaFolder
 
     Key = tuple[ChromaFolder, str, str]
     """The arguments of a `VectorCollection`."""
 
     Array = NDArray[np.float32]
 
-_PROGRAM = "from turnwise.memory.longterm.vector.chroma_process import serve; serve()"
+_PROGRAM = "from turnwise.memory.longterm.index.chroma_process import serve; serve()"
 
 _ENDED = (EOFError, OSError, pickle.UnpicklingError)
 """What is raised if the process has ended, or does not start."""
@@ -189,7 +189,7 @@ def carry_out(
     collections: dict[Key, VectorCollection], key: Key, verb: str, args: Sequence[Any]
 ) -> tuple[Any, int | None]:
     """Return what `ask` returns, by a verb of one of these collections, which is opened if it is not among them."""
-    from turnwise.memory.longterm.vector.collection import VectorCollection
+    from turnwise.memory.longterm.index.collection import VectorCollection
 
     collection = collections.get(key) or collections.setdefault(key, VectorCollection(*key))
     if verb == "close":

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from turnwise.memory.longterm.search.irregular_forms import BASES
+from turnwise.memory.longterm.recall.irregular_forms import BASES
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 _ACCENTS = re.compile("[\u0300-\u036f]+")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
-from turnwise.memory.longterm.vector import chroma_files, folder_lock
+from turnwise.memory.longterm.index import chroma_files, folder_lock
 
 if TYPE_CHECKING:
-    from turnwise.memory.longterm.vector.vectors import Vectors
+    from turnwise.memory.longterm.index.vectors import Vectors
 
 SYNC_CHANGES = 1_000
 """After how many changes Chroma writes the files of its index, if a collection does not say otherwise."""
@@ -58,7 +58,7 @@ class ChromaFolder:
 
     def open(self, name: str, embedding: str) -> Vectors:
         """See `VectorsPlace.open`."""
-        from turnwise.memory.longterm.vector.chroma_process import ProcessVectors
+        from turnwise.memory.longterm.index.chroma_process import ProcessVectors
 
         return ProcessVectors(self, name, embedding)
 
@@ -115,7 +115,7 @@ class ChromaServer:
 
     def open(self, name: str, embedding: str) -> Vectors:
         """See `VectorsPlace.open`."""
-        from turnwise.memory.longterm.vector.collection import VectorCollection
+        from turnwise.memory.longterm.index.collection import VectorCollection
 
         return VectorCollection(self, name, embedding)
 
@@ -157,7 +157,7 @@ class PostgresVectors:
 
     def open(self, name: str, embedding: str) -> Vectors:
         """See `VectorsPlace.open`."""
-        from turnwise.memory.longterm.vector.sql_vectors import SQLVectors
+        from turnwise.memory.longterm.index.sql_vectors import SQLVectors
 
         return SQLVectors(self.url, name, embedding)
 
@@ -168,7 +168,7 @@ class ChromaInMemory:
 
     def open(self, name: str, embedding: str) -> Vectors:
         """See `VectorsPlace.open`."""
-        from turnwise.memory.longterm.vector.collection import VectorCollection
+        from turnwise.memory.longterm.index.collection import VectorCollection
 
         return VectorCollection(self, name, embedding)
 

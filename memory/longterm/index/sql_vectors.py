@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import sqlalchemy as sa
 
-from turnwise.memory.longterm.vector.vectors import check_dimensions
+from turnwise.memory.longterm.index.vectors import check_dimensions
 from turnwise.memory.stores.sql.database import Schema, SQLDatabase, insert_into
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import math
 import threading
 from collections.abc import Mapping
 
-from turnwise.memory.longterm.search.analyzer import ENGLISH, is_common, is_dense, words
-from turnwise.memory.longterm.search.irregular_forms import BASES
+from turnwise.memory.longterm.recall.analyzer import ENGLISH, is_common, is_dense, words
+from turnwise.memory.longterm.recall.irregular_forms import BASES
 
 _CODES = {
     ENGLISH: "en",

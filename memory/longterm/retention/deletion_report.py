@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from turnwise.memory.longterm.deletion import Erasure
+from turnwise.memory.longterm.retention.deletion import Erasure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import System
 from turnwise.memory.conversation.events import LeftOut
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.longterm.types import MemoryCategory
 from turnwise.memory.tokens.counter import TokenCounter
 

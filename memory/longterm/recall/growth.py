@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from turnwise.memory.longterm.items.rows import Revision, Row
-from turnwise.memory.longterm.search.passages import item_key
-from turnwise.memory.longterm.search.user_index import Arrival, UserIndex, arrivals_of
+from turnwise.memory.longterm.recall.passages import item_key
+from turnwise.memory.longterm.recall.user_index import Arrival, UserIndex, arrivals_of
 
 if TYPE_CHECKING:
     import numpy as np

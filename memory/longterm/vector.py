@@ -28,30 +28,30 @@ from turnwise.memory.longterm.base import (
     is_local,
     recalled,
 )
-from turnwise.memory.longterm.deletion import texts_of
+from turnwise.memory.longterm.index.default_embedding import ChromaDefault
+from turnwise.memory.longterm.index.locations import SYNC_CHANGES, ChromaFolder, PostgresVectors
+from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, VectorIndex, no_vectors
 from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.changes import pin, update
 from turnwise.memory.longterm.items.rows import ROWS, Loaded, Pending, Revision, key_of
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
 from turnwise.memory.longterm.lexical import beside, profile_of
-from turnwise.memory.longterm.retention import Expiry, Retention, Uses
-from turnwise.memory.longterm.search.passages import item_key, vector_keys, vectors_of
-from turnwise.memory.longterm.search.query import parse
-from turnwise.memory.longterm.search.ranking import Weights
+from turnwise.memory.longterm.recall.passages import item_key, vector_keys, vectors_of
+from turnwise.memory.longterm.recall.query import parse
+from turnwise.memory.longterm.recall.ranking import Weights
+from turnwise.memory.longterm.retention.deletion import texts_of
+from turnwise.memory.longterm.retention.retention import Expiry, Retention, Uses
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
-from turnwise.memory.longterm.vector.index import EmbeddingFunction, VectorIndex, no_vectors
-from turnwise.memory.longterm.vector.locations import SYNC_CHANGES, ChromaFolder, PostgresVectors
 from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from turnwise.memory.longterm.search.growth import Growth
-    from turnwise.memory.longterm.search.user_index import Match, UserIndex
-    from turnwise.memory.longterm.vector.index import Health
+    from turnwise.memory.longterm.index.vector_index import Health
+    from turnwise.memory.longterm.recall.growth import Growth
+    from turnwise.memory.longterm.recall.user_index import Match, UserIndex
 
     _Match = tuple[list[MemoryItem], Match]
     """A profile, and how items match a query by words."""
@@ -848,8 +848,8 @@ class VectorMemory:
 
 def _growth(held: UserIndex | None, loaded: Loaded) -> Growth:
     """Return the growth of what is held of a user to what was loaded."""
-    from turnwise.memory.longterm.search.growth import Growth, growth_between
-    from turnwise.memory.longterm.search.user_index import UserIndex
+    from turnwise.memory.longterm.recall.growth import Growth, growth_between
+    from turnwise.memory.longterm.recall.user_index import UserIndex
 
     if held is not None and loaded.base != held.revision:
         return growth_between(held, loaded.more, loaded.revision)

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.search.analyzer import speaker_words, stem, stems, words
-from turnwise.memory.longterm.search.word_frequency import log_frequency
+from turnwise.memory.longterm.recall.analyzer import speaker_words, stem, stems, words
+from turnwise.memory.longterm.recall.word_frequency import log_frequency
 
 MOST_WORDS = 10_000
 """The most different words of an item's text that are indexed. A text of 50 KB has fewer. Of a text with more, passages

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import StoreError
-from turnwise.memory.longterm.search.embedding_function import portable
+from turnwise.memory.longterm.recall.embedding_function import portable
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from turnwise.memory.longterm.search.analyzer import language_of, stems_of, words
-from turnwise.memory.longterm.search.word_frequency import log_frequency
+from turnwise.memory.longterm.recall.analyzer import language_of, stems_of, words
+from turnwise.memory.longterm.recall.word_frequency import log_frequency
 
 MAX_CHARS = 8_000
 """Of a message with more characters, only the beginning and the end are read, half of this each."""

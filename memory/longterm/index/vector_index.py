@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.errors import StoreError
-from turnwise.memory.longterm.search.embedding_function import portable
-from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
-from turnwise.memory.longterm.vector.vectors import VectorFiles, Vectors, VectorsPlace, check_dimensions
+from turnwise.memory.longterm.index.default_embedding import ChromaDefault
+from turnwise.memory.longterm.index.vectors import VectorFiles, Vectors, VectorsPlace, check_dimensions
+from turnwise.memory.longterm.recall.embedding_function import portable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +81,7 @@ class VectorIndex:
     def _embed(self, function: Callable[[Any], Any], texts: Sequence[str]) -> Array:
         import numpy as np
 
-        from turnwise.memory.longterm.vector.errors import translated
+        from turnwise.memory.longterm.index.errors import translated
 
         if not texts:
             return np.zeros((0, self._vectors.dimensions or 0), np.float32)

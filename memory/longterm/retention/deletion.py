@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import CorruptRecordError, StoreError
-from turnwise.memory.longterm import byte_search
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, is_read_only
+from turnwise.memory.longterm.retention import byte_search
 from turnwise.memory.stores.sql.touched_pages import noting
 
 

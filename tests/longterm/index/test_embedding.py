@@ -38,7 +38,7 @@ def test_vectors_do_not_depend_on_the_hash_seed() -> None:
         "from turnwise.testing.embedding import HashEmbedding\n"
         f"print(HashEmbedding()([{SENTENCE!r}])[0].tobytes().hex())"
     )
-    env = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    env = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     there = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert bytes.fromhex(there.stdout) == HashEmbedding()([SENTENCE])[0].tobytes()
 

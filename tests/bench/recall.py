@@ -32,7 +32,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many threads on either side of a comparison
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -49,6 +49,7 @@ from turnwise.actors.session import memory_retrieval
 from turnwise.memory.conversation.blocks import Text, User
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Recall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.index import collection as collection_module
 from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory
 from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, VectorIndex
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
@@ -466,10 +467,13 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     vectors = index.embed_queries([query for _, query in asked])
     cold = [await timed(memory.recall(Scope(user_id=user), random.choice(questions))) for user in users]
     warm, chroma = [], []
+    stored: Any = index._vectors
     for at, (user, query) in enumerate(asked):
         warm.append(await timed(memory.recall(Scope(user_id=user), query)))
         began = time.perf_counter()
-        assert index.search(user, vectors[at], 10)
+        with stored._opened() as collection:
+            of_user = {"user": collection_module._alias(user)}
+            assert collection.query(query_embeddings=vectors[at : at + 1], n_results=10, where=of_user, include=[])
         chroma.append(time.perf_counter() - began)
     print(f"  Chroma's query with `where`: p50     {ms(chroma)}, the query's vector given")
     goal = _goal(statistics.median(warm) / statistics.median(chroma), 1.0, "most")

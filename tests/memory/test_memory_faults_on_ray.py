@@ -67,7 +67,7 @@ def turns_in(chat: Session) -> list[int]:
 def vectors_in(place: Any, embedding: SteeredEmbedding) -> int:
     index = VectorIndex(place, embedding)
     try:
-        return index.count()
+        return len(index.keys())
     finally:
         index.close()
 

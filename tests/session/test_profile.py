@@ -24,6 +24,7 @@ from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import MemoryItem, ProfiledRecall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.base import ItemStore
+from turnwise.memory.longterm.items.changes import supersede
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -196,7 +197,7 @@ async def test_what_is_forgotten_or_contradicted_is_in_no_later_request() -> Non
     assert "nurse" in section(await request(core, "hey"))
     await memory.forget(ADA, ["w3"])
     assert "nurse" not in section(await request(core, "hey"))
-    await facts.supersede(ADA, "w0", MemoryItem(id="new", text="The user's name is Sally.", created_at=2e9))
+    await supersede(facts, ADA, "w0", MemoryItem(id="new", text="The user's name is Sally.", created_at=2e9))
     left = section(await request(core, "hey"))
     assert "Sally" in left and "Sarah" not in left
 

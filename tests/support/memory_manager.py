@@ -99,7 +99,7 @@ class House:
 
     def vector(self, place: ChromaPlace | None = None, embedding: Any = None, **settings: Any) -> VectorMemory:
         index = VectorIndex(place or ChromaFolder(self.folder / "vectors"), embedding or HashEmbedding())
-        return VectorMemory(SQLItems(self.url("words")), index, **settings)
+        return VectorMemory(SQLItems(self.url("words"), space="vectors"), index, **settings)
 
     def manager(self, *memory: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:
         """Return a manager whose runs wait for memories as long as it takes, unless the config says how long."""

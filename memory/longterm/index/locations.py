@@ -6,19 +6,17 @@ import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.longterm.index import chroma_files, folder_lock
-
-if TYPE_CHECKING:
-    from turnwise.memory.longterm.index.vectors import Vectors
+from turnwise.memory.longterm.index.vectors import Vectors, VectorsPlace
 
 SYNC_CHANGES = 1_000
 """After how many changes Chroma writes the files of its index, if a collection does not say otherwise."""
 
 
-class ChromaPlace(Protocol):
+class ChromaPlace(VectorsPlace, Protocol):
     """Where Chroma keeps its data."""
 
     def connect(self) -> Any:

@@ -17,8 +17,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from turnwise.errors import StoreError
+from turnwise.memory.longterm.index import default_embedding as chroma_default
 from turnwise.memory.longterm.index.default_embedding import ChromaDefault
-from turnwise.memory.longterm.vector import default_embedding as chroma_default
 
 
 class MiniLM:

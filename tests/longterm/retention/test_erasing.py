@@ -21,7 +21,7 @@ from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Sou
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace
 from turnwise.memory.longterm.index.vector_index import VectorIndex
-from turnwise.memory.longterm.items import sql_statements
+from turnwise.memory.longterm.items import rows, sql_statements
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -340,7 +340,7 @@ async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Pat
 def test_erasing_one_user_costs_the_same_with_many_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in texts that are embedded and in items that are read: as many with two users as with ten."""
     read = 0
-    decode = sql_statements.item_of
+    decode = rows.item_of
 
     def counted(user_id: str, values: Sequence[Any]) -> MemoryItem:
         nonlocal read

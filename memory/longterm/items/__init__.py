@@ -1,4 +1,5 @@
-"""Storage of items: the protocol `ItemStore`, its laws, and its implementations in SQL, Redis and memory.
+"""Storage of items: the protocol `ItemStore` in `base.py`, its laws, and its implementations in SQL, Redis and memory.
 
-`base.py` has the protocol, `changes.py` what is done to one item, `rules.py` what all stores have to obey.
+`changes.py` has what is done to one item, `rules.py` what all stores obey. Programs import names from
+`turnwise.stores`; memories import from the modules here.
 """

@@ -6,7 +6,7 @@ import json
 import math
 import struct
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,8 @@ from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import ALL, SPACE, Change, ItemFilter, StoredItem
 from turnwise.memory.longterm.items.changes import replacement
-from turnwise.memory.longterm.items.records import fields_of, item_of
 from turnwise.memory.longterm.items.redis_scripts import KEYS, SCRIPTS
+from turnwise.memory.longterm.items.rows import COLUMNS, UNREADABLE, decoded, values_of
 from turnwise.memory.longterm.items.rules import (
     check_turn,
     checked_item,
@@ -166,7 +166,7 @@ class RedisItems(RedisDatabase):
         for digest, raw, text in zip(found[::3], found[1::3], found[2::3], strict=True):
             try:
                 yield _read(digest.decode(), raw, text)
-            except (ValueError, TypeError, KeyError) as error:
+            except UNREADABLE as error:
                 key = f"{{{self._prefix}:{self._space}}}:{KEYS[0]} {digest.decode()}"
                 raise CorruptRecordError(key, why_unreadable(error)) from None
 
@@ -232,21 +232,13 @@ def _filters(scope: Scope, which: ItemFilter, cursor: str | None, limit: int) ->
 def _row(scope: Scope, item: MemoryItem, agent: str | None) -> tuple[Argument, ...]:
     """Return the arguments by which a script writes an item of this agent."""
     successor = "" if item.superseded_by is None else _digest(scope.user_id, item.superseded_by)
-    owned = {"user": scope.user_id, "agent": agent, "successor": successor or None}
-    values = owned | _strings(fields_of(item))
-    record = _json({name: value for name, value in values.items() if value is not None})
-    return _digest(scope.user_id, item.id), record, _json(item.text), _sortable(item.created_at), successor
-
-
-def _strings(fields: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return fields of an item as the scripts name them, all values as text."""
-    return {
-        _SHORT.get(name, name): None if value is None else "1" if value is True else str(value)
-        for name, value in fields.items()
-    }
-
-
-_SHORT = {"session_id": "session", "turn_index": "turn"}
+    columns = zip(COLUMNS, values_of(item, agent), strict=True)
+    record = {name: str(value) for name, value in columns if value is not None and name != "text"}
+    record["pinned"] = str(int(item.pinned))
+    record["user"] = scope.user_id
+    if successor:
+        record["successor"] = successor
+    return _digest(scope.user_id, item.id), _json(record), _json(item.text), _sortable(item.created_at), successor
 
 
 def _read(digest: str, raw: bytes, text: bytes) -> tuple[StoredItem, int]:
@@ -258,7 +250,7 @@ def _read(digest: str, raw: bytes, text: bytes) -> tuple[StoredItem, int]:
     expected = _tag(record["user"]) + _sortable(float(record["created_at"]))
     if _digest(record["user"], record["id"]) != digest or place != expected:
         raise ValueError(f"item {record['id']!r} of user {record['user']!r} has another place")
-    item = item_of(record | {name: record.get(short) for name, short in _SHORT.items()}, said)
+    item = decoded([*map((record | {"text": said}).get, COLUMNS)])
     return StoredItem(record["user"], record.get("agent"), item), number
 
 

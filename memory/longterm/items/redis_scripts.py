@@ -56,8 +56,8 @@ local function lists(list, kind)
 end
 
 local function from(record, session, turn)
-  local in_session = session == '' or (record.session and '=' .. record.session == session)
-  return in_session and (turn == '' or record.turn == turn)
+  local in_session = session == '' or (record.session_id and '=' .. record.session_id == session)
+  return in_session and (turn == '' or record.turn_index == turn)
 end
 
 local function use(digest, at)
@@ -166,7 +166,8 @@ local function holds(record, digest)
   local at = tonumber(record.superseded_at)
   return sees(agent, record) and lists(types, record.type) and from(record, session, turn)
     and (not at or superseded == '1' or (as_of and at > as_of))
-    and (not live_at or ((as_of or not record.status) and not (tonumber(record.expires_at or 'inf') <= live_at)))
+    and (not live_at or as_of or record.status == 'active')
+    and (not live_at or not (tonumber(record.expires_at or 'inf') <= live_at))
     and (not used_since or tonumber(redis.call('ZSCORE', used, digest) or '-inf') >= used_since)
 end
 

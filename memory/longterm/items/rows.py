@@ -1,4 +1,4 @@
-"""The rows of `SQLItems`: their columns, and items made of them."""
+"""An item as a row of columns, which `SQLItems` and `RedisItems` store, and the rows that indexes are made of."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.longterm.base import MemoryItem, Source
-from turnwise.memory.longterm.items.records import status_of, texts_in
+from turnwise.memory.longterm.base import MemoryItem, Source, Status
 from turnwise.memory.longterm.types import MemoryType
 
 ROWS = 1 << 32
@@ -92,8 +91,9 @@ ITEM = (
 )
 """The columns that `item_of` and `values_of` have, in their order."""
 
-AGENT = 1
-"""The position of the agent among them."""
+COLUMNS = tuple(ITEM.split(", "))
+
+AGENT = COLUMNS.index("agent")
 
 
 def values_of(item: MemoryItem, agent: str | None) -> tuple[Any, ...]:
@@ -127,43 +127,58 @@ def item_of(user_id: str, values: Sequence[Any]) -> MemoryItem:
     Raises:
         CorruptRecordError: the row cannot be read; the error names it.
     """
+    try:
+        return decoded(values)
+    except UNREADABLE as error:
+        raise CorruptRecordError(f"item {values[0]!r} of user {user_id!r}", why_unreadable(error)) from None
+
+
+UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
+
+
+def decoded(values: Sequence[Any]) -> MemoryItem:
+    """Return the item of a row, whose numbers may be text; raise one of `UNREADABLE` if it is damaged."""
     item_id, _, kind, topic, name, aliases, session_id, turn_index, spans, created_at = values[:10]
     updated_at, superseded_at, superseded_by, expires_at, status, pinned, uses, text = values[10:]
-    try:
-        for value in (item_id, text, topic or "", name or "", session_id or "", superseded_by or ""):
-            if value.__class__ is not str:
-                raise TypeError("a value is not text")
-        return MemoryItem(
-            id=item_id,
-            text=text,
-            type=_TYPES[kind],
-            topic=topic,
-            name=name,
-            aliases=tuple(texts_in(json.loads(aliases))) if aliases is not None else (),
-            source=Source(
-                session_id=session_id,
-                turn_index=turn_index if turn_index is None else int(turn_index),
-                spans=_spans(spans) if spans is not None else (),
-            ),
-            created_at=float(created_at),
-            updated_at=_seconds(updated_at),
-            superseded_at=_seconds(superseded_at),
-            superseded_by=superseded_by,
-            expires_at=_seconds(expires_at),
-            status="active" if status == "active" else status_of(status),
-            pinned=bool(int(pinned)),
-            uses=int(uses),
-        )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CorruptRecordError(f"item {item_id!r} of user {user_id!r}", why_unreadable(error)) from None
+    for value in (item_id, text, topic or "", name or "", session_id or "", superseded_by or ""):
+        if value.__class__ is not str:
+            raise TypeError("a value is not text")
+    return MemoryItem(
+        id=item_id,
+        text=text,
+        type=_TYPES[kind],
+        topic=topic,
+        name=name,
+        aliases=tuple(_texts(json.loads(aliases))) if aliases is not None else (),
+        source=Source(
+            session_id=session_id,
+            turn_index=turn_index if turn_index is None else int(turn_index),
+            spans=_spans(spans) if spans is not None else (),
+        ),
+        created_at=float(created_at),
+        updated_at=_seconds(updated_at),
+        superseded_at=_seconds(superseded_at),
+        superseded_by=superseded_by,
+        expires_at=_seconds(expires_at),
+        status=_STATUSES[status],
+        pinned=bool(int(pinned)),
+        uses=int(uses),
+    )
 
 
 _TYPES = {kind.value: kind for kind in MemoryType}
+_STATUSES: dict[str, Status] = {status: status for status in get_args(Status)}
+
+
+def _texts(value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise TypeError("expected a list of texts")
+    return value
 
 
 def _spans(text: str) -> tuple[Span, ...]:
     return tuple([Span(str(log), int(start), int(stop)) for log, start, stop in json.loads(text)])
 
 
-def _seconds(time: float | None) -> float | None:
+def _seconds(time: float | str | None) -> float | None:
     return None if time is None else float(time)

@@ -11,6 +11,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import ItemFilter, StoredItem
 from turnwise.memory.longterm.items.rows import (
     AGENT,
+    COLUMNS,
     ITEM,
     NOTHING,
     ROWS,
@@ -29,10 +30,9 @@ from turnwise.memory.longterm.types import MemoryType
 _AT_ONCE = 500
 """The most values that a statement lists, since databases limit them."""
 
-_COLUMNS = ITEM.split(", ")
-_MARKS = ", ".join("?" * (5 + len(_COLUMNS)))
+_MARKS = ", ".join("?" * (5 + len(COLUMNS)))
 _INSERT = f"INSERT INTO turnwise_items (row, owner, digest, used, embedded, {ITEM}) VALUES ({_MARKS})"  # noqa: S608
-_SET = ", ".join(f"{name} = ?" for name in _COLUMNS)
+_SET = ", ".join(f"{name} = ?" for name in COLUMNS)
 _UPDATE = f"UPDATE turnwise_items SET used = ?, embedded = ?, {_SET} WHERE row = ?"  # noqa: S608
 _OWNED = "turnwise_items JOIN turnwise_item_owners USING (owner)"
 

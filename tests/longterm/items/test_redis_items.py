@@ -270,7 +270,7 @@ def test_a_store_pickles_as_its_settings(redis_url: str) -> None:
     [
         *[(ITEMS, raw) for raw in ("", "{", "5", "null", "[]", "{}", '{"id": 5}')],
         *[(TEXTS, raw) for raw in ("", "{", "5", "null")],
-        *[(ITEMS, change) for change in ({"type": "no"}, {"spans": "[[1]]"}, {"user": "v"}, {"turn": "x"})],
+        *[(ITEMS, change) for change in ({"type": "no"}, {"spans": "[[1]]"}, {"user": "v"}, {"turn_index": "x"})],
         *[
             (ITEMS, change)
             for change in ({"created_at": "x"}, {"place": "0"}, {"superseded_at": "x"}, {"id": None}, {"id": "7"})

@@ -22,7 +22,7 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}  # Ray reads it when it is import
 import ray
 
 from turnwise import AsyncSession, AsyncSessionManager, Dedicated, EchoEngine, Packed, VectorMemory
-from turnwise.memories import ChromaServer, SQLItems, VectorIndex
+from turnwise.memories import ChromaServer, VectorIndex
 
 QUESTIONS = ("Why do rivers meander?", "What did I ask you first?")
 
@@ -42,7 +42,7 @@ async def work(options: argparse.Namespace) -> dict[str, object]:
     if options.chroma:
         host, _, port = options.chroma.partition(":")
         vectors = VectorIndex(ChromaServer(host=host, port=int(port)))
-        memory = [VectorMemory(SQLItems("sqlite:///said.db"), vectors)]  # words stay in a file on this node
+        memory = [VectorMemory("said.db", vectors)]  # words stay in a file on this node
     placement = Packed(hosts=options.packed) if options.packed else Dedicated()
     engine = EchoEngine(0.01)
     async with AsyncSessionManager(options.store, engine=engine, memory=memory, placement=placement) as manager:

@@ -52,7 +52,6 @@ from turnwise import (
 from turnwise.engines import InferenceRunner, StepContext
 from turnwise.memories import Forgotten, LongTermMemory, MemoryType
 from turnwise.memory.providers.openai_chat import encode
-from turnwise.stores import SQLFacts, SQLNotes
 from turnwise.strategies import ByteCounter
 from turnwise.testing import LocalProvider, Message
 from turnwise.testing.local_provider.assistant import Memory, assistant_reply, sections_of
@@ -311,10 +310,10 @@ def play(data: Path, engine: OpenAIEngine, story: Story, set_days: Callable[[flo
     """Run all conversations, with memories in this folder."""
     memories: list[LongTermMemory] = [
         StaticMemory(HANDBOOK),
-        ExtractiveMemory(engine, SQLFacts(f"sqlite:///{data}/facts.db")),
+        ExtractiveMemory(engine, data / "facts.db"),
         VectorMemory(data / "said.db", embedding=None),  # by words alone, so that nothing is downloaded
     ]
-    notes = WorkingMemory(SQLNotes(f"sqlite:///{data}/notes.db"), per="user")
+    notes = WorkingMemory(data / "notes.db", per="user")
     store = f"sqlite:///{data}/chats.db"
     with SessionManager(
         store, engine=engine, memory=memories, working_memory=notes, overflow=Trim(), config=CONFIG

@@ -290,8 +290,8 @@ def redis_url(redis_server: "RedisServer") -> str:
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """What vector memories do in small steps, for the sake of others, takes larger ones and no rests."""
-    monkeypatch.setattr("turnwise.memory.longterm.vector.memory.REST", 0)
-    monkeypatch.setattr("turnwise.memory.longterm.vector.memory.DELETED", 64)
+    monkeypatch.setattr("turnwise.memory.longterm.vector.REST", 0)
+    monkeypatch.setattr("turnwise.memory.longterm.vector.DELETED", 64)
 
 
 @pytest.fixture
@@ -300,14 +300,11 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
 
     With `make races` they are as large as ever, and it returns one.
     """
-    from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-    from turnwise.memory.longterm.items.sql import SQLFacts
-    from turnwise.memory.longterm.vector import (
-        collection,
-        memory as vector_memory,
-        sql_items as full_text,
-    )
-    from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS, carry_out
+    from turnwise.memory.longterm import vector as vector_memory
+    from turnwise.memory.longterm.index import collection
+    from turnwise.memory.longterm.index.chroma_process import CHROMA_PROCESS, carry_out
+    from turnwise.memory.longterm.items import base, sql
+    from turnwise.memory.longterm.items.in_memory import InMemoryItems
 
     if share(20) == 20:
         return 1
@@ -315,9 +312,9 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(collection, "PAGE", 200)
     opened: dict[Any, collection.VectorCollection] = {}  # by this process, where these sizes apply
     monkeypatch.setattr(CHROMA_PROCESS, "ask", lambda key, verb, *args: carry_out(opened, key, verb, args))
-    monkeypatch.setattr(full_text, "AT_ONCE", 20)
-    monkeypatch.setattr(full_text, "_PAGE", 100)
-    stores: tuple[Any, ...] = (full_text.SQLItems, InMemoryFacts, SQLFacts)
+    monkeypatch.setattr(sql, "AT_ONCE", 20)
+    monkeypatch.setattr(base, "_PAGE", 100)
+    stores: tuple[Any, ...] = (InMemoryItems, sql.SQLItems)
     for store in stores:
         monkeypatch.setitem(store.sweep.__kwdefaults__, "limit", 100)
     return 10

@@ -39,7 +39,7 @@ LONGEST = [
     "inference/test_agents_on_ray.py",
     "client/test_sessions_on_ray.py",
     "project/test_readme.py",
-    "longterm/test_erasing.py",
+    "longterm/retention/test_erasing.py",
     "http/test_openai_chat_on_ray.py",
     "http/test_server_on_ray.py",
     "http/test_ray_serve.py",

@@ -6,8 +6,8 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.memory_content import MemoryContent, Message, blocks_of
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.longterm.deletion_report import Forgotten
-from turnwise.memory.longterm.recalled_content import RecalledContent
+from turnwise.memory.longterm.recall.recalled_content import RecalledContent
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 
 
 class AsyncChatMemory:

@@ -84,7 +84,7 @@ from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord, SessionStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.base import LongTermMemory
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption

@@ -31,8 +31,8 @@ from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.notebook_display import Rows
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
-from turnwise.memory.longterm.deletion_report import Forgotten
-from turnwise.memory.longterm.recalled_content import RecalledContent
+from turnwise.memory.longterm.recall.recalled_content import RecalledContent
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.longterm.types import AnyCategory, AnyType, MemoryType, types_of
 from turnwise.memory.stores.base import Page
 

@@ -34,9 +34,9 @@ from turnwise.memory.longterm.base import (
     recalled,
     trouble_of,
 )
-from turnwise.memory.longterm.deletion import Erasure, erase
-from turnwise.memory.longterm.retention import Sweeping
-from turnwise.memory.longterm.search import word_frequency as frequency
+from turnwise.memory.longterm.recall import word_frequency as frequency
+from turnwise.memory.longterm.retention.deletion import Erasure, erase
+from turnwise.memory.longterm.retention.retention import Sweeping
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page

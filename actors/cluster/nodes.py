@@ -61,4 +61,4 @@ def check_files(store: object, history_store: object, working_memory: WorkingMem
         if is_file(each):
             raise ConfigError(name, each, f"{why} postgresql://user@host/name")
     if is_local(working_memory):
-        raise ConfigError("working_memory", "WorkingMemory", f"{why} SQLNotes('postgresql://user@host/name')")
+        raise ConfigError("working_memory", "WorkingMemory", f"{why} postgresql://user@host/name")

@@ -38,7 +38,7 @@ from turnwise.memory.longterm.base import (
     is_read_only,
     label_of,
 )
-from turnwise.memory.longterm.deletion import Erasure
+from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.flush_to_memory import FlushToMemory

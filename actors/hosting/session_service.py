@@ -20,7 +20,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 
 SAVE_S = 5.0
 """How long a process that leaves waits until the engines of waiting runs are saved, in seconds."""

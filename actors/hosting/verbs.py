@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from turnwise.memory.conversation.sessions import SessionRecord
     from turnwise.memory.conversation.tool_calls import ApprovalDecision, PendingCall
     from turnwise.memory.conversation.turns import Turn
-    from turnwise.memory.longterm.deletion_report import Forgotten
+    from turnwise.memory.longterm.retention.deletion_report import Forgotten
     from turnwise.memory.providers.message_reading import Given
     from turnwise.strategies.compaction import Compaction
 

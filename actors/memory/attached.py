@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from turnwise.memory.longterm.base import LongTermMemory, Scope, has_profiles, limits_categories
-from turnwise.memory.longterm.deletion import Erasure
+from turnwise.memory.longterm.retention.deletion import Erasure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from turnwise.memory.longterm.base import (
     has_profiles,
     is_read_only,
 )
-from turnwise.memory.longterm.recalled_content import RecalledContent
+from turnwise.memory.longterm.recall.recalled_content import RecalledContent
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
 from turnwise.memory.working.memory import WorkingMemory

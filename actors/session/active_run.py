@@ -20,7 +20,7 @@ from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.tool_calls import CallState, decode_calls
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.prompt_sections import Profile
+from turnwise.memory.longterm.recall.prompt_sections import Profile
 from turnwise.memory.longterm.session_memory import MemoryAccess
 
 if TYPE_CHECKING:

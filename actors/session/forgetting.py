@@ -36,8 +36,8 @@ from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap,
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.base import Scope, is_read_only
-from turnwise.memory.longterm.deletion import Erasure, erase
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion import Erasure, erase
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.reading import INDEX, SEQ, pages
 
 TURNS_PAGE = 1000

@@ -31,8 +31,13 @@ from turnwise.memory.longterm.base import (
     is_read_only,
     trouble_of,
 )
-from turnwise.memory.longterm.prompt_sections import Profile, RetrievalResult as Found, make_profile, make_sections
-from turnwise.memory.longterm.search.query import question_of
+from turnwise.memory.longterm.recall.prompt_sections import (
+    Profile,
+    RetrievalResult as Found,
+    make_profile,
+    make_sections,
+)
+from turnwise.memory.longterm.recall.query import question_of
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
 from turnwise.memory.working.memory import WorkingMemory
 

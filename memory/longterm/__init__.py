@@ -1,5 +1,6 @@
-"""Long-term memory: the protocol in `base`, its implementations, and the sections of prompts that it fills.
+"""Long-term memory: the protocol in `base`, and its implementations `lexical`, `vector`, `static` and `extraction`.
 
-Packages: items (storage of facts), search (how facts are found), extraction (facts that a model finds in messages),
-vector, migration. Programs import names from `turnwise.memories`; `actors` imports from the modules here.
+Packages: items (storage), index (vectors), recall (how items are found), extraction (facts that a model finds in
+messages), retention (expiry and deletion), migration. Programs import names from `turnwise.memories`; `actors` imports
+from the modules here.
 """

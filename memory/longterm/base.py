@@ -79,7 +79,7 @@ class MemoryItem:
     profile may be too large for a request. See `profile_of`."""
     score: float | None = field(default=None, compare=False)
     """The relevance of a recalled item to the query, from 0 to 1; higher is better. Scores of all memories that rank by
-    `turnwise.memory.longterm.search.ranking` are comparable."""
+    `turnwise.memory.longterm.recall.ranking` are comparable."""
     words: tuple[str, ...] = field(default=(), compare=False)
     """The words of the query that a recalled item has."""
     passage: str | None = field(default=None, compare=False)

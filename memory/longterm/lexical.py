@@ -23,23 +23,26 @@ from turnwise.memory.longterm.base import (
     recalled,
     trouble_of,
 )
-from turnwise.memory.longterm.deletion import Scrubbing, said_by, said_in, texts_of
-from turnwise.memory.longterm.items.base import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, matches
-from turnwise.memory.longterm.items.urls import facts_at
-from turnwise.memory.longterm.retention import Retention, Use, Uses
-from turnwise.memory.longterm.search.item_indexes import Indexed, ItemIndexes
-from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.similarity import Similarity
+from turnwise.memory.longterm.items.base import ALL, ItemFilter, ItemStore, all_items
+from turnwise.memory.longterm.items.changes import pin, update
+from turnwise.memory.longterm.items.rules import matches
+from turnwise.memory.longterm.items.texts import still_contained, to_delete
+from turnwise.memory.longterm.items.urls import items_at
+from turnwise.memory.longterm.recall.item_indexes import Indexed, ItemIndexes
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.similarity import Similarity
+from turnwise.memory.longterm.retention.deletion import Scrubbing, texts_of
+from turnwise.memory.longterm.retention.retention import Retention, Uses
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
 
 if TYPE_CHECKING:
-    from turnwise.memory.longterm.search.user_index import UserIndex
+    from turnwise.memory.longterm.recall.user_index import UserIndex
 
 
-@needs(facts="pass where the items are kept, such as SQLFacts('sqlite:///facts.db') or a path")
+@needs(items="pass where the items are kept, such as SQLItems('sqlite:///items.db') or a path")
 class LexicalMemory:
-    """Keeps items unchanged in a fact store. Each recall reads all items that the scope sees.
+    """Keeps items unchanged in an item store. Each recall reads all items that the scope sees.
 
     Needs no model and no download. It is meant for some thousands of items per user. Their words are indexed in memory,
     each item once: of an item the first `item_words.MOST_WORDS` different words in the first `passages.MOST_PASSAGES`
@@ -50,18 +53,18 @@ class LexicalMemory:
     `DegradedRecall`. A pickle has the settings only.
 
     Args:
-        facts: the store, or its URL, or the path of a SQLite file; it is closed with the memory.
+        items: the store, or its URL, or the path of a SQLite file; it is closed with the memory.
         weights: the weights of the ranking.
         similarity: makes and compares the vectors of items and queries; it is closed with the memory.
         retention: how long unused items are kept; without it, they never expire. It applies to everything in the store,
-            so the store should hold no other memory's facts.
+            so the store should hold no other memory's items.
         clock: returns the time in seconds since the epoch, for uses, updates, and items without a time.
         name: its name in sessions, see `Label`; `max_tokens` likewise.
     """
 
     def __init__(
         self,
-        facts: FactStore | str | Path,
+        items: ItemStore | str | Path,
         *,
         weights: Weights = FACTS,
         similarity: Similarity | None = None,
@@ -73,24 +76,24 @@ class LexicalMemory:
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
         self._similarity = similarity
-        self._facts = facts_at(facts)
+        self._store = items_at(items)
         self._weights = weights
         self._indexes = ItemIndexes()
         """Indexes of users' items as of their last recall."""
         self._retention = retention
         self._clock = clock
-        self._uses = Uses(self._touch)
+        self._uses = Uses(self._store.touch)
 
     limits_categories = True
     """See `base.limits_categories`."""
 
     @property
     def is_local(self) -> bool:
-        """Whether the facts are in a file on one machine."""
-        return is_local(self._facts)
+        """Whether the items are in a file on one machine."""
+        return is_local(self._store)
 
     def __repr__(self) -> str:
-        return f"LexicalMemory({self._facts!r})"
+        return f"LexicalMemory({self._store!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {
@@ -99,7 +102,7 @@ class LexicalMemory:
             "retention": self._retention,
             "clock": self._clock,
         }
-        return functools.partial(LexicalMemory, **settings), (self._facts,), self.label
+        return functools.partial(LexicalMemory, **settings), (self._store,), self.label
 
     def __setstate__(self, label: Label) -> None:
         self.label = label
@@ -107,7 +110,7 @@ class LexicalMemory:
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
         now = self._clock()
         dated = [item if item.created_at else replace(item, created_at=now) for item in items]
-        new = await self._facts.put(scope, dated, at=now)
+        new = await self._store.put(scope, dated, at=now)
         ids = [item.id for item in items]
         self.use(scope, set(ids).difference(new))
         return ids
@@ -122,7 +125,7 @@ class LexicalMemory:
         as_of: float | None = None,
         per_category: bool = False,
     ) -> Sequence[MemoryItem]:
-        which = FactFilter(types=types, as_of=as_of)
+        which = ItemFilter(types=types, as_of=as_of)
         items = await self.items(scope, which)
         ranked = await self.ranked(scope, query, items, which, limit=max(limit, 0), per_category=per_category)
         found = list(ranked)
@@ -144,7 +147,7 @@ class LexicalMemory:
         Args:
             profile: the types of items that are in the profile in addition to pinned items.
         """
-        which = FactFilter(types=types)
+        which = ItemFilter(types=types)
         items = await self.items(scope, which)
         standing = profile_of(items, profile)
         most = max(limit, 0) + len(standing)
@@ -155,14 +158,14 @@ class LexicalMemory:
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""
-        return await self._facts.pin(scope, id, pinned)
+        return await pin(self._store, scope, id, pinned)
 
     async def ranked(
         self,
         scope: Scope,
         query: str,
         items: Sequence[MemoryItem],
-        which: FactFilter = ALL,
+        which: ItemFilter = ALL,
         *,
         limit: int,
         per_category: bool = False,
@@ -176,7 +179,7 @@ class LexicalMemory:
         ranked, trouble = await on_thread(self._rank, indexed.user_index, query, limit, per_category)
         return recalled(ranked, indexed.trouble or trouble)
 
-    async def indexed(self, scope: Scope, items: Sequence[MemoryItem], which: FactFilter = ALL) -> Indexed:
+    async def indexed(self, scope: Scope, items: Sequence[MemoryItem], which: ItemFilter = ALL) -> Indexed:
         """Return the index of what `items` returned for the scope and `which`."""
         types = None if which.types is None else frozenset(which.types)
         return await self._indexes.of(scope.user_id, (scope.agent, types, which.as_of is None), items)
@@ -185,7 +188,7 @@ class LexicalMemory:
         self, user_index: UserIndex, query: str, limit: int, per_category: bool
     ) -> tuple[list[MemoryItem], str | None]:
         """Return the best items, and why only words were ranked (None if vectors worked)."""
-        from turnwise.memory.longterm.search.user_index import find
+        from turnwise.memory.longterm.recall.user_index import find
 
         similarities = trouble = None
         if self._similarity is not None:
@@ -207,7 +210,7 @@ class LexicalMemory:
         type: MemoryType | None = None,
         **changes: Unpack[ItemChanges],
     ) -> bool:
-        return await self._facts.update(scope, id, text, type=type, at=self._clock(), **changes)
+        return await update(self._store, scope, id, text, type=type, at=self._clock(), **changes) is not None
 
     async def list_items(
         self,
@@ -218,14 +221,10 @@ class LexicalMemory:
         limit: int = 100,
     ) -> Page[MemoryItem]:
         """See `Listing.list_items`."""
-        return await self._facts.query(scope, FactFilter(types=types), cursor=cursor, limit=limit)
+        return await self._store.query(scope, ItemFilter(types=types), cursor=cursor, limit=limit)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
-        check_turn(scope.session_id, turn_index, ids)
-        if ids is not None:
-            gone = await self._facts.delete(scope, ids)
-        else:
-            gone = await self._facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index)
+        gone = await self._store.delete(scope, ids, turn_index=turn_index)
         await self.unindex(scope.user_id, gone)
         return len(gone)
 
@@ -238,17 +237,13 @@ class LexicalMemory:
         if self._similarity is not None:
             self._similarity.close()
         await self._uses.close()
-        await self._facts.close()
+        await self._store.close()
 
     # Erasing
 
     async def to_delete(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[MemoryItem]:
         """Return the items that `forget` would delete with these arguments."""
-        check_turn(scope.session_id, turn_index, ids)
-        if ids is not None:
-            return [*(await self._facts.get(scope, ids)).values()]
-        which = FactFilter(session_id=scope.session_id, turn_index=turn_index, superseded=True)
-        return [fact.item async for fact in all_facts(self._facts, scope.user_id) if matches(fact.item, which)]
+        return await to_delete(self._store, scope, ids, turn_index)
 
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
@@ -258,29 +253,24 @@ class LexicalMemory:
 
     async def still_contains(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
-        left = set(texts)
-        if left:
-            async for fact in all_facts(self._facts):
-                for text in said_by(fact.item):
-                    left -= said_in(text, left)
-        return set(texts) - left
+        return await still_contained(self._store, texts)
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
         """Rewrite the files of the store, if it supports that."""
-        if isinstance(self._facts, Scrubbing):
-            await self._facts.scrub()
+        if isinstance(self._store, Scrubbing):
+            await self._store.scrub()
 
     def paths(self) -> Sequence[Path]:
         """Return the files of the store; none if it does not list them."""
-        return self._facts.paths() if isinstance(self._facts, Scrubbing) else []
+        return self._store.paths() if isinstance(self._store, Scrubbing) else []
 
     # Retention
 
-    async def items(self, scope: Scope, which: FactFilter = ALL) -> list[MemoryItem]:
+    async def items(self, scope: Scope, which: ItemFilter = ALL) -> list[MemoryItem]:
         """Return all items that the scope sees and that are neither expired nor resolved, newest first."""
         which = replace(which, live_at=self._clock() if which.as_of is None else which.as_of)
         if self._retention is None:
-            return await all_items(self._facts, scope, which)
+            return await all_items(self._store, scope, which)
         since = self._retention.since(self._clock())
         expiring = self._retention.expiring(which.types)
         lasting = frozenset(MemoryType if which.types is None else which.types) - expiring
@@ -288,12 +278,12 @@ class LexicalMemory:
         found: dict[str, MemoryItem] = {}
         if expiring:
             some = replace(which, types=expiring)
-            found = {item.id: item for item in await all_items(self._facts, scope, replace(some, used_since=since))}
+            found = {item.id: item for item in await all_items(self._store, scope, replace(some, used_since=since))}
             if late := noted.difference(found):
-                there = await self._facts.get(scope, late)
+                there = await self._store.get(scope, late)
                 found |= {name: item for name, item in there.items() if matches(item, some)}
         if lasting:
-            more = await all_items(self._facts, scope, replace(which, types=lasting))
+            more = await all_items(self._store, scope, replace(which, types=lasting))
             found |= {item.id: item for item in more}
         return sorted(found.values(), key=lambda item: -item.created_at)
 
@@ -326,13 +316,9 @@ class LexicalMemory:
         since = self._retention.since(self._clock())
         await self._uses.write()
         swept = 0
-        while count := await self._facts.sweep(since, types=self._retention.types):
-            swept += count
+        while deleted := await self._store.sweep(since, types=self._retention.types):
+            swept += sum(map(len, deleted.values()))
         return swept
-
-    async def _touch(self, uses: Sequence[Use]) -> None:
-        for use in uses:
-            await self._facts.touch(use.user_id, use.ids, use.at, counts=use.counts)
 
 
 def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> list[MemoryItem]:

@@ -15,22 +15,16 @@ from turnwise.memory.background import on_thread
 from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.longterm.base import ItemChanges, Label, MemoryItem, Scope, first_of_each, is_local, recalled
-from turnwise.memory.longterm.items.base import (
-    FactFilter,
-    FactStore,
-    all_items,
-    checked_item,
-    matches,
-    parse_position,
-)
-from turnwise.memory.longterm.search.item_indexes import ItemIndexes
-from turnwise.memory.longterm.search.ranking import FACTS, Weights
+from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_items
+from turnwise.memory.longterm.items.rules import checked_item, matches, parse_position
+from turnwise.memory.longterm.recall.item_indexes import ItemIndexes
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit
 
 if TYPE_CHECKING:
     from turnwise.memory.longterm.fact_table import FactTable
-    from turnwise.memory.longterm.search.user_index import UserIndex
+    from turnwise.memory.longterm.recall.user_index import UserIndex
 
 EVERYONE = "everyone"
 """The user id under which a store keeps the facts for everyone."""
@@ -62,7 +56,7 @@ class StaticMemory:
 
     def __init__(
         self,
-        facts: Iterable[str | MemoryItem | Mapping[str, Any]] | FactTable | FactStore,
+        facts: Iterable[str | MemoryItem | Mapping[str, Any]] | FactTable | ItemStore,
         *,
         owner: str = EVERYONE,
         all_up_to: int = 10,
@@ -74,7 +68,7 @@ class StaticMemory:
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
         self._owner = Scope(user_id=owner)
-        self._store = facts if isinstance(facts, FactStore) else None
+        self._store = facts if isinstance(facts, ItemStore) else None
         self._table = facts if _is_table(facts) else None
         self._items = () if self._store or self._table else _items(cast(Iterable[Any], facts))
         self._all_up_to = all_up_to
@@ -152,7 +146,7 @@ class StaticMemory:
         as_of: float | None = None,
         per_category: bool = False,
     ) -> Sequence[MemoryItem]:
-        which = FactFilter(types=types, as_of=as_of, live_at=time.time() if as_of is None else as_of)
+        which = ItemFilter(types=types, as_of=as_of, live_at=time.time() if as_of is None else as_of)
         if self._store:
             items = await all_items(self._store, self._owner, which)
         else:
@@ -171,7 +165,7 @@ class StaticMemory:
         return await self._table.items() if self._table else self._items
 
     def _rank(self, user_index: UserIndex, query: str, limit: int, per_category: bool) -> list[MemoryItem]:
-        from turnwise.memory.longterm.search.user_index import find
+        from turnwise.memory.longterm.recall.user_index import find
 
         return find(user_index, query, limit=limit, weights=self._weights, per_category=per_category)
 
@@ -185,10 +179,10 @@ class StaticMemory:
     ) -> Page[MemoryItem]:
         """See `Listing.list_items`. Facts that were passed come in their order."""
         if self._store:
-            return await self._store.query(self._owner, FactFilter(types=types), cursor=cursor, limit=limit)
+            return await self._store.query(self._owner, ItemFilter(types=types), cursor=cursor, limit=limit)
         start = parse_position(cursor)
         stop = start + check_limit(limit)
-        found = [item for item in await self._own() if matches(item, FactFilter(types=types))]
+        found = [item for item in await self._own() if matches(item, ItemFilter(types=types))]
         return Page(tuple(found[start:stop]), str(stop) if stop < len(found) else None)
 
     async def update(

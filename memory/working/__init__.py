@@ -1,5 +1,5 @@
 """Working memory: a short note of a session or a user that is part of every request.
 
-`memory.py` has the class, `base.py` the protocol of its stores. Programs import `WorkingMemory` from
-`turnwise.memories`; `actors` imports from the modules here.
+`memory.py` has the class, `formats.py` what a note may be. Programs import `WorkingMemory` from `turnwise.memories`;
+`actors` imports from the modules here.
 """

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from turnwise.errors import ConfigError, InvalidIdError, WorkingMemoryError
+from turnwise.memory.conversation.codec import decode_text, decoded, to_json
 from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.memory.conversation.required_arguments import needs
-from turnwise.memory.longterm.base import Scope, is_local
-from turnwise.memory.longterm.quoting import quote
-from turnwise.memory.working.base import NoteStore
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source, is_local
+from turnwise.memory.longterm.items.base import ItemStore
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.urls import items_at
+from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.working.formats import Form, FreeText
+
+SPACE = "notes"
+"""The space of the notes of a memory that is opened by a path or a URL; see `ItemStore`."""
 
 _NOTHING = ("", "{}")
 
@@ -21,25 +29,29 @@ _SHOWN = 500
 """The most characters of a format's error message."""
 
 
-@needs(notes="pass the store of the notes, such as SQLNotes('sqlite:///notes.db')")
+@needs(notes="pass where the notes are kept, such as SQLItems('sqlite:///notes.db', space='notes') or a path")
 class WorkingMemory:
     """A note with a format. Each change is one transaction, and the whole new text is checked before it is stored.
 
-    Of two concurrent changes, the second gets the text that the first one stored.
+    Of two concurrent changes, the second gets the text that the first one stored. A note is stored as an item, in a
+    space that no long-term memory may share: it has no history, and can be written again after a deletion. Sessions use
+    the store in their own processes, so one in memory serves a single process only, and does not pickle.
 
     Args:
-        notes: the store of the note; closed with the memory.
+        notes: the item store of the notes, which is closed with the memory; or its URL, or the path of a SQLite file,
+            whose space `SPACE` has them.
         form: the format: `FreeText()`, `Markdown(template)` or `JsonForm(model or schema)`.
         per: `session`: each session has a note. `user`: all sessions of a user share one.
         max_bytes: the most bytes of the text in UTF-8.
 
     Raises:
         ConfigError: a setting is out of its range, or the format's initial text is too long.
+        StoreURLError: the URL names no store that can be used here.
     """
 
     def __init__(
         self,
-        notes: NoteStore,
+        notes: ItemStore | str | Path,
         *,
         form: Form | None = None,
         per: Literal["session", "user"] = "session",
@@ -48,22 +60,28 @@ class WorkingMemory:
         if per not in ("session", "user"):
             raise ConfigError("WorkingMemory.per", per, "must be 'session' or 'user'")
         check_whole_number("WorkingMemory.max_bytes", max_bytes, 1)
-        self._notes = notes
+        self._store = items_at(notes, space=SPACE)
         self._form = FreeText() if form is None else form
         self._per = per
         self._max_bytes = max_bytes
         if len(self._form.initial().encode()) > max_bytes:
             raise ConfigError("WorkingMemory.max_bytes", max_bytes, "is less than the format's initial text takes")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self._store, InMemoryItems):
+            raise TypeError("notes in the memory of a process cannot be sent to another one: use SQLItems")
+        return partial(WorkingMemory, form=self._form, per=self._per, max_bytes=self._max_bytes), (self._store,)
+
     @property
     def is_local(self) -> bool:
         """Whether the notes are in a file on one machine."""
-        return is_local(self._notes)
+        return is_local(self._store)
 
     async def read(self, scope: Scope) -> str:
         """Return the text; the format's initial text if it was never changed."""
-        text = await self._notes.read(self._owner(scope))
-        return self._form.initial() if text is None else text
+        owner = self._owner(scope)
+        items = await self._store.get(Scope(user_id=owner.user_id), [_id(owner)])
+        return _text(owner, next(iter(items.values()))) if items else self._form.initial()
 
     async def replace(self, scope: Scope, content: Any) -> str:
         """Replace the text by the content; return the new text.
@@ -83,15 +101,7 @@ class WorkingMemory:
     async def clear(self, scope: Scope) -> bool:
         """Reset the text to the format's initial text; return whether it had been changed."""
         owner = self._owner(scope)
-        if owner.session_id is not None:
-            return bool(await self._notes.purge(owner.user_id, session_id=owner.session_id))
-        had: list[bool] = []
-
-        def remove(before: str | None) -> None:
-            had[:] = [before is not None]
-
-        await self._notes.change(owner, remove)
-        return had[0]
+        return bool(await self._store.delete(Scope(user_id=owner.user_id), [_id(owner)]))
 
     async def section(self, scope: Scope) -> str:
         """Return the text as a section of a prompt, quoted as other memories are; empty if there is no text."""
@@ -100,11 +110,11 @@ class WorkingMemory:
 
     async def forget(self, scope: Scope) -> int:
         """Delete the note of the scope's session or, without a session, all of the user's; return how many existed."""
-        return await self._notes.purge(scope.user_id, session_id=scope.session_id)
+        return len(await self._store.delete(Scope(user_id=scope.user_id, session_id=scope.session_id)))
 
     async def close(self) -> None:
         """Close connections and files. Closing twice is fine."""
-        await self._notes.close()
+        await self._store.close()
 
     async def _change(self, scope: Scope, change: Callable[[str], str]) -> str:
         owner = self._owner(scope)
@@ -121,8 +131,14 @@ class WorkingMemory:
                 raise WorkingMemoryError(name, why)
             return text
 
-        text = await self._notes.change(owner, checked)
-        return text or ""
+        def changed(item: MemoryItem | None) -> MemoryItem:
+            text = str(to_json(checked(None if item is None else _text(owner, item))))
+            if item is not None:
+                return replace(item, text=text)
+            return MemoryItem(id=_id(owner), text=text, source=Source(session_id=owner.session_id))
+
+        item = await self._store.change(Scope(user_id=owner.user_id), _id(owner), changed)
+        return "" if item is None else _text(owner, item)
 
     def _owner(self, scope: Scope) -> Scope:
         if self._per == "session" and scope.session_id is None:
@@ -140,3 +156,12 @@ class WorkingMemory:
 def _name(scope: Scope) -> str:
     of = "" if scope.session_id is None else f"session {scope.session_id!r} of "
     return f"{of}user {scope.user_id!r}"
+
+
+def _id(owner: Scope) -> str:
+    return "user" if owner.session_id is None else f"session {owner.session_id}"
+
+
+def _text(owner: Scope, item: MemoryItem) -> str:
+    """Return the text of a note; it is stored as JSON, since it may be empty."""
+    return decoded(f"note of {_name(owner)}", lambda: decode_text(item.text))

@@ -43,7 +43,7 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory as Extra
 from turnwise.memory.longterm.lexical import LexicalMemory as LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory as StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory as MemoryCategory
-from turnwise.memory.longterm.vector.memory import VectorMemory as VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory as VectorMemory
 from turnwise.memory.providers.requests import validate as validate
 from turnwise.memory.stores.base import Page as Page
 from turnwise.memory.stores.encrypted.settings import Encryption as Encryption

@@ -14,23 +14,22 @@ from turnwise.memory.longterm.base import (
     Scope as Scope,
     Source as Source,
 )
-from turnwise.memory.longterm.deletion import Erasure as Erasure
-from turnwise.memory.longterm.deletion_report import Forgotten as Forgotten
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory as ExtractiveMemory
 from turnwise.memory.longterm.fact_table import FactTable as FactTable
-from turnwise.memory.longterm.lexical import LexicalMemory as LexicalMemory
-from turnwise.memory.longterm.recalled_content import RecalledContent as RecalledContent
-from turnwise.memory.longterm.retention import Retention as Retention
-from turnwise.memory.longterm.session_memory import MemoryAccess as MemoryAccess
-from turnwise.memory.longterm.static import StaticMemory as StaticMemory
-from turnwise.memory.longterm.types import MemoryCategory as MemoryCategory, MemoryType as MemoryType
-from turnwise.memory.longterm.vector.index import VectorIndex as VectorIndex
-from turnwise.memory.longterm.vector.locations import (
+from turnwise.memory.longterm.index.locations import (
     ChromaFolder as ChromaFolder,
     ChromaServer as ChromaServer,
     PostgresVectors as PostgresVectors,
 )
-from turnwise.memory.longterm.vector.memory import VectorMemory as VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems as SQLItems
+from turnwise.memory.longterm.index.vector_index import VectorIndex as VectorIndex
+from turnwise.memory.longterm.lexical import LexicalMemory as LexicalMemory
+from turnwise.memory.longterm.recall.recalled_content import RecalledContent as RecalledContent
+from turnwise.memory.longterm.retention.deletion import Erasure as Erasure
+from turnwise.memory.longterm.retention.deletion_report import Forgotten as Forgotten
+from turnwise.memory.longterm.retention.retention import Retention as Retention
+from turnwise.memory.longterm.session_memory import MemoryAccess as MemoryAccess
+from turnwise.memory.longterm.static import StaticMemory as StaticMemory
+from turnwise.memory.longterm.types import MemoryCategory as MemoryCategory, MemoryType as MemoryType
+from turnwise.memory.longterm.vector import VectorMemory as VectorMemory
 from turnwise.memory.working.formats import FreeText as FreeText, JsonForm as JsonForm, Markdown as Markdown
 from turnwise.memory.working.memory import WorkingMemory as WorkingMemory

@@ -9,16 +9,14 @@ from turnwise.memory.event_store.encrypted import EncryptedHistory as EncryptedH
 from turnwise.memory.event_store.in_memory import InMemoryHistory as InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory as SQLHistory
 from turnwise.memory.event_store.urls import open_history as open_history
-from turnwise.memory.longterm.items.base import FactStore as FactStore
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts as InMemoryFacts
-from turnwise.memory.longterm.items.redis import RedisFacts as RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts as SQLFacts
-from turnwise.memory.longterm.items.urls import open_facts as open_facts
+from turnwise.memory.longterm.items.base import ItemStore as ItemStore
+from turnwise.memory.longterm.items.in_memory import InMemoryItems as InMemoryItems
+from turnwise.memory.longterm.items.redis import RedisItems as RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems as SQLItems
+from turnwise.memory.longterm.items.urls import open_items as open_items
 from turnwise.memory.stores.base import Commit as Commit, Page as Page, SessionStore as SessionStore
 from turnwise.memory.stores.encrypted.settings import Encryption as Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore as EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore as InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore as RedisStore
 from turnwise.memory.stores.sql.store import SQLStore as SQLStore
-from turnwise.memory.working.sql import SQLNotes as SQLNotes
-from turnwise.memory.working.urls import open_notes as open_notes

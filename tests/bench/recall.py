@@ -32,7 +32,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many threads on either side of a comparison
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -49,14 +49,15 @@ from turnwise.actors.session import memory_retrieval
 from turnwise.memory.conversation.blocks import Text, User
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Recall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.index import collection as collection_module
+from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory
+from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, VectorIndex
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.quoting import quote
-from turnwise.memory.longterm.search.ranking import Weights
-from turnwise.memory.longterm.vector.index import EmbeddingFunction, VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory
-from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.longterm.recall.quoting import quote
+from turnwise.memory.longterm.recall.ranking import Weights
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 
 LIMIT = 10
@@ -237,7 +238,7 @@ def memories(
         return make
 
     made: dict[str, Callable[[Path], LongTermMemory]] = {
-        "LexicalMemory": lambda _: LexicalMemory(InMemoryFacts(), clock=clock),
+        "LexicalMemory": lambda _: LexicalMemory(InMemoryItems(), clock=clock),
         "VectorMemory, words alone": vectors(HashEmbedding(), Weights(vectors=0, similar=2.0)),
         "VectorMemory, HashEmbedding": vectors(HashEmbedding()),
     }
@@ -303,7 +304,7 @@ async def print_facts(minilm: EmbeddingFunction | None, details: bool) -> None:
     def now() -> float:
         return fact_set.NOW
 
-    made = {"ExtractiveMemory": lambda _: ExtractiveMemory(None, InMemoryFacts(), clock=now)} | memories(minilm, now)
+    made = {"ExtractiveMemory": lambda _: ExtractiveMemory(None, InMemoryItems(), clock=now)} | memories(minilm, now)
     print(f"\nFacts with look-alikes; goals: precision {fact_set.PRECISION:.2f}, whole answers {fact_set.WHOLE:.2f}")
     _line("", ["half", "n", "precision", "recall", "whole"])
     with tempfile.TemporaryDirectory() as folder:
@@ -466,10 +467,13 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     vectors = index.embed_queries([query for _, query in asked])
     cold = [await timed(memory.recall(Scope(user_id=user), random.choice(questions))) for user in users]
     warm, chroma = [], []
+    stored: Any = index._vectors
     for at, (user, query) in enumerate(asked):
         warm.append(await timed(memory.recall(Scope(user_id=user), query)))
         began = time.perf_counter()
-        assert index.search(user, vectors[at], 10)
+        with stored._opened() as collection:
+            of_user = {"user": collection_module._alias(user)}
+            assert collection.query(query_embeddings=vectors[at : at + 1], n_results=10, where=of_user, include=[])
         chroma.append(time.perf_counter() - began)
     print(f"  Chroma's query with `where`: p50     {ms(chroma)}, the query's vector given")
     goal = _goal(statistics.median(warm) / statistics.median(chroma), 1.0, "most")

@@ -15,9 +15,9 @@ from turnwise.engines import RunContext, SessionView
 from turnwise.memories import Scope
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder
-from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.longterm.index.locations import ChromaFolder
+from turnwise.memory.longterm.index.vector_index import VectorIndex
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 
 MODEL_S = 0.03

@@ -17,8 +17,8 @@ import fact_set
 from messages import WORDS, Half, half_of
 from turnwise.memory.conversation.blocks import AnyBlock, Recalled, Text
 from turnwise.memory.longterm.extraction.memory import PROFILE, ExtractiveMemory
-from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.longterm.types import MemoryType
 
 AGENTS = {"sarah": "hr", "tom": "code", "mei": "coach", "omar": "kitchen", "ines": "desk", "paul": "coach"}
@@ -70,7 +70,7 @@ def ask_standing(half: Half) -> Standing:
     with tempfile.TemporaryDirectory() as folder:
 
         def memory(model: object) -> ExtractiveMemory:
-            return ExtractiveMemory(model, SQLFacts(f"sqlite:///{folder}/facts.db"))
+            return ExtractiveMemory(model, SQLItems(f"sqlite:///{folder}/facts.db"))
 
         asyncio.run(_fill(lambda: memory(None)))
         with SessionManager(

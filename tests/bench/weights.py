@@ -31,13 +31,13 @@ from messages import GOALS, Conversation
 from turnwise.actors.session import memory_retrieval
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.items.base import FactFilter
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.index.vector_index import EmbeddingFunction
+from turnwise.memory.longterm.items.base import ItemFilter
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.search.query import Query, parse
-from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.user_index import UserIndex, index_of
-from turnwise.memory.longterm.vector.index import EmbeddingFunction
+from turnwise.memory.longterm.recall.query import Query, parse
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.user_index import UserIndex, index_of
 
 Floats = NDArray[np.float32]
 
@@ -148,7 +148,7 @@ class Trial:
         return hits / len(self.evidence), 1.0, 0.0
 
 
-_ANYBODY, _EVER = Scope(user_id=""), FactFilter(superseded=True)
+_ANYBODY, _EVER = Scope(user_id=""), ItemFilter(superseded=True)
 
 Values = dict[str, float]
 
@@ -289,12 +289,12 @@ def _few(conversations: Sequence[Conversation], maker: _Maker, by: str) -> list[
 
 
 async def _facts(maker: _Maker, by: str) -> list[Trial]:
-    memory = LexicalMemory(InMemoryFacts(), clock=lambda: fact_set.NOW)
+    memory = LexicalMemory(InMemoryItems(), clock=lambda: fact_set.NOW)
     await fact_set.fill_with_facts(memory)
     made = []
     for at, asked in enumerate(fact_set.questions("dev")):
         scope = Scope(user_id=asked.user, agent=asked.agent)
-        items = await memory.items(scope, FactFilter(types=asked.types, as_of=asked.as_of))
+        items = await memory.items(scope, ItemFilter(types=asked.types, as_of=asked.as_of))
         trial = maker.trial(f"facts{by}", at % QUARTERS, maker.user_index(items), (asked.text,), asked.answer)
         made.append(replace(trial, is_fact=True))
     await memory.close()

@@ -14,7 +14,7 @@ from typer.testing import Result
 
 from filled import turnwise
 from turnwise.memory.longterm.base import Scope
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 
 PERSON = {"content": "Sarah lives in Warsaw", "memory_type": "facts"}
@@ -54,7 +54,7 @@ def rows(shown: str) -> dict[str, str]:
 
 def recalled(target: str, user: str, query: str, agent: str | None = None) -> list[str]:
     async def use() -> list[str]:
-        memory = LexicalMemory(SQLFacts(target))
+        memory = LexicalMemory(SQLItems(target))
         try:
             return [item.text for item in await memory.recall(Scope(user_id=user, agent=agent), query)]
         finally:

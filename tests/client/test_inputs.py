@@ -58,17 +58,15 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.base import ItemChanges
-from turnwise.memory.longterm.items.base import FactStore
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.base import ItemStore
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
-from turnwise.memory.working.base import InMemoryNotes, NoteStore
-from turnwise.memory.working.sql import SQLNotes
 
 SESSION, USER, RUN = "chat", "ann", "run"
 REF = SessionRef(SessionKey(SESSION, USER))
@@ -110,8 +108,8 @@ class World:
     def __init__(
         self,
         make_store: Callable[[], SessionStore] = InMemoryStore,
-        make_facts: Callable[[], FactStore] = InMemoryFacts,
-        make_notes: Callable[[], NoteStore] = InMemoryNotes,
+        make_facts: Callable[[], ItemStore] = InMemoryItems,
+        make_notes: Callable[[], ItemStore] = InMemoryItems,
     ) -> None:
         self.client = LocalRealm(make_store(), make_facts(), make_notes())
         PORTAL.run(self.client.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
@@ -432,7 +430,7 @@ def test_an_error_shows_a_value_shortened_whatever_its_repr_does() -> None:
     assert len(shown([[["x" * 100] * 100] * 100] * 100)) < 130
 
 
-MAKERS = {"sqlite": (SQLStore, SQLFacts), "postgresql": (SQLStore, SQLFacts), "redis": (RedisStore, RedisFacts)}
+MAKERS = {"sqlite": (SQLStore, SQLItems), "postgresql": (SQLStore, SQLItems), "redis": (RedisStore, RedisItems)}
 
 EDGES: dict[str, list[Any]] = {
     "int": [0, -1, 1, 2**31 - 1, 2**31, 2**53, -(2**63), 2**63 - 1],
@@ -455,7 +453,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "postgresql":
         of_notes = url
     store, items = MAKERS[request.param]
-    world = World(partial(store, url), partial(items, url), partial(SQLNotes, of_notes))
+    world = World(partial(store, url), partial(items, url), partial(SQLItems, of_notes, space="notes"))
     yield world
     parts: list[Any] = [world.client.store, world.client.memories[0].memory, world.client.working_memory]
     for part in parts:

@@ -14,7 +14,7 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.errors import InvalidInputError
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.types import MemoryCategory
 
@@ -65,7 +65,7 @@ REFUSED: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
 def test_what_cannot_be_used_is_refused_by_name_and_the_session_goes_on(
     make_manager: MakeManager, tmp_path: Path, placement: Placement, store: str
 ) -> None:
-    memory = [LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))]
+    memory = [LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))]
     stores = {"store": f"memory://{tmp_path.name}"} if store == "memory" else {}
     manager = make_manager(placement=placement, memory=memory, **stores)
     chat = manager.open("chat")
@@ -79,7 +79,7 @@ def test_what_cannot_be_used_is_refused_by_name_and_the_session_goes_on(
 
 
 async def test_callers_that_await_get_the_same_errors(make_manager: MakeManager, tmp_path: Path) -> None:
-    memory = [LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))]
+    memory = [LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))]
     settings: dict[str, Any] = {"engine": ScriptedEngine(), "memory": memory}
     namespace = make_manager(**settings)._client.namespace
 

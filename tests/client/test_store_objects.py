@@ -19,7 +19,7 @@ from turnwise.memories import LexicalMemory
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.store import SQLStore
@@ -69,7 +69,7 @@ def test_sessions_are_kept_in_a_store_that_was_given_as_an_object(
     ray_session: ModuleType, make_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"engine": EchoEngine(), "history_store": partial(history_in, tmp_path)}
-    given["memory"] = [LexicalMemory(InMemoryFacts())]  # hosted in an actor, for all sessions
+    given["memory"] = [LexicalMemory(InMemoryItems())]  # hosted in an actor, for all sessions
     first = make_manager(store=TracingStore(tmp_path), **given)
     session = first.open("chat", user_id="ada")
     session.memory.save("Ada keeps bees")

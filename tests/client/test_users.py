@@ -35,7 +35,7 @@ from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.base import Page
 from turnwise.memory.stores.sql.store import SQLStore
@@ -261,7 +261,7 @@ def test_sessions_of_one_id_expire_are_archived_and_come_back_each_to_its_user(
 def test_deleting_a_session_removes_its_items_but_not_those_of_another_user_with_the_same_id(
     make_manager: MakeManager, tmp_path: Path
 ) -> None:
-    memory = [LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))]
+    memory = [LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))]
     manager = make_manager(memory=memory, placement=Packed(hosts=1))
     chats = [manager.open("chat", user_id=user) for user in ("alice", "bob")]
     for chat in chats:

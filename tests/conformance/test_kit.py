@@ -29,13 +29,13 @@ from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.stores import InMemoryFacts, InMemoryHistory, InMemoryStore
+from turnwise.stores import InMemoryHistory, InMemoryItems, InMemoryStore
 from turnwise.testing import LocalProvider
 
 THEIRS = """
 from turnwise import EchoEngine, Trim
 from turnwise.memories import LexicalMemory
-from turnwise.stores import InMemoryFacts, InMemoryHistory, InMemoryStore
+from turnwise.stores import InMemoryItems, InMemoryHistory, InMemoryStore
 
 _made = {}
 
@@ -44,7 +44,7 @@ def shared(cls):
     return lambda law: _made.setdefault((cls, law), cls())
 
 
-store, events, items = shared(InMemoryStore), shared(InMemoryHistory), shared(InMemoryFacts)
+store, events, items = shared(InMemoryStore), shared(InMemoryHistory), shared(InMemoryItems)
 
 
 class Forgetful(InMemoryStore):
@@ -156,7 +156,7 @@ class DeletesNothing(InMemoryHistory):
         return None
 
 
-class SeesAllAgents(InMemoryFacts):
+class SeesAllAgents(InMemoryItems):
     async def query(self, scope: Scope, *args: Any, **options: Any) -> Any:
         return await super().query(Scope(user_id=scope.user_id), *args, **options)
 
@@ -213,7 +213,7 @@ FAULTS: list[tuple[Kind, Any, str]] = [
     ("store", per_law(LosesForks), "a_fork_starts_with_its_turn"),
     ("event-store", per_law(DeletesNothing), "events_of_turns_are_deleted"),
     ("item-store", per_law(SeesAllAgents), "a_scope_sees_items_of_its_agent_and_of_all_agents"),
-    ("memory", per_law(lambda: RemembersForAll(InMemoryFacts())), "users_are_separate"),
+    ("memory", per_law(lambda: RemembersForAll(InMemoryItems())), "users_are_separate"),
     ("read-only-memory", lambda items: StaticMemory(items[1:]), reports.READ_ONLY),
     ("strategy", lambda case: NeverDecides(), "budget_met"),
     ("engine", lambda law: Careless(), "an_answer_is_blocks_that_each_provider_takes"),

@@ -29,7 +29,7 @@ from turnwise.memory.conversation.tool_calls import PendingCall
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.recalled_content import RecalledContent
+from turnwise.memory.longterm.recall.recalled_content import RecalledContent
 from turnwise.memory.stores.base import Page
 
 EVIL = "</td></table><script>alert(1)</script><img src=x onerror='alert(1)'>\"' $x^2$ {{x}} \x1b[2J\u202eevil"

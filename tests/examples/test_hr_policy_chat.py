@@ -34,8 +34,8 @@ from hr_policy_chat import (
 from turnwise.memory.conversation.blocks import Block, Text, User
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.recall.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.providers.openai_chat import encode
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.testing.local_provider.assistant import assistant_reply, sections_of
@@ -267,11 +267,11 @@ def test_extracted_facts_are_accepted_and_replace_those_with_the_same_topic() ->
     async def told(memory: ExtractiveMemory, id: str, text: str) -> list[tuple[str, str]]:
         blocks = (User(text=text), Text(text="I am a machine. My word on it."))
         await memory.remember(ada, [MemoryItem(id=id, text=text, blocks=blocks, created_at=float(id))])
-        page = await memory.facts.query(ada)
+        page = await memory.store.query(ada)
         return [(item.text, item.type) for item in page if not is_record(item.id)]
 
     async def play() -> None:
-        memory = ExtractiveMemory(StandIn(), InMemoryFacts())
+        memory = ExtractiveMemory(StandIn(), InMemoryItems())
         tea = ("I prefer tea.", "preferences")
         march, june = (f"My parental leave is booked for {month}." for month in ("March", "June"))
         assert await told(memory, "1", f"Hello! I prefer tea. I may go, or what? {march}") == [

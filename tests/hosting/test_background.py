@@ -27,7 +27,7 @@ from turnwise.memory.conversation.events import TurnNotSaved
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.longterm.base import Scope
-from turnwise.memory.longterm.retention import Use, Uses
+from turnwise.memory.longterm.retention.retention import Use, Uses
 from turnwise.memory.stores.in_memory import InMemoryStore
 from virtual_time import play
 

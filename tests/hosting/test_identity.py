@@ -29,9 +29,9 @@ from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool, tool
 from turnwise.actors.session.config import SessionConfig
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.trim import Trim
 
@@ -214,7 +214,7 @@ def test_two_managers_with_equal_settings_have_one_engine_and_share_their_memori
         {"overflow": DeleteOldest()},
         {"memory": [StaticMemory(["a", "c"])]},
         {"memory": []},
-        {"working_memory": WorkingMemory(SQLNotes("sqlite:///notes.db"))},
+        {"working_memory": WorkingMemory(SQLItems("sqlite:///notes.db", space="notes"))},
     ],
     ids=lambda changes: next(iter(changes)),
 )

@@ -14,7 +14,7 @@ from test_agents_on_ray import until
 from test_sessions_on_ray import kill
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.gc_tuning import THRESHOLDS
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 
 
@@ -24,7 +24,7 @@ def test_unsaved_turns_of_a_lost_process_are_saved_without_a_call(
     """Case 55."""
     away = tmp_path / "away"
     away.mkdir()
-    manager = make_manager(engine=Mirror(), memory=[LexicalMemory(SQLFacts(f"sqlite:///{away}/facts.db"))])
+    manager = make_manager(engine=Mirror(), memory=[LexicalMemory(SQLItems(f"sqlite:///{away}/facts.db"))])
     chat = manager.open("chat", user_id="ada")
     away.rename(tmp_path / "elsewhere")
     chat.run("I keep bees.").wait(60)

@@ -30,11 +30,10 @@ from turnwise.memory.conversation.blocks import Summary
 from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.in_memory import InMemoryStore
-from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.keep_last import KeepLast
 
@@ -100,8 +99,8 @@ class World:
     def __init__(self, *, waits: bool) -> None:
         self.store = InMemoryStore()
         self.waits = waits
-        memory = MemorySlot(memory=LexicalMemory(InMemoryFacts()), name="facts", section=None)
-        self.parts: dict[str, Any] = {"memories": (memory,), "working": WorkingMemory(InMemoryNotes())}
+        memory = MemorySlot(memory=LexicalMemory(InMemoryItems()), name="facts", section=None)
+        self.parts: dict[str, Any] = {"memories": (memory,), "working": WorkingMemory(InMemoryItems())}
         self.core = SessionCore(REF.key, self.store, EchoEngine(), overflow=KeepLast(turns=1), **self.parts)
         self.service = service_of(self.core)
 

@@ -36,9 +36,8 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.tool_calls import PendingCall, Wants
 from turnwise.memory.conversation.turns import Turn, TurnRecord
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.stores.in_memory import InMemoryStore
-from turnwise.memory.working.base import InMemoryNotes
 
 SESSION, USER = "chat", "ann"
 
@@ -87,7 +86,7 @@ def local_calls() -> Iterator[None]:
 
 async def chat() -> AsyncSession:
     """Return a session in this process, whose engine says each prompt again, slowly."""
-    realm = LocalRealm(InMemoryStore(), InMemoryFacts(), InMemoryNotes())
+    realm = LocalRealm(InMemoryStore(), InMemoryItems(), InMemoryItems())
     realm.engine = EchoEngine(0.01)
     await realm.store.create(SessionRecord(session_id=SESSION, user_id=USER))
     return AsyncSession(realm, SessionRef(SessionKey(SESSION, USER)), None)

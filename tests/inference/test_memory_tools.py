@@ -44,13 +44,12 @@ from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.longterm.base import ItemChanges, LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.extraction.candidates import Limits
 from turnwise.memory.longterm.extraction.input import input_of
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page
-from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.formats import JsonForm
 from turnwise.memory.working.memory import WorkingMemory
 
@@ -64,7 +63,7 @@ class DirectAccess:
 
     def __init__(self, memory: LongTermMemory, notes: WorkingMemory | None = None, view: SessionView = VIEW) -> None:
         self.memory = memory
-        self.notes = notes or WorkingMemory(InMemoryNotes(), max_bytes=1000)
+        self.notes = notes or WorkingMemory(InMemoryItems(), max_bytes=1000)
         self.scope = Scope(user_id=view.user_id, session_id=view.session_id, agent=view.agent)
         self.asked: list[tuple[Any, ...]] = []
 
@@ -117,15 +116,15 @@ class DirectAccess:
         return await self.notes.merge(self.scope, content)
 
 
-def lexical(facts: InMemoryFacts | None = None) -> DirectAccess:
-    return DirectAccess(LexicalMemory(facts or InMemoryFacts()))
+def lexical(facts: InMemoryItems | None = None) -> DirectAccess:
+    return DirectAccess(LexicalMemory(facts or InMemoryItems()))
 
 
 class Raising(DirectAccess):
     """Raises the error from the first `times` calls; with `late`, after each of them has taken effect."""
 
     def __init__(self, error: Exception, times: int = 1000, *, late: bool = False) -> None:
-        super().__init__(LexicalMemory(InMemoryFacts()))
+        super().__init__(LexicalMemory(InMemoryItems()))
         self.error = error
         self.times = times
         self.late = late
@@ -315,7 +314,7 @@ async def test_every_type_is_saved_recalled_changed_to_another_category_and_dele
         recall("canoe", other.category),
     ]
 
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     outcome = await Acting(steps, lexical(facts)).stage().run()
     assert outcome.run.state == "completed"
     saved, not_there, found, updated, gone, changed, deleted, nothing = map(parsed, results(outcome))
@@ -370,7 +369,7 @@ async def test_notes_are_read_replaced_and_added_to() -> None:
     assert await told(memory, "replace_notes", content="all done") == {"notes": "all done"}
     assert await told(memory, "read_notes") == {"notes": "all done"}
     form = JsonForm({"type": "object", "properties": {"age": {"type": "integer"}}})
-    memory.notes = WorkingMemory(InMemoryNotes(), form=form)
+    memory.notes = WorkingMemory(InMemoryItems(), form=form)
     await told(memory, "replace_notes", content='{"age": 36, "town": "Rome"}')
     merged = await told(memory, "add_to_notes", content='{"age": 37, "town": null}')
     assert json.loads(merged["notes"]) == {"age": 37}
@@ -433,7 +432,7 @@ async def test_a_text_of_the_maximum_length_is_saved() -> None:
 
 
 async def test_a_model_cannot_reach_another_users_memories() -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     memory = LexicalMemory(facts)
     await memory.remember(EVE, [MemoryItem(id="hers", text="Eve keeps a red canoe.")])
     steps: list[Step] = [
@@ -619,7 +618,7 @@ async def killed_behind(step: AnyBlock, memory: Dying) -> Outcome:
 
 
 async def test_a_kill_between_a_save_and_its_record_leaves_one_item() -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     step = use("a", "save_memory", content="Ada rows.", type="facts")
     outcome = await killed_behind(step, Dying(LexicalMemory(facts)))
     (fact,) = await facts.scan()
@@ -627,7 +626,7 @@ async def test_a_kill_between_a_save_and_its_record_leaves_one_item() -> None:
 
 
 async def test_a_kill_after_a_change_or_deletion_changes_nothing_twice() -> None:
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     memory = Dying(LexicalMemory(facts))
     await memory.memory.remember(memory.scope, [MemoryItem(id="boat", text="Ada has a boat.")])
     outcome = await killed_behind(use("a", "update_memory", id="boat", content="Ada sold her boat."), memory)
@@ -640,7 +639,7 @@ async def test_a_kill_after_a_change_or_deletion_changes_nothing_twice() -> None
 
 
 async def test_a_kill_after_a_change_of_the_notes_adds_nothing_twice() -> None:
-    memory = Dying(LexicalMemory(InMemoryFacts()))
+    memory = Dying(LexicalMemory(InMemoryItems()))
     outcome = await killed_behind(use("a", "replace_notes", content="buy milk"), memory)
     assert parsed(results(outcome)[0]) == {"notes": "buy milk"}
     again = Dying(memory.memory)

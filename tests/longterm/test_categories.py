@@ -14,11 +14,11 @@ from open_stores import closing
 from turnwise.actors.cluster.memory_actor import MemoryHost
 from turnwise.memory.longterm.base import MemoryItem, ProfiledRecall, Scope, limits_categories
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 
 ADA = Scope(user_id="ada")
@@ -38,8 +38,8 @@ SKILL = MemoryItem(
 )
 ITEMS = [*FACTS, *EPISODES, SKILL]
 MADE: dict[str, Callable[[Path], Any]] = {
-    "lexical": lambda _: LexicalMemory(InMemoryFacts()),
-    "extractive": lambda _: ExtractiveMemory(None, InMemoryFacts(), profile=()),
+    "lexical": lambda _: LexicalMemory(InMemoryItems()),
+    "extractive": lambda _: ExtractiveMemory(None, InMemoryItems(), profile=()),
     "words": lambda path: VectorMemory(path / "items.db", embedding=None),
     "vectors": lambda path: VectorMemory(path / "items.db", embedding=HashEmbedding(64), keep_s=0),
 }
@@ -74,7 +74,7 @@ class Own:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
-        self.inner = LexicalMemory(InMemoryFacts())
+        self.inner = LexicalMemory(InMemoryItems())
 
     async def recall(self, scope: Scope, query: str, **options: Any) -> Sequence[MemoryItem]:
         assert "per_category" not in options

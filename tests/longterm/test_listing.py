@@ -16,23 +16,22 @@ from turnwise.actors.memory.session_memory import SessionMemoryAccess
 from turnwise.errors import InvalidInputError, NoMemoryError, ReadOnlyMemoryError
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.working.base import InMemoryNotes
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.working.memory import WorkingMemory
 
 ADA, CLERK = Scope(user_id="ada"), Scope(user_id="ada", session_id="s", agent="clerk")
 MADE: dict[str, Callable[[str], Any]] = {
-    "facts": lambda _: LexicalMemory(InMemoryFacts()),
-    "sqlite": lambda url: LexicalMemory(SQLFacts(url)),
-    "postgresql": lambda url: LexicalMemory(SQLFacts(url)),
-    "redis": lambda url: LexicalMemory(RedisFacts(url)),
-    "extractive": lambda url: ExtractiveMemory(None, SQLFacts(url)),
+    "facts": lambda _: LexicalMemory(InMemoryItems()),
+    "sqlite": lambda url: LexicalMemory(SQLItems(url)),
+    "postgresql": lambda url: LexicalMemory(SQLItems(url)),
+    "redis": lambda url: LexicalMemory(RedisItems(url)),
+    "extractive": lambda url: ExtractiveMemory(None, SQLItems(url)),
     "vector": lambda url: VectorMemory(url, embedding=None),
 }
 
@@ -107,19 +106,19 @@ async def test_a_vector_memory_lists_all_of_many_items_of_other_agents(tmp_path:
 
 async def test_static_facts_are_listed_in_their_order() -> None:
     assert await ids(StaticMemory(["one", "two", "three"]), limit=2) == ["1", "2", "3"]
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     await facts.put(Scope(user_id="everyone"), [item("a", created_at=1.0), item("b", created_at=2.0)])
     assert await ids(StaticMemory(facts), limit=1) == ["b", "a"]
 
 
 def access(**memories: Any) -> SessionMemoryAccess:
     slots = [MemorySlot(memory=memory, name=name, section=None) for name, memory in memories.items()]
-    return SessionMemoryAccess(CLERK, slots, WorkingMemory(InMemoryNotes()))
+    return SessionMemoryAccess(CLERK, slots, WorkingMemory(InMemoryItems()))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 100])
 async def test_a_session_lists_one_memory_after_the_other(limit: int) -> None:
-    first, empty, last = (LexicalMemory(InMemoryFacts()) for _ in range(3))
+    first, empty, last = (LexicalMemory(InMemoryItems()) for _ in range(3))
     memory = access(handbook=StaticMemory(["a rule"]), first=first, book=Book(), empty=empty, last=last)
     for at in (1, 2):
         await memory.save(f"Likes figs {at}.", id=f"first {at}", memory="first")
@@ -147,7 +146,7 @@ async def test_a_session_lists_one_memory_after_the_other(limit: int) -> None:
 
 
 async def test_saving_is_told_which_memory_and_wrong_names_are_refused() -> None:
-    memory = access(handbook=StaticMemory(["a rule"]), first=LexicalMemory(InMemoryFacts()), book=Book())
+    memory = access(handbook=StaticMemory(["a rule"]), first=LexicalMemory(InMemoryItems()), book=Book())
     await memory.save("Likes figs.", id="kept", memory="book")
     assert [each.memory for each in await memory.recall("Likes figs.") if each.id == "kept"] == ["book"]
     assert [each.text for each in await memory.recall("Likes figs.")] == ["Likes figs.", "a rule"]
@@ -164,7 +163,7 @@ async def test_saving_is_told_which_memory_and_wrong_names_are_refused() -> None
 @pytest.mark.parametrize("order", [["handbook", "first"], ["first", "handbook"]])
 async def test_items_that_do_not_bear_on_the_query_come_after_those_of_all_memories_that_do(order: list[str]) -> None:
     rules = StaticMemory(["Leave is sixteen weeks.", "Warnings are written on Mondays."])
-    memories = {"handbook": rules, "first": LexicalMemory(InMemoryFacts())}
+    memories = {"handbook": rules, "first": LexicalMemory(InMemoryItems())}
     memory = access(**{name: memories[name] for name in order})
     for text in ("Sarah likes to be written to.", "Sarah sails at weekends."):
         await memory.save(text)
@@ -180,10 +179,10 @@ async def test_items_that_do_not_bear_on_the_query_come_after_those_of_all_memor
 
 
 async def test_notes_are_cleared_to_the_first_text_of_their_format() -> None:
-    memory = access(first=LexicalMemory(InMemoryFacts()))
+    memory = access(first=LexicalMemory(InMemoryItems()))
     assert not await memory.clear_notes()
     await memory.replace_notes("buy figs")
     assert await memory.clear_notes() and await memory.read_notes() == ""
-    reading = SessionMemoryAccess(CLERK, [], WorkingMemory(InMemoryNotes()), is_reading=True)
+    reading = SessionMemoryAccess(CLERK, [], WorkingMemory(InMemoryItems()), is_reading=True)
     with pytest.raises(ReadOnlyMemoryError):
         await reading.clear_notes()

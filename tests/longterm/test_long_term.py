@@ -11,8 +11,8 @@ import pytest
 from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, is_read_only
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.conformance.laws import Law, check_law
@@ -24,10 +24,10 @@ USER = Scope(user_id="u")
 def make_memory(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], LongTermMemory]:
     """Opens memories on the same data, empty at first."""
     if request.param == "memory":
-        facts = InMemoryFacts()
+        facts = InMemoryItems()
         return lambda: LexicalMemory(facts)
     url = f"sqlite:///{tmp_path}/facts.db" if request.param == "sqlite" else request.getfixturevalue("database")
-    return lambda: LexicalMemory(SQLFacts(url))
+    return lambda: LexicalMemory(SQLItems(url))
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
@@ -42,9 +42,9 @@ def test_a_broken_law_of_memories_is_named() -> None:
             return len(ids or ())
 
     memories: dict[str, LongTermMemory] = {}
-    make = partial(Chatty, InMemoryFacts())
+    make = partial(Chatty, InMemoryItems())
     with pytest.raises(AssertionError, match=r"^check_an_agent_recalls_its_items.*: how many were there of another"):
-        asyncio.run(contract.check_memory(lambda law: memories.setdefault(law, Chatty(InMemoryFacts()))))
+        asyncio.run(contract.check_memory(lambda law: memories.setdefault(law, Chatty(InMemoryItems()))))
     assert not is_read_only(make())
 
 
@@ -58,7 +58,7 @@ def test_the_suite_contains_every_law() -> None:
 
 async def test_items_without_a_time_get_the_present_time() -> None:
     times = iter((5.0, 5.5, 6.0, 7.0))
-    memory = LexicalMemory(InMemoryFacts(), clock=lambda: next(times))
+    memory = LexicalMemory(InMemoryItems(), clock=lambda: next(times))
     await memory.remember(
         USER, [MemoryItem(id="1", text="Likes figs."), MemoryItem(id="2", text="Figs", created_at=1.0)]
     )
@@ -70,10 +70,10 @@ async def test_items_without_a_time_get_the_present_time() -> None:
 
 
 async def test_one_invalid_item_refuses_the_whole_call() -> None:
-    memory = LexicalMemory(InMemoryFacts())
+    memory = LexicalMemory(InMemoryItems())
     no_type = MemoryItem(id="2", text="x", type="no")  # type: ignore[arg-type]
     for wrong in (MemoryItem(id="2", text=" "), MemoryItem(id="", text="x"), no_type):
         with pytest.raises(InvalidMemoryError):
             await memory.remember(USER, [MemoryItem(id="1", text="figs"), wrong])
     assert await memory.recall(USER, "figs") == []
-    assert repr(memory).startswith("LexicalMemory(<turnwise.memory.longterm.items.in_memory.InMemoryFacts")
+    assert repr(memory).startswith("LexicalMemory(<turnwise.memory.longterm.items.in_memory.InMemoryItems")

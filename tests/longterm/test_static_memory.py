@@ -11,9 +11,10 @@ from turnwise.conformance import check_read_only_memory
 from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError, ReadOnlyMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_read_only
 from turnwise.memory.longterm.conformance import READ_ONLY_ITEMS
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.search.ranking import Weights
+from turnwise.memory.longterm.items.changes import update
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.static import EVERYONE, StaticMemory, read_facts
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.conformance.fixtures import IDS
@@ -92,7 +93,7 @@ def test_types_and_times_filter_first() -> None:
 
 
 def test_facts_of_a_store_are_read_at_each_recall(tmp_path: Path) -> None:
-    facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
     memory = StaticMemory(facts, all_up_to=0)
     again = pickle.loads(pickle.dumps(memory))
 
@@ -100,14 +101,14 @@ def test_facts_of_a_store_are_read_at_each_recall(tmp_path: Path) -> None:
         await facts.put(Scope(user_id="everyone"), [MemoryItem(id="1", text=POLICY[0], created_at=1.0)])
         await facts.put(SARAH, [MemoryItem(id="2", text="Sarah's vacation is in May.")])
         found = [[item.text for item in await memory.recall(SARAH, "vacation")]]
-        await facts.update(Scope(user_id="everyone"), "1", "Vacation is 30 days.", at=2.0)
+        await update(facts, Scope(user_id="everyone"), "1", "Vacation is 30 days.", at=2.0)
         found += [[item.text for item in await each.recall(SARAH, "vacation")] for each in (memory, again)]
         await asyncio.gather(memory.close(), again.close())
         return found
 
     assert asyncio.run(use()) == [[POLICY[0]], ["Vacation is 30 days."], ["Vacation is 30 days."]]
-    assert repr(memory) == f"StaticMemory(SQLFacts('sqlite:///{tmp_path}/facts.db'))"
-    assert recall(StaticMemory(InMemoryFacts()), "vacation") == []
+    assert repr(memory) == f"StaticMemory(SQLItems('sqlite:///{tmp_path}/facts.db'))"
+    assert recall(StaticMemory(InMemoryItems()), "vacation") == []
 
 
 def test_it_pickles_as_its_settings() -> None:
@@ -204,7 +205,7 @@ async def test_it_obeys_the_laws_of_read_only_memories(kind: str, tmp_path: Path
 
     if kind == "items":
         return await check_read_only_memory(StaticMemory)
-    facts = InMemoryFacts() if kind == "memory" else SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    facts = InMemoryItems() if kind == "memory" else SQLItems(f"sqlite:///{tmp_path}/facts.db")
     await facts.put(Scope(user_id=EVERYONE), READ_ONLY_ITEMS)
     return await check_read_only_memory(lambda _: StaticMemory(facts))
 

@@ -16,15 +16,15 @@ from turnwise.errors import ConfigError, InvalidMemoryError, StoreError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import Recall, Scope, Source, trouble_of
-from turnwise.memory.longterm.deletion import erase
-from turnwise.memory.longterm.search import passages, user_index
-from turnwise.memory.longterm.search.passages import MOST_VECTORS
+from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
+from turnwise.memory.longterm.index.vector_index import MAX_EMBEDDED, VectorIndex
+from turnwise.memory.longterm.items.rows import key_of
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.recall import passages, user_index
+from turnwise.memory.longterm.recall.passages import MOST_VECTORS
+from turnwise.memory.longterm.retention.deletion import erase
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.index import MAX_EMBEDDED, VectorIndex
-from turnwise.memory.longterm.vector.item_rows import key_of
-from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
-from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, bytes_in, constant, free_port, item
@@ -77,9 +77,9 @@ async def test_an_item_with_the_same_text_keeps_its_vector(make: MakeMemory) -> 
     memory = make(keep_s=0)
     await memory.remember(ANN, [item("dog", "My dog is called Max")])
     embedding = memory._index.embedding
-    assert await memory._text.pending(embedding, 10) == []
+    assert await memory._store.pending(embedding, 10) == []
     assert await memory.update(ANN, "dog", name="Max", expires_at=9e9)
-    assert await memory._text.pending(embedding, 10) == [] == await memory._text.dropped()
+    assert await memory._store.pending(embedding, 10) == [] == await memory._store.dropped()
     assert (await memory.check()).missing == 0
     assert await memory.update(ANN, "dog", "My dog is called Rex")
     assert await ids(memory, "Rex") == ["dog"] and (await memory.check()).missing == 0
@@ -379,7 +379,7 @@ async def test_forgotten_items_lose_their_vectors_of_all_embedding_functions(
     assert await ids(memory, "lighthouse") == ["2"]
     await memory.close()
     before = make(FlakyEmbedding(64, "before"))
-    assert before._index.count() == 1 and not before._index.get(keys)
+    assert len(before._index.keys()) == 1 and not before._index.get(keys)
     await before.close()
 
 
@@ -396,10 +396,10 @@ async def test_new_vectors_are_used_at_once_and_written_to_chroma_in_batches(mak
     for at in range(5):
         await memory.remember(ANN, [item(f"{at}", f"walrus {at}")])
     assert sorted(await ids(memory, "an embedding that finds an elephant and is the same for all")) == list("01234")
-    assert not given and await memory._text.lacking(memory._index.embedding) == 5
+    assert not given and await memory._store.lacking(memory._index.embedding) == 5
     assert await memory.forget(ANN, ["0"]) == 1
     await memory.flush()
-    assert given == [5] and await memory._text.lacking(memory._index.embedding) == 0
+    assert given == [5] and await memory._store.lacking(memory._index.embedding) == 0
     health = await memory.check()
     assert (health.ok, health.count, health.strays) == (True, 4, 0)
     await memory.close()
@@ -443,7 +443,7 @@ async def test_a_passage_deep_in_a_long_item_is_found_and_forgotten_with_it(make
     assert len(keys) > 10 and len(memory._index.get(keys)) == len(keys) - 1  # none is of the item as a whole
     erased = await erase(memory, ANN, ["deep"])
     assert (erased.items, erased.verified, erased.why) == (1, True, None)
-    assert not memory._index.get(keys) and memory._index.count() == len(others)
+    assert not memory._index.get(keys) and len(memory._index.keys()) == len(others)
     await memory.close()
 
 
@@ -474,13 +474,13 @@ async def test_items_of_any_size_and_without_words_hide_no_others(
     assert found.id == "words" and "Quint" in (found.passage or "") and len(found.passage or "") < 10_000
     for name in ("punctuation", "emoji", "much punctuation", "many emoji"):
         assert len(await memory.recall(ANN, HUGE[name])) <= len(HUGE)
-    assert await memory._text.lacking(memory._index.embedding) == 0 or await memory.catch_up() == 0
+    assert await memory._store.lacking(memory._index.embedding) == 0 or await memory.catch_up() == 0
     health = await memory.check()
     assert health.ok and health.count <= len(HUGE) * MOST_VECTORS // 32 + 1
     assert await memory.forget(ANN, [*HUGE]) == len(HUGE)
     while await memory.catch_up():
         pass
-    assert memory._index.count() == 1 and await ids(memory, "dog") == ["dog"]
+    assert len(memory._index.keys()) == 1 and await ids(memory, "dog") == ["dog"]
     await memory.close()
 
 
@@ -518,7 +518,7 @@ async def test_a_rebuild_is_refused_while_the_embedding_function_is_not_ready(ma
     embedding.is_ready = False
     with pytest.raises(StoreError, match="not ready: no vector was dropped"):
         await memory.rebuild()
-    assert await asyncio.to_thread(memory._index.count) == 1
+    assert len(await asyncio.to_thread(memory._index.keys)) == 1
     embedding.is_ready = True
     assert await memory.rebuild() == 1 and (await memory.check()).ok
     await memory.close()
@@ -559,7 +559,7 @@ async def test_a_recall_of_cached_items_does_not_wait_for_writes(make: MakeMemor
     memory, other = make(), make()
     await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
     assert await ids(memory, "What is the walrus called?") == ["1"]
-    writes, goes_on = memory._text._threads, threading.Event()
+    writes, goes_on = memory._store._threads, threading.Event()
     writes.submit(goes_on.wait)  # as a disk that has stopped
     assert await ids(memory, "Who is called Antje?") == ["1"]
     goes_on.set()
@@ -590,18 +590,18 @@ async def test_recalls_that_are_the_first_at_once_open_one_connection_for_revisi
     memory = make()
     await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
     opened = 0
-    connect = memory._text._engine.raw_connection
+    connect = memory._store._engine.raw_connection
 
     def counted() -> Any:
         nonlocal opened
         opened += 1
         return connect()
 
-    monkeypatch.setattr(memory._text._engine, "raw_connection", counted)
-    found = await asyncio.gather(*(memory._text.load(["ann"], {}) for _ in range(8)))
+    monkeypatch.setattr(memory._store._engine, "raw_connection", counted)
+    found = await asyncio.gather(*(memory._store.load(["ann"], {}) for _ in range(8)))
     assert opened == 1 and len(found) == 8
     await memory.close()
-    assert memory._text._glance is None
+    assert memory._store._glance is None
 
 
 async def test_vectors_that_are_made_later_are_used_by_the_next_recall(make: MakeMemory) -> None:

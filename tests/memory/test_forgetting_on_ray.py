@@ -19,7 +19,6 @@ from turnwise.memory.conversation.events import TextDelta
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.working.formats import JsonForm
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing import LocalProvider
 
 MEMORY_FILES = ("facts.db", "words.db", "notes.db", "vectors")
@@ -36,7 +35,7 @@ def house(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def notes(house: House) -> WorkingMemory:
-    return WorkingMemory(SQLNotes(house.url("notes")), form=JsonForm(Plan))
+    return WorkingMemory(house.url("notes"), form=JsonForm(Plan))
 
 
 @pytest.fixture(scope="module")

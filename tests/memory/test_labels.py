@@ -16,13 +16,13 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, StoreURLError
 from turnwise.memory.longterm.base import MemoryItem, label_of
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
+from turnwise.memory.longterm.recall.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.summarize import Summarize
@@ -79,9 +79,9 @@ def test_a_memory_is_named_once_for_a_manager_and_its_strategy(tmp_path: Path) -
 
 def test_stores_are_opened_by_path_and_by_url(tmp_path: Path) -> None:
     for place in ("facts.db", tmp_path / "facts.db", "sqlite:///facts.db", "postgresql://user@host/name"):
-        assert isinstance(ExtractiveMemory(EchoEngine(), place).facts, SQLFacts)
-    assert isinstance(ExtractiveMemory(EchoEngine(), "redis://host").facts, RedisFacts)
-    assert isinstance(ExtractiveMemory(EchoEngine(), "memory://x").facts, InMemoryFacts)
+        assert isinstance(ExtractiveMemory(EchoEngine(), place).store, SQLItems)
+    assert isinstance(ExtractiveMemory(EchoEngine(), "redis://host").store, RedisItems)
+    assert isinstance(ExtractiveMemory(EchoEngine(), "memory://x").store, InMemoryItems)
     with pytest.raises(StoreURLError):
         LexicalMemory("mongodb://host")
 

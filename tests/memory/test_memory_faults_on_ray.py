@@ -27,9 +27,9 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryDegraded, MemoryFailed
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import is_record
-from turnwise.memory.longterm.items.base import all_facts
+from turnwise.memory.longterm.index.vector_index import VectorIndex
+from turnwise.memory.longterm.items.base import all_stored
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.testing import LocalProvider
 
 TURNS = share(12, 2)
@@ -67,7 +67,7 @@ def turns_in(chat: Session) -> list[int]:
 def vectors_in(place: Any, embedding: SteeredEmbedding) -> int:
     index = VectorIndex(place, embedding)
     try:
-        return index.count()
+        return len(index.keys())
     finally:
         index.close()
 
@@ -190,7 +190,7 @@ def facts_of(house: House, user: str) -> list[str]:
 
     async def read() -> list[str]:
         facts = house.facts()
-        found = [fact.item.text async for fact in all_facts(facts, user) if not is_record(fact.item.id)]
+        found = [fact.item.text async for fact in all_stored(facts, user) if not is_record(fact.item.id)]
         await facts.close()
         return found
 
@@ -246,8 +246,8 @@ def test_vectors_of_another_dimension_are_refused_with_the_remedy(house: House, 
 
 HOLDER = """
 import sys
-from turnwise.memory.longterm.vector.locations import ChromaFolder
-from turnwise.memory.longterm.vector.index import VectorIndex
+from turnwise.memory.longterm.index.locations import ChromaFolder
+from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.testing.embedding import HashEmbedding
 index = VectorIndex(ChromaFolder(sys.argv[1]), HashEmbedding())
 index.count()

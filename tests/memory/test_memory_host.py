@@ -14,13 +14,13 @@ from turnwise.actors.cluster.memory_actor import MemoryHost
 from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.deletion import Erasure
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.index.locations import ChromaFolder
+from turnwise.memory.longterm.index.vector_index import VectorIndex
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder
-from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.longterm.retention.deletion import Erasure
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 
 pytestmark = pytest.mark.usefixtures("restless")
@@ -81,7 +81,7 @@ async def test_calls_of_users_do_not_wait_for_each_other_and_deletions_stay() ->
 class Slow(LexicalMemory):
     """Forgets only when it is allowed to."""
 
-    def __init__(self, facts: InMemoryFacts) -> None:
+    def __init__(self, facts: InMemoryItems) -> None:
         super().__init__(facts)
         self.goes_on = asyncio.Event()
         self.forgets = 0
@@ -95,7 +95,7 @@ class Slow(LexicalMemory):
 async def test_repeated_erasures_share_one_answer() -> None:
     """So a caller that timed out does not start from the beginning."""
 
-    memory, host = Slow(InMemoryFacts()), MemoryHost(b"")
+    memory, host = Slow(InMemoryItems()), MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))
     await host.do_remember(ADA, [MemoryItem(id="1", text="a zyzzyva")])
     with pytest.raises(TimeoutError):

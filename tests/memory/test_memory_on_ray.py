@@ -39,15 +39,14 @@ from turnwise.memory.conversation.events import MemoryFailed, MemoryRecalled
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.conformance import LAWS
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.index.locations import ChromaFolder
+from turnwise.memory.longterm.index.vector_index import VectorIndex
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder
-from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.flush_to_memory import FlushToMemory
@@ -63,7 +62,7 @@ PATIENT = SessionConfig(memory=MemoryConfig(timeout_s=60.0))
 
 def test_flushed_exchanges_are_recalled_for_the_same_user_only(make_manager: MakeManager, tmp_path: Path) -> None:
     """Cases 42, 49, 50: what was flushed by one session is in the next one's request, and not in its history."""
-    facts = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
+    facts = LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))
     handbook = StaticMemory(["Parental leave is sixteen weeks."])
     manager = make_manager(
         engine=Mirror(),
@@ -132,7 +131,7 @@ def test_messages_become_facts_of_their_user_only(make_manager: MakeManager, tmp
     """Cases 42 and 53: by a model over HTTP, in the memory's actor; what changed takes the old one's place."""
     with LocalProvider(reply=answering) as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url)
-        facts = ExtractiveMemory(engine, SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
+        facts = ExtractiveMemory(engine, SQLItems(f"sqlite:///{tmp_path}/facts.db"))
         config = SessionConfig(
             token_counter=ByteCounter(), max_context_tokens=2000, memory=MemoryConfig(max_tokens=600, timeout_s=60.0)
         )
@@ -151,7 +150,7 @@ def test_messages_become_facts_of_their_user_only(make_manager: MakeManager, tmp
 
 
 def test_a_pin_holds_in_every_process_and_for_its_user_only(make_manager: MakeManager, tmp_path: Path) -> None:
-    facts = partial(SQLFacts, f"sqlite:///{tmp_path}/facts.db")
+    facts = partial(SQLItems, f"sqlite:///{tmp_path}/facts.db")
     manager = make_manager(engine=Mirror(), memory=[LexicalMemory(facts())], config=PATIENT)
     chat = manager.open("c", user_id="ada")
     kept = chat.memory.save("Folds paper cranes.", type=MemoryType.SKILL)
@@ -208,7 +207,7 @@ def test_a_resumed_run_has_the_same_profile(make_manager: MakeManager, tmp_path:
         return says("too late")
 
     with QuirkServer(held, says("An apple.")) as server:
-        facts = ExtractiveMemory(engine_at(server), SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
+        facts = ExtractiveMemory(engine_at(server), SQLItems(f"sqlite:///{tmp_path}/facts.db"))
         config = SessionConfig(on_lost="resume", memory=MemoryConfig(timeout_s=60.0, save="none"))
         chat = make_manager(engine=engine_at(server), memory=[facts], config=config).open("chat", user_id="ada")
         chat.memory.save("The user is allergic to peanuts.", type=MemoryType.FACTS)
@@ -283,7 +282,7 @@ async def test_a_memory_in_its_actor_obeys_all_laws(
     remote: Callable[..., RemoteMemory], tmp_path: Path, kind: str
 ) -> None:
     """Cases 50, 51, 52 and 54: all laws side by side on the data of one actor, each with users of its own."""
-    memory: LongTermMemory = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
+    memory: LongTermMemory = LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))
     if kind == "vector":
         vectors = VectorIndex(ChromaFolder(tmp_path / "vectors"), HashEmbedding())
         memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/words.db", lock_timeout_s=60.0), vectors)
@@ -300,4 +299,4 @@ def test_invalid_and_unpicklable_memories_are_refused_at_once(make_manager: Make
     with pytest.raises(ConfigError, match=r"^memory='StaticMemory': pass a list of memories"):
         make_manager(memory=StaticMemory(["The office opens at nine."]))
     with pytest.raises(ConfigError, match=r"^memory='LexicalMemory': it cannot be pickled"):
-        make_manager(memory=[LexicalMemory(InMemoryFacts(), clock=threading.Lock().acquire)])
+        make_manager(memory=[LexicalMemory(InMemoryItems(), clock=threading.Lock().acquire)])

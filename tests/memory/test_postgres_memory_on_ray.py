@@ -10,7 +10,7 @@ from conftest import end_actors
 
 from turnwise.actors.cluster.remote_memory import RemoteMemory
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 
 ANN = Scope(user_id="ann")

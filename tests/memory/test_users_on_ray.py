@@ -21,13 +21,12 @@ from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.cluster.placement import Packed
 from turnwise.errors import ReadOnlyMemoryError, WorkingMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.items.base import all_facts
+from turnwise.memory.longterm.items.base import all_stored
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.working.formats import JsonForm
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing import LocalProvider
 
 HOSTILE = (
@@ -38,7 +37,7 @@ HOSTILE = (
 
 POLICY = "Parental leave is sixteen weeks."
 
-TRICKY = ["user-1", "user-10", "user_1", "user%", "user-1 ", "'; DROP TABLE turnwise_facts; --", "User-1", "文字"]
+TRICKY = ["user-1", "user-10", "user_1", "user%", "user-1 ", "'; DROP TABLE turnwise_items; --", "User-1", "文字"]
 USERS = [*TRICKY, *(f"user-{number}" for number in range(100, 192))]
 LIVE = USERS[:30]
 """Those with sessions; the others use the same memories at the same time."""
@@ -57,7 +56,7 @@ def house(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def manager(house: House) -> SessionManager:
     """A manager with every kind of memory."""
-    notes = WorkingMemory(SQLNotes(house.url("notes")), form=JsonForm(Plan), per="user")
+    notes = WorkingMemory(house.url("notes"), form=JsonForm(Plan), per="user")
     manager = house.manager(
         StaticMemory([POLICY, HOSTILE]),
         house.extractive(),
@@ -252,7 +251,7 @@ def _facts(house: House, user: str) -> list[MemoryItem]:
 
     async def read() -> list[MemoryItem]:
         facts = house.facts()
-        found = [fact.item async for fact in all_facts(facts, user)]
+        found = [fact.item async for fact in all_stored(facts, user)]
         await facts.close()
         return [item for item in found if item.topic]
 

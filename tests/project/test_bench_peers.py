@@ -24,7 +24,7 @@ from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import ScriptedEngine
@@ -39,7 +39,7 @@ class Core:
 
     def __init__(self, model: Model) -> None:
         self.engine = ScriptedEngine([model.text], repeat=True, word_s=0.001) if model.pause_s else EchoEngine()
-        self.store, self.memory = InMemoryStore(), LexicalMemory(InMemoryFacts())
+        self.store, self.memory = InMemoryStore(), LexicalMemory(InMemoryItems())
         self.cores: dict[str, SessionCore] = {}
 
     async def core(self, chat: str) -> SessionCore:

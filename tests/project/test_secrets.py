@@ -34,15 +34,13 @@ from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.event_store.urls import open_history
-from turnwise.memory.longterm.base import Scope
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.items.urls import open_facts
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.items.urls import open_items
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import open_store, redact
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing import LocalProvider, tool_script
 
 ROOT = Path(__file__).parents[2]
@@ -188,8 +186,8 @@ URLS = [
     ("redis", "redis://user:{}@127.0.0.1:1/0?no_such_option=1"),
 ]
 MAKERS: dict[str, list[Callable[[str], Any]]] = {
-    "redis": [RedisStore, RedisFacts, open_store, open_facts],
-    "postgresql": [SQLStore, SQLHistory, SQLFacts, SQLNotes, open_store, open_history, open_facts],
+    "redis": [RedisStore, RedisItems, open_store, open_items],
+    "postgresql": [SQLStore, SQLHistory, SQLItems, open_store, open_history, open_items],
 }
 MAKERS["mysql"] = MAKERS["postgresql"]
 
@@ -197,10 +195,8 @@ MAKERS["mysql"] = MAKERS["postgresql"]
 async def ask(store: Any) -> None:
     """Read everything from a store."""
     match store:
-        case RedisFacts() | SQLFacts():
+        case RedisItems() | SQLItems():
             await store.scan("u")
-        case SQLNotes():
-            await store.read(Scope(user_id="u"))
         case SQLHistory():
             await store.events(SessionKey("s"))
         case _:

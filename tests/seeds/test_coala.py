@@ -16,7 +16,7 @@ from turnwise import LexicalMemory, MemoryConfig, OpenAIEngine, SessionConfig, S
 from turnwise.cli import app
 from turnwise.errors import InvalidInputError
 from turnwise.memories import MemoryCategory, MemoryType, Scope
-from turnwise.stores import SQLFacts
+from turnwise.stores import SQLItems
 
 FLAT = (
     ("user-123", "Lives in Warsaw, Poland", "facts"),
@@ -30,7 +30,7 @@ def test_memories_are_saved_by_type_recalled_by_category_and_listed(
     make_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     """The sections Direct Service Usage, Namespace Structure and Prompt Context Format."""
-    memory = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
+    memory = LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))
     config = SessionConfig(memory=MemoryConfig(timeout_s=60.0, save="none", max_results=5))
     manager = make_manager(engine=Mirror(), memory=[memory], config=config)
     chat = manager.open(user_id="user-123", agent="my_agent")
@@ -109,7 +109,7 @@ def test_flat_memories_are_migrated_to_their_categories(tmp_path: Path) -> None:
         return found
 
     async def kept() -> list[tuple[str, str]]:
-        memory = LexicalMemory(SQLFacts(target))
+        memory = LexicalMemory(SQLItems(target))
         pages = [await memory.list_items(Scope(user_id=user)) for user in ("user-123", "user-456", "user-789")]
         await memory.close()
         return [(item.text, item.type.category) for page in pages for item in page]

@@ -16,7 +16,6 @@ from turnwise import (
     SessionManager,
     StaticMemory,
     Summarize,
-    VectorMemory,
 )
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.openai.engine import AzureOpenAI
@@ -25,12 +24,11 @@ from turnwise.adapters import AgentsSDKEngine, LangGraphEngine, PydanticAIEngine
 from turnwise.adapters.anthropic.engine import AnthropicEngine
 from turnwise.errors import EmptyTurnError, MissingArgumentError, SessionBusyError, SessionInUseError, TurnwiseError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing.schedules import inline
 from turnwise.testing.scripted_engine import Pause, ScriptedEngine
 
@@ -100,8 +98,7 @@ REQUIRED: dict[str, Any] = {
     "model": OpenAIEngine,
     "function": FunctionEngine,
     "script": ScriptedEngine,
-    "facts": LexicalMemory,
-    "text": VectorMemory,
+    "items": LexicalMemory,
     "key": Encryption,
 }
 
@@ -117,7 +114,7 @@ def test_what_lacks_a_required_argument_says_what_to_pass(argument: str) -> None
 
 ENGINES = (AnthropicEngine, AgentsSDKEngine, LangGraphEngine, PydanticAIEngine, AzureOpenAI)
 MEMORIES = (StaticMemory, ExtractiveMemory, WorkingMemory, Summarize)
-STORES = (RedisFacts, SQLFacts, SQLNotes)
+STORES = (RedisItems, SQLItems)
 
 
 @pytest.mark.parametrize("kind", [*ENGINES, *MEMORIES, *STORES])

@@ -16,7 +16,7 @@ from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, _is_older_news
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import a_session
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -102,7 +102,7 @@ def of(session_id: str, turn_index: int) -> Source:
 
 def test_a_later_turn_is_newer_than_an_earlier_one_whatever_clocks_say() -> None:
     async def story() -> None:
-        user, facts = Scope(user_id="u"), InMemoryFacts()
+        user, facts = Scope(user_id="u"), InMemoryItems()
         old = MemoryItem(id="old", text="Lives in Graz", topic="home", created_at=1000.0, source=of("s", 1))
         new = MemoryItem(id="new", text="Lives in Linz", topic="home", created_at=700.0, source=of("s", 2))
         await facts.put(user, [old, new])

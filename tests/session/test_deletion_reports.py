@@ -9,8 +9,8 @@ from engines import ScriptedEngine
 from open_stores import closing
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.longterm.deletion import Erasure
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion import Erasure
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.store import SQLStore
 

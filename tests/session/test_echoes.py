@@ -22,8 +22,8 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.extraction.prompt import SCHEMA
-from turnwise.memory.longterm.items.base import all_facts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.base import all_stored
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.stores.in_memory import InMemoryStore
 
@@ -94,7 +94,7 @@ def word(number: int) -> str:
 async def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: Path) -> None:
     """Case 58: the count of facts is exact, and the extracting model is asked at most once for a turn."""
 
-    model, engine, facts = Greedy(), Echo(), SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    model, engine, facts = Greedy(), Echo(), SQLItems(f"sqlite:///{tmp_path}/facts.db")
     memory = ExtractiveMemory(model, facts)
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION, user_id="ada"))
@@ -112,7 +112,7 @@ async def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: 
         if number % NEW == 0:
             assert await core.ingestion.wait_for_memory()
     assert await core.ingestion.wait_for_memory()
-    held = [fact.item async for fact in all_facts(facts, "ada")]
+    held = [fact.item async for fact in all_stored(facts, "ada")]
     valid = [item for item in held if item.superseded_at is None]
     assert sorted(item.text for item in valid) == sorted(prompt(number, "") for number in range(0, TURNS, NEW))
     assert [item.source.turn_index for item in valid] == list(range(0, TURNS, NEW))

@@ -30,11 +30,11 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Summa
 from turnwise.memory.conversation.events import TurnForgotten, WindowCompacted
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.stores.in_memory import InMemoryStore
-from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.trim import Trim
@@ -221,7 +221,7 @@ async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
 
     facts, book = Book(), Book()
     stage = await MemoryStage.opened(facts, book)
-    stage.working = WorkingMemory(InMemoryNotes())
+    stage.working = WorkingMemory(InMemoryItems())
     stage.new_core()
     await stage.say("I keep bees")
     await stage.core.ingestion.wait_for_memory()
@@ -497,7 +497,7 @@ async def test_nothing_is_given_to_memories_that_have_forgotten_a_session_which_
 
 async def test_notes_outlive_a_turn_that_is_forgotten() -> None:
     stage = await MemoryStage.opened(Book())
-    stage.working = WorkingMemory(InMemoryNotes())
+    stage.working = WorkingMemory(InMemoryItems())
     stage.new_core()
     await stage.say("one")
     await stage.core.retrieval.memory_access().merge_notes("bees")
@@ -520,7 +520,7 @@ async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so
     assert not hasattr(flushed, "asked")
     assert (await stage.core.forgetting.forget_turn(0)).items == {"memory 0": 1, "flushed": 1}
     disabled = replace(stage.config, memory=MemoryConfig(enabled=False))
-    notes = WorkingMemory(InMemoryNotes())
+    notes = WorkingMemory(InMemoryItems())
     await notes.replace(stage.core.retrieval.memory_access()._scope, "a note")
     stage.core.use(stage.engine, disabled, flush, slots, notes)
     done = await stage.core.forgetting.delete()
@@ -528,7 +528,7 @@ async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so
 
 
 def test_memories_of_a_strategy_are_known_once_and_are_not_used() -> None:
-    one, other, last = (LexicalMemory(SQLFacts(f"sqlite:///{name}.db")) for name in ("one", "other", "last"))
+    one, other, last = (LexicalMemory(SQLItems(f"sqlite:///{name}.db")) for name in ("one", "other", "last"))
     static = StaticMemory(["It is so."])
     flush = FlushToMemory([other, one, static], otherwise=FlushToMemory([last]))
     _, slots = equip(flush, [one, static], "names", SessionConfig())

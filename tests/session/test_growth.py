@@ -29,7 +29,7 @@ from turnwise.memory.conversation.blocks import Block, Text, User, encode
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, join, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.trim import Trim

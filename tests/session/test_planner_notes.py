@@ -17,7 +17,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import MemoryItem, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 
 NOTES = MemoryConfig(planner_notes=True)
@@ -129,7 +129,7 @@ def note(id: str, text: str) -> MemoryItem:
 
 async def test_a_note_is_no_fact_to_an_extraction() -> None:
     """It is kept as it is, shown to no model as a known fact, replaced by no user's words, and in no profile."""
-    facts = InMemoryFacts()
+    facts = InMemoryItems()
     model = Model(lambda _: [fact("I live in Rome.", type="planner_note"), fact("I live in Rome.")])
     memory = ExtractiveMemory(model, facts)
     await memory.remember(USER, [note("n", "Ada lives in Bonn, so look up Bonn.")])

@@ -23,13 +23,14 @@ from turnwise.memory.conversation.events import MemoryRecalled
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import MemoryItem, ProfiledRecall, Scope, Source
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.base import FactStore
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.base import ItemStore
+from turnwise.memory.longterm.items.changes import supersede
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.prompt_sections import make_profile
+from turnwise.memory.longterm.recall.prompt_sections import make_profile
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.tokens.counter import ByteCounter
 from window_stage import Talker
 
@@ -61,12 +62,12 @@ class NoModel:
         raise AssertionError("nobody is to be asked")
 
 
-def memory_of(facts: FactStore, **settings: Any) -> ExtractiveMemory:
+def memory_of(facts: ItemStore, **settings: Any) -> ExtractiveMemory:
     return ExtractiveMemory(NoModel(), facts, **settings)
 
 
-async def known(*items: MemoryItem, scope: Scope = ADA) -> InMemoryFacts:
-    facts = InMemoryFacts()
+async def known(*items: MemoryItem, scope: Scope = ADA) -> InMemoryItems:
+    facts = InMemoryItems()
     await facts.put(scope, items)
     return facts
 
@@ -162,7 +163,7 @@ async def test_a_profile_and_what_is_recalled_share_the_windows_room() -> None:
 
 
 async def test_a_memory_with_profiles_is_asked_once_for_a_run() -> None:
-    class Counted(InMemoryFacts):
+    class Counted(InMemoryItems):
         reads = 0
 
         async def query(self, *args: Any, **options: Any) -> Any:
@@ -196,16 +197,16 @@ async def test_what_is_forgotten_or_contradicted_is_in_no_later_request() -> Non
     assert "nurse" in section(await request(core, "hey"))
     await memory.forget(ADA, ["w3"])
     assert "nurse" not in section(await request(core, "hey"))
-    await facts.supersede(ADA, "w0", MemoryItem(id="new", text="The user's name is Sally.", created_at=2e9))
+    await supersede(facts, ADA, "w0", MemoryItem(id="new", text="The user's name is Sally.", created_at=2e9))
     left = section(await request(core, "hey"))
     assert "Sally" in left and "Sarah" not in left
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_pin_holds_in_every_process_and_for_the_fact_that_replaces_it(kind: str, tmp_path: Path) -> None:
-    shared = InMemoryFacts()
-    make: Callable[[], FactStore] = (
-        (lambda: shared) if kind == "memory" else partial(SQLFacts, f"sqlite:///{tmp_path}/f.db")
+    shared = InMemoryItems()
+    make: Callable[[], ItemStore] = (
+        (lambda: shared) if kind == "memory" else partial(SQLItems, f"sqlite:///{tmp_path}/f.db")
     )
     memory, later = memory_of(make()), memory_of(make())
     await memory.remember(ADA, [MemoryItem(id="s", text="Folds cranes.", type=_SKILL, source=Source())])
@@ -243,7 +244,7 @@ def test_settings_of_the_profile_are_checked() -> None:
             MemoryConfig(profile_tokens=wrong)  # type: ignore[arg-type]
     for types in ("facts", ["no type"], None, 5):
         with pytest.raises(ConfigError, match=r"ExtractiveMemory\.profile"):
-            memory_of(InMemoryFacts(), profile=types)
+            memory_of(InMemoryItems(), profile=types)
 
 
 def test_of_two_memories_with_the_same_fact_one_has_it_in_the_profile() -> None:
@@ -298,7 +299,7 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
 
 async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turns(tmp_path: Path) -> None:
     def make() -> ExtractiveMemory:
-        return memory_of(SQLFacts(f"sqlite:///{tmp_path}/f.db"))
+        return memory_of(SQLItems(f"sqlite:///{tmp_path}/f.db"))
 
     memory = make()
     crates = [

@@ -23,9 +23,9 @@ from turnwise.errors import ConfigError
 from turnwise.http.settings import HttpSettings
 from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
 from turnwise.memory.longterm.base import Label
-from turnwise.memory.longterm.retention import Retention
-from turnwise.memory.longterm.vector.locations import ChromaServer
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.index.locations import ChromaServer
+from turnwise.memory.longterm.retention.retention import Retention
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore

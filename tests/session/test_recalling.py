@@ -28,7 +28,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
@@ -198,7 +198,7 @@ class Picky:
         return json.dumps({"names": ["f1"]})
 
 
-class GatedFacts(InMemoryFacts):
+class GatedFacts(InMemoryItems):
     """Waits at its gate with the query of this number; counts them."""
 
     def __init__(self, number: int) -> None:
@@ -241,7 +241,7 @@ class DirectActor:
         return answer
 
 
-async def shared(facts: InMemoryFacts) -> tuple[RemoteMemory, DirectActor]:
+async def shared(facts: InMemoryItems) -> tuple[RemoteMemory, DirectActor]:
     """Return a memory as the sessions of a process share it, and its actor. It has one fact of Ada's."""
     memory = ExtractiveMemory(Picky(), facts, chooses=True)
     await memory.remember(Scope(user_id="ada"), [MemoryItem(id="1", text="Ada sails", type=MemoryType.FACTS)])
@@ -262,7 +262,7 @@ async def degraded(core: SessionCore) -> list[str]:
 @pytest.mark.parametrize(("first", "second"), [("a hard one", "an easy one"), ("an easy one", "a hard one")])
 def test_a_run_reports_a_degraded_recall_of_its_own_only(first: str, second: str) -> None:
     async def story() -> None:
-        memory, actor = await shared(InMemoryFacts())
+        memory, actor = await shared(InMemoryItems())
         slow = Gated()
         one, other = await opened(Talker(), memory, slow), await opened(Talker(), memory)
         asking = asyncio.create_task(ask(one, first))

@@ -32,10 +32,10 @@ from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, Me
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import Scope
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.session_memory import MEMORY_TOOLS
 from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
-from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.trim import Trim
@@ -311,7 +311,7 @@ def test_settings_are_read_from_a_dotenv_file_that_the_environment_overrides(
 async def test_the_working_memory_stands_in_each_request_and_what_a_program_saves_is_recalled() -> None:
     book = Book()
     stage = await MemoryStage.opened(book)
-    stage.working = WorkingMemory(InMemoryNotes())
+    stage.working = WorkingMemory(InMemoryItems())
     stage.new_core()
     await stage.core.transactor.activate()
     access = stage.core.retrieval.memory_access()
@@ -573,7 +573,7 @@ async def test_recalled_text_takes_at_most_its_share_of_a_small_window_and_fails
     recalled = [block for given in stage.engine.given for block in given if isinstance(block, Recalled)]
     counter = WINDOW["token_counter"]
     assert len(recalled) > 10 and max(map(counter.count, recalled)) < 2000 // 2 + 400
-    stage.working = WorkingMemory(InMemoryNotes())
+    stage.working = WorkingMemory(InMemoryItems())
     stage.new_core()
     await stage.core.transactor.activate()
     await stage.core.retrieval.memory_access().replace_notes("y" * 2000)

@@ -31,7 +31,7 @@ from turnwise.errors import SessionFencedError, StoreError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -212,7 +212,7 @@ def turn(index: int, **changes: Any) -> TurnRecord:
 
 
 def progress_of(*names: str) -> SavingProgress:
-    memories = [MemorySlot(memory=LexicalMemory(InMemoryFacts()), name=name, section=None) for name in names]
+    memories = [MemorySlot(memory=LexicalMemory(InMemoryItems()), name=name, section=None) for name in names]
     core = SessionCore(SessionKey("s"), InMemoryStore(), EchoEngine(), SessionConfig(), memories=memories)
     return SavingProgress(core.engines)
 

@@ -33,7 +33,7 @@ from siege_ledger import Ledger
 from siege_stores import STORES, Store
 from turnwise import AsyncSessionManager, Dedicated, LexicalMemory, NotFoundError, Packed, SessionConfig, TurnwiseError
 from turnwise.errors import RunEndedError
-from turnwise.stores import SQLFacts
+from turnwise.stores import SQLItems
 
 HERE = Path(__file__).parent
 NAMESPACE = "siege"
@@ -73,7 +73,7 @@ class Siege:
         self._manager = AsyncSessionManager(
             store.url,
             engine=SiegeEngine(str(self._leaks)),
-            memory=[LexicalMemory(SQLFacts(f"sqlite:///{folder}/facts.db"))],
+            memory=[LexicalMemory(SQLItems(f"sqlite:///{folder}/facts.db"))],
             placement=Dedicated() if stage.name == "sqlite" else Packed(hosts=2),
             config=SessionConfig(cancel_grace_s=0.5, idle_s=20.0),
             namespace=NAMESPACE,

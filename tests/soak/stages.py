@@ -27,8 +27,8 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import SessionNotFoundError
-from turnwise.memory.longterm.items.base import all_facts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.base import all_stored
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.urls import open_store
 from turnwise.testing.acknowledged import Acknowledged
@@ -181,7 +181,7 @@ def _run(setting: Setting, url: str, placement: Placement, killers: Killers, tit
         async with AsyncSessionManager(
             faulty_url(url, STORE, seed=setting.seed, journal=journal),
             engine=FaultyEngine(faults, tools=ToolRegistry(look), late_s=3.0, for_real=True),
-            memory=[LexicalMemory(SQLFacts(facts_url))],
+            memory=[LexicalMemory(SQLItems(facts_url))],
             config=SessionConfig(cancel_grace_s=0.2, memory=MemoryConfig(recall=False)),
             placement=placement,
             namespace=NAMESPACE,
@@ -217,9 +217,9 @@ async def _audit_memory(manager: AsyncSessionManager, url: str, told: Acknowledg
             broken.append(f"the memory of session {session_id!r} does not catch up")
     completed = {note.run_id for note in told if note.what == "end" and note.state == "completed"}
     prompts = {str(note.prompt): note.run_id in completed for note in told if note.what == "prompt"}
-    facts = SQLFacts(url)
+    facts = SQLItems(url)
     said: Counter[str] = Counter()
-    async for fact in all_facts(facts, None):
+    async for fact in all_stored(facts, None):
         said.update(re.findall(r"^user: (.*)$", fact.item.text, re.MULTILINE))
     await facts.close()
     broken += [f"prompt {prompt!r} is remembered {count} times" for prompt, count in said.items() if count > 1]

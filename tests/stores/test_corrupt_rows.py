@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,14 @@ from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.deletion import erase
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.longterm.retention.deletion import erase
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
-from turnwise.memory.working.sql import SQLNotes
+from turnwise.memory.working.memory import WorkingMemory
 
 SECRET = "canary-4711"
 
@@ -214,66 +213,50 @@ def test_a_damaged_record_in_redis_is_named_but_not_quoted_and_blocks_nothing_el
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(damage: str, tmp_path: Path) -> None:
-    scope = Scope(user_id="ada")
-    items = [MemoryItem(id=name, text=f"{SECRET} {name}") for name in ("one", "two")]
+    scope, source = Scope(user_id="ada"), Source(session_id="s", spans=(Span("1", 0, 1),))
+    items = [MemoryItem(id=name, text=f"{SECRET} {name}", source=source) for name in ("one", "two")]
+    url = f"sqlite:///{tmp_path}/memory.db"
 
-    async def use(memory: Any, table: str, column: str) -> None:
+    async def use(memory: Any, store: SQLItems, column: str, ids: list[str] | None) -> None:
         await memory.remember(scope, items)
+        await memory.remember(Scope(user_id="bob"), items)
         with sqlite3.connect(tmp_path / "memory.db") as connection:
             new = DAMAGES[damage].format(column)
-            assert connection.execute(f"UPDATE {table} SET {column} = {new} WHERE id = 'one'").rowcount == 1
+            of_ada = "owner = (SELECT owner FROM turnwise_item_owners WHERE space = ? AND user_id = 'ada')"
+            update = f"UPDATE turnwise_items SET {column} = {new} WHERE id = 'one' AND {of_ada}"
+            assert connection.execute(update, (store._space,)).rowcount == 1
         connection.close()
         with pytest.raises(StoreError) as raised:
             await memory.recall(scope, f"{SECRET} one", limit=5)
         check_quiet(raised.value)
-        done = await erase(memory, scope)
-        assert done.items == 2 and not done.verified and done.why
+        assert len((await store.keys("no vectors"))[1]) >= 3
+        done = await erase(memory, scope, ids)
+        assert done.items == (1 if ids else 2) and not done.verified and done.why
         assert SECRET not in done.why
+        assert await memory.forget(scope) == 2 - done.items
         assert not await memory.recall(scope, SECRET, limit=5)
+        assert len(await memory.recall(Scope(user_id="bob"), SECRET, limit=5)) == 2
+        await memory.forget(Scope(user_id="bob"))
         await memory.close()
 
-    url = f"sqlite:///{tmp_path}/memory.db"
-    asyncio.run(use(LexicalMemory(SQLFacts(url)), "turnwise_facts", "text"))
-
-    async def index(column: str, damage: str, ids: list[str] | None) -> None:
-        of_turn = replace(scope, session_id="s")
-        kept = [replace(item, id=f"{item.id} {column} {damage} {ids}", source=Source(session_id="s")) for item in items]
-        text = SQLItems(url)
-        await text.add([(scope, kept), (Scope(user_id="bob"), items)])
-        with sqlite3.connect(tmp_path / "memory.db") as connection:
-            new = DAMAGES[damage].format(column)
-            connection.execute(f"UPDATE turnwise_vector_items SET {column} = {new} WHERE id = ?", (kept[0].id,))
-        connection.close()
-        with pytest.raises(CorruptRecordError) as raised:
-            await text.to_delete(scope, [kept[0].id] if ids else None, None)
-        check_quiet(raised.value)
-        assert len((await text.keys("no vectors"))[1]) >= 3 and len(await text.pending("no vectors", 9)) >= 3
-        assert await text.still_contains([SECRET, "said by nobody"]) == {SECRET}
-        if ids:
-            assert await text.forget(scope, [kept[0].id]) == 1
-        assert await text.forget(of_turn if column == "text" else scope, None) == 2 - bool(ids)
-        assert await text.count() == 2 and not await text.to_delete(scope, None, None)
-        loaded = await text.load(["ada", "bob"], {})
-        assert [len(loaded[user].more) for user in ("ada", "bob")] == [0, 2]
-        await text.close()
-
-    asyncio.run(index("record", damage, None))
-    asyncio.run(index("record", damage, ["one"]))
-    for ids in (None, ["one"]):
-        asyncio.run(index("text", "not UTF-8", ids))
-    asyncio.run(index("id", "not UTF-8", None))
+    for number, column in enumerate(("text", "id") if damage == "not UTF-8" else ("spans",)):
+        for ids in [None] if column == "id" else [None, ["one"]]:
+            store = SQLItems(url, space=f"lexical-{number}-{bool(ids)}")
+            asyncio.run(use(LexicalMemory(store), store, column, ids))
+            store = SQLItems(url, space=f"vectors-{number}-{bool(ids)}")
+            asyncio.run(use(VectorMemory(store, embedding=None), store, column, ids))
 
     async def note() -> None:
-        notes = SQLNotes(url)
-        await notes.change(scope, lambda before: SECRET)
+        notes = WorkingMemory(url, per="user")
+        await notes.replace(scope, SECRET)
         with sqlite3.connect(tmp_path / "memory.db") as connection:
             new = DAMAGES["not UTF-8"].format("text")
-            connection.execute(f"UPDATE turnwise_notes SET text = {new}")
+            connection.execute(f"UPDATE turnwise_items SET text = {new}")
         connection.close()
         with pytest.raises(CorruptRecordError) as raised:
             await notes.read(scope)
         check_quiet(raised.value)
-        assert await notes.purge("ada") == 1
+        assert await notes.forget(scope) == 1
         await notes.close()
 
     asyncio.run(note())

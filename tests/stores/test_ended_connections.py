@@ -14,7 +14,7 @@ from turnwise.adapters.langgraph.items import Batch
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.conformance.fixtures import eventful, of_everything, own
 from turnwise.memory.stores.sql.store import SQLStore
@@ -126,7 +126,7 @@ async def test_a_read_whose_connection_is_ended_says_so(kind: str, database: str
 
 
 async def test_a_memory_whose_connection_is_ended_says_so(database: str) -> None:
-    async with closing(LexicalMemory(SQLFacts(database))) as memory:
+    async with closing(LexicalMemory(SQLItems(database))) as memory:
         await memory.remember(USER, ITEMS)
         end_writers(database)
         (error,) = await asyncio.gather(memory.forget(USER), return_exceptions=True)

@@ -24,11 +24,11 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.retention import Use
+from turnwise.memory.longterm.items.changes import pin, supersede, update
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.retention.retention import Use
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.sql_items import SQLItems
 from turnwise.memory.stores.base import Activation, SessionStore
 from turnwise.memory.stores.conformance.fixtures import Owner, a_session, a_turn, an_event, eventful, of_everything
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -36,7 +36,6 @@ from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
-from turnwise.memory.working.sql import SQLNotes
 
 USER = Scope(user_id="u")
 SESSION = Scope(user_id="u", session_id="s")
@@ -77,40 +76,32 @@ ITEMS = [an_item("1"), an_item("2", type=MemoryType.SKILL), an_item("3", source=
 
 async def of_items(store: Any) -> Verbs:
     await store.put(USER, ITEMS, at=1.0)
-    await store.supersede(USER, "3", an_item("4", created_at=3.0))
+    await supersede(store, USER, "3", an_item("4", created_at=3.0))
     await store.delete(USER, ["gone"])
     return {
         "put": lambda: store.put(USER, [an_item("5"), an_item("6")]),
-        "update": lambda: store.update(USER, "2", "else", at=9.0, type=MemoryType.FACTS),
-        "pin": lambda: store.pin(USER, "1", True),
-        "supersede": lambda: store.supersede(USER, "1", an_item("7", created_at=4.0)),
+        "update": lambda: update(store, USER, "2", "else", at=9.0, type=MemoryType.FACTS),
+        "pin": lambda: pin(store, USER, "1", True),
+        "supersede": lambda: supersede(store, USER, "1", an_item("7", created_at=4.0)),
         "delete": lambda: store.delete(USER, ["4", "1", "unknown"]),
-        "purge": lambda: store.purge("u", session_id="s", turn_index=0),
-        "touch": lambda: store.touch("u", ["1", "2", "4"], 1e10, counts=True),
+        "delete a turn": lambda: store.delete(replace(USER, session_id="s"), turn_index=0),
+        "touch": lambda: store.touch([Use("u", ("1", "2", "4"), 1e10, True)]),
         "sweep": lambda: store.sweep(2e9),
     }
 
 
-async def of_vector_items(store: Any) -> Verbs:
-    await store.add([(USER, ITEMS)], at=1.0)
-    await store.forget(USER, ["gone"])
+async def of_indexed_items(store: Any) -> Verbs:
+    await store.add([(USER, ITEMS)], at=1.0, with_vectors=True)
+    await store.delete(USER, ["gone"])
+    pending = await store.pending("vectors", 9)
+    await store.mark(pending[:1], "vectors")
+    both = [(USER, [an_item("5"), an_item("6")]), (Scope(user_id="v"), [an_item("5")])]
     return {
-        "add": lambda: store.add([(USER, [an_item("5"), an_item("6")]), (Scope(user_id="v"), [an_item("5")])]),
-        "update": lambda: store.update(USER, "2", "else", MemoryType.FACTS, 9.0),
-        "pin": lambda: store.pin(USER, "1", True),
-        "forget": lambda: store.forget(USER, ["1", "unknown"]),
-        "touch": lambda: store.touch([Use("u", ("1", "2"), 1e10)]),
-        "sweep": lambda: store.sweep(2e9, list(MemoryType)),
-    }
-
-
-async def of_notes(store: Any) -> Verbs:
-    await store.change(SESSION, lambda _: "one")
-    return {
-        "write": lambda: store.change(USER, lambda _: "new"),
-        "rewrite": lambda: store.change(SESSION, lambda _: "two"),
-        "remove": lambda: store.change(SESSION, lambda _: None),
-        "purge": lambda: store.purge("u"),
+        "add": lambda: store.add(both, with_vectors=True),
+        "update": lambda: update(store, USER, "1", "else", at=9.0),
+        "delete": lambda: store.delete(USER, ["1", "unknown"]),
+        "mark": lambda: store.mark(pending, "vectors"),
+        "unmark": store.unmark,
     }
 
 
@@ -158,16 +149,15 @@ Fill = Callable[[Any], Awaitable[Verbs]]
 ON_SQL: Mapping[str, tuple[Callable[[str], Any], Fill]] = {
     "sessions": (SQLStore, of_sessions),
     "events": (SQLHistory, of_events),
-    "items": (SQLFacts, of_items),
-    "vector items": (SQLItems, of_vector_items),
-    "notes": (SQLNotes, of_notes),
+    "items": (SQLItems, of_items),
+    "indexed items": (SQLItems, of_indexed_items),
     "checkpoints": (SQLCheckpoints, of_checkpoints),
     "graph items": (SQLGraphItems, of_graph_items),
 }
 
 ON_REDIS: Mapping[str, tuple[Callable[[str], Any], Fill]] = {
     "sessions": (RedisStore, of_sessions),
-    "items": (RedisFacts, of_items),
+    "items": (RedisItems, of_items),
 }
 
 

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from langgraph.store.base import InvalidNamespaceError
 
+from item_verbs import count
 from open_stores import closing
 from test_failed_verbs import an_item
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
@@ -20,16 +21,16 @@ from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.items.base import MAX_ID_BYTES
-from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.items.redis import RedisFacts
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.changes import supersede
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.redis import RedisItems
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.stores.conformance.fixtures import a_run, a_session, a_turn, an_event, own
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.error_hints import remedy
 from turnwise.memory.stores.sql.store import SQLStore
-from turnwise.memory.working.base import InMemoryNotes
-from turnwise.memory.working.sql import SQLNotes
+from turnwise.memory.working.memory import WorkingMemory
 
 
 def varied(size: int) -> str:
@@ -44,14 +45,13 @@ BAD = {"too long": LONG, "null": "a\0b", "surrogate": "a\ud800b"}
 OPENED: Mapping[str, Mapping[str, Any]] = {
     "sessions": {"memory": InMemoryStore, "sql": SQLStore, "redis": RedisStore},
     "events": {"memory": InMemoryHistory, "sql": SQLHistory},
-    "items": {"memory": InMemoryFacts, "sql": SQLFacts, "redis": RedisFacts},
-    "notes": {"memory": InMemoryNotes, "sql": SQLNotes},
+    "items": {"memory": InMemoryItems, "sql": SQLItems, "redis": RedisItems},
 }
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Any]:
-    """Opens stores of a kind; returns None for what Redis does not keep: notes, and events apart from sessions."""
+    """Opens stores of a kind; returns None for what Redis does not keep: events apart from sessions."""
 
     def make(kind: str) -> Any:
         if request.param == "memory":
@@ -94,13 +94,10 @@ async def test_each_session_store_refuses_a_name_that_one_could_not_keep(
 
 
 @pytest.mark.parametrize("name", BAD.values(), ids=BAD)
-async def test_each_event_item_and_note_store_refuses_such_a_name(name: str, opened: Callable[[str], Any]) -> None:
+async def test_each_event_and_item_store_refuses_such_a_name(name: str, opened: Callable[[str], Any]) -> None:
     async with closing(opened("items")) as items:
         await refused(items.put(Scope(user_id="u"), [an_item("good"), an_item(name)]), name)
-        assert await items.count(Scope(user_id="u")) == 0
-    if note_store := opened("notes"):
-        async with closing(note_store) as notes:
-            await refused(notes.change(Scope(user_id="u", session_id=name), lambda _: "text"), name)
+        assert await count(items, Scope(user_id="u")) == 0
     if history := opened("events"):
         async with closing(history) as events:
             await refused(events.append(SessionKey("s"), [an_event(1), an_event(2, name)]), name)
@@ -113,14 +110,13 @@ async def test_the_longest_names_are_taken_by_each_store(opened: Callable[[str],
     async with closing(opened("items")) as items:
         scope, item = Scope(user_id=user), an_item(varied(MAX_ID_BYTES))
         await items.put(scope, [an_item("1"), replace(item, id="2")])
-        assert await items.supersede(scope, "1", replace(item, created_at=3.0))
+        assert await supersede(items, scope, "1", replace(item, created_at=3.0))
     async with closing(opened("sessions")) as store:
         name = varied(MAX_INDEXED_BYTES - len(user.encode()))
         await store.create(a_session(name, user_id=user))
         assert (await store.get(SessionKey(name, user))).session_id == name
-    if note_store := opened("notes"):
-        async with closing(note_store) as notes:
-            await notes.change(Scope(user_id=user, session_id=session), lambda _: "text")
+    async with closing(WorkingMemory(opened("items"))) as notes:
+        assert await notes.replace(Scope(user_id=user, session_id=session), "text") == "text"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

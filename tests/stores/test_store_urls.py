@@ -12,16 +12,15 @@ import pytest
 
 from turnwise.adapters import TurnwiseSaver, TurnwiseStore
 from turnwise.adapters.langgraph.checkpoints import open_checkpoints
-from turnwise.adapters.langgraph.items import open_items
+from turnwise.adapters.langgraph.items import open_items as open_graph_items
 from turnwise.errors import ConfigError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.urls import check_history_url, open_history
-from turnwise.memory.longterm.items.urls import open_facts
+from turnwise.memory.longterm.items.urls import open_items
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import open_store, read_only, resolve_url
-from turnwise.memory.working.urls import open_notes
 
 Install = Callable[..., None]
 
@@ -92,9 +91,9 @@ def test_a_redis_keeps_no_history_apart() -> None:
         assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("opens", [open_notes, open_checkpoints, open_items, TurnwiseSaver, TurnwiseStore])
+@pytest.mark.parametrize("opens", [open_checkpoints, open_graph_items, TurnwiseSaver, TurnwiseStore])
 @pytest.mark.parametrize("scheme", ["redis", "rediss"])
-def test_a_redis_url_is_refused_for_notes_checkpoints_and_graph_items(opens: Callable[[str], Any], scheme: str) -> None:
+def test_a_redis_url_is_refused_for_checkpoints_and_graph_items(opens: Callable[[str], Any], scheme: str) -> None:
     with pytest.raises(ConfigError, match=r"use sqlite:/// or postgresql://") as error:
         opens(f"{scheme}://:secret@h")
     assert "secret" not in str(error.value)
@@ -113,7 +112,7 @@ def test_a_store_of_another_package_is_opened_by_its_scheme(install: Install) ->
         open_history("mongo://u:secret@h/x")
     assert "secret" not in str(error.value)
     opens: Callable[[str], Any]
-    for opens in (open_facts, open_notes, open_checkpoints, open_items):
+    for opens in (open_items, open_checkpoints, open_graph_items):
         with pytest.raises(StoreURLError, match="another package's store keeps sessions only"):
             opens("mongo://h/x")
     for wrong in ("Mongo://h", "mongo:h", "mongo"):

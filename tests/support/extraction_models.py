@@ -8,12 +8,12 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, System, User
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source, item_id
 from turnwise.memory.longterm.extraction.prompt import SCHEMA
-from turnwise.memory.longterm.items.base import FactFilter, FactStore
+from turnwise.memory.longterm.items.base import ItemFilter, ItemStore
 
 USER = Scope(user_id="u", session_id="s")
 
 
-EVER = FactFilter(superseded=True)
+EVER = ItemFilter(superseded=True)
 
 
 class Model:
@@ -45,5 +45,5 @@ def told(number: int, *blocks: AnyBlock | str, at: float = 0.0, session: str | N
     return MemoryItem(id=item_id(spans, said), text="user: ...", source=source, blocks=said, created_at=at)
 
 
-async def texts(facts: FactStore, scope: Scope = USER, which: FactFilter = FactFilter()) -> list[str]:  # noqa: B008
+async def texts(facts: ItemStore, scope: Scope = USER, which: ItemFilter = ItemFilter()) -> list[str]:  # noqa: B008
     return sorted(item.text for item in await facts.query(scope, which))

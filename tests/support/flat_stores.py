@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from turnwise.memory.longterm.items.base import Fact, FactStore
+from turnwise.memory.longterm.items.base import ItemStore, StoredItem
 from turnwise.memory.longterm.migration.migrate import MigrationReport, migrate
 
 # As langgraph-checkpoint-sqlite makes it; versions before 2.0.8 lack the last two columns.
@@ -111,15 +111,15 @@ def dated(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
     return (record(*row, **times) for row in rows)
 
 
-def run(source: str | Path, facts: FactStore, **settings: Any) -> MigrationReport:
+def run(source: str | Path, facts: ItemStore, **settings: Any) -> MigrationReport:
     return asyncio.run(migrate(source, facts, **settings))
 
 
-def facts_in(facts: FactStore, user_id: str | None = None) -> dict[str, list[Fact]]:
+def facts_in(facts: ItemStore, user_id: str | None = None) -> dict[str, list[StoredItem]]:
     """Return all that is in the store by user."""
 
-    async def scan() -> dict[str, list[Fact]]:
-        found: dict[str, list[Fact]] = {}
+    async def scan() -> dict[str, list[StoredItem]]:
+        found: dict[str, list[StoredItem]] = {}
         for fact in await facts.scan(user_id, limit=100_000):
             found.setdefault(fact.user_id, []).append(fact)
         return found
@@ -127,7 +127,7 @@ def facts_in(facts: FactStore, user_id: str | None = None) -> dict[str, list[Fac
     return asyncio.run(scan())
 
 
-def texts(facts: FactStore) -> dict[str, list[str]]:
+def texts(facts: ItemStore) -> dict[str, list[str]]:
     return {user: sorted(fact.item.text for fact in found) for user, found in facts_in(facts).items()}
 
 

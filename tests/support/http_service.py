@@ -22,7 +22,6 @@ from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.http import BearerTokens, HttpSettings, Identity, create_app
 from turnwise.memories import LexicalMemory, WorkingMemory
-from turnwise.memory.working.urls import open_notes
 
 TOKENS = BearerTokens({"ann's-secret-token": "ann", "bob's-secret-token": Identity("bob")})
 ANN, BOB = ({"Authorization": f"Bearer {name}'s-secret-token"} for name in ("ann", "bob"))
@@ -37,7 +36,7 @@ def manager_of(folder: Path, provider_url: str | None = None, **settings: Any) -
         tools = ToolRegistry(pay, driver)
         engines["agent"] = OpenAIEngine("local", base_url=provider_url, api_key="none", tools=tools, max_retries=0)
         settings["memory"] = [LexicalMemory(folder / "facts.db", name="facts")]
-        settings["working_memory"] = WorkingMemory(open_notes(f"sqlite:///{folder}/notes.db"))
+        settings["working_memory"] = WorkingMemory(f"sqlite:///{folder}/notes.db")
     given: dict[str, Any] = {"placement": Packed(hosts=1), **settings}
     return AsyncSessionManager(f"sqlite:///{folder}/chats.db", engine=engines, **given)
 

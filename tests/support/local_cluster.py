@@ -41,11 +41,10 @@ from turnwise.errors import ConfigError, LongTermMemoryError, RunEndedError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.audit import audit
 from turnwise.testing.chaos import Bounds, chaos
@@ -214,7 +213,7 @@ async def placed_on(node_id: str) -> AsyncIterator[None]:
 
 
 def memory_at(url: str) -> LexicalMemory:
-    return LexicalMemory(SQLFacts(url))
+    return LexicalMemory(SQLItems(url))
 
 
 # The checks, in their order
@@ -242,7 +241,7 @@ async def a_node_joins(box: Box) -> dict[str, Any]:
     arguments: dict[str, dict[str, Any]] = {
         "store": {"store": file},
         "history_store": {"history_store": file},
-        "working_memory": {"working_memory": WorkingMemory(SQLNotes(file))},
+        "working_memory": {"working_memory": WorkingMemory(SQLItems(file, space="notes"))},
     }
     for name, settings in arguments.items():
         try:

@@ -25,10 +25,9 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.longterm.items.base import FactStore
+from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.working.base import NoteStore
 from turnwise.memory.working.memory import WorkingMemory
 
 PORTAL = Portal()
@@ -39,7 +38,7 @@ class LocalRealm(ClusterClient):
 
     is_shared = False
 
-    def __init__(self, store: SessionStore, facts: FactStore, notes: NoteStore) -> None:
+    def __init__(self, store: SessionStore, facts: ItemStore, notes: ItemStore) -> None:
         super().__init__("local", "local")
         self.memories = (MemorySlot(memory=LexicalMemory(facts), name="facts", section=None),)
         self.working_memory = WorkingMemory(notes)

@@ -29,11 +29,10 @@ from turnwise.memory.conversation.blocks import ToolResult
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
-from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder, ChromaPlace, ChromaServer
-from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaPlace, ChromaServer
+from turnwise.memory.longterm.index.vector_index import VectorIndex
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing import LocalProvider, Message
 from turnwise.testing.embedding import HashEmbedding
 from turnwise.testing.local_provider.replies import texts_of, tool_script
@@ -91,8 +90,8 @@ class House:
     def url(self, name: str) -> str:
         return f"sqlite:///{self.folder}/{name}.db"
 
-    def facts(self) -> SQLFacts:
-        return SQLFacts(self.url("facts"))
+    def facts(self) -> SQLItems:
+        return SQLItems(self.url("facts"))
 
     def extractive(self) -> ExtractiveMemory:
         model = OpenAIEngine("local", base_url=self.provider.base_url, max_retries=0)
@@ -100,7 +99,7 @@ class House:
 
     def vector(self, place: ChromaPlace | None = None, embedding: Any = None, **settings: Any) -> VectorMemory:
         index = VectorIndex(place or ChromaFolder(self.folder / "vectors"), embedding or HashEmbedding())
-        return VectorMemory(SQLItems(self.url("words")), index, **settings)
+        return VectorMemory(SQLItems(self.url("words"), space="vectors"), index, **settings)
 
     def manager(self, *memory: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:
         """Return a manager whose runs wait for memories as long as it takes, unless the config says how long."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.vector.index import EmbeddingFunction
-from turnwise.memory.longterm.vector.locations import ChromaServer
+from turnwise.memory.longterm.index.locations import ChromaServer
+from turnwise.memory.longterm.index.vector_index import EmbeddingFunction
 from turnwise.testing.embedding import HashEmbedding
 
 

@@ -11,31 +11,32 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from item_verbs import count
 from open_stores import closing
 from turnwise.errors import ConfigError, CorruptRecordError, InvalidInputError, StoreClosedError, WorkingMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.longterm.items.base import ItemStore
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.stores.conformance.fixtures import IDS, TEXT
-from turnwise.memory.working.base import InMemoryNotes, NoteStore
 from turnwise.memory.working.formats import Form, FreeText, JsonForm, Markdown, merge_json
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.sql import SQLNotes
 
 SESSION = Scope(user_id="u", session_id="s", agent="a")
 USER = Scope(user_id="u")
 
-MakeNotes = Callable[[], NoteStore]
+MakeNotes = Callable[[], ItemStore]
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def make_notes(request: pytest.FixtureRequest, tmp_path: Path) -> MakeNotes:
     """Opens stores on the same data, empty at first."""
     if request.param == "memory":
-        notes = InMemoryNotes()
+        notes = InMemoryItems()
         return lambda: notes
     url = f"sqlite:///{tmp_path}/notes.db" if request.param == "sqlite" else request.getfixturevalue("database")
-    return lambda: SQLNotes(url)
+    return lambda: SQLItems(url, space="notes")
 
 
 class Profile(BaseModel):
@@ -161,7 +162,7 @@ async def test_content_that_does_not_fit_the_format_is_refused_and_nothing_chang
 
 
 async def test_a_schema_is_checked_after_the_merge() -> None:
-    memory = WorkingMemory(InMemoryNotes(), form=JsonForm(Profile, initial={"tags": ["new"]}))
+    memory = WorkingMemory(InMemoryItems(), form=JsonForm(Profile, initial={"tags": ["new"]}))
     assert json.loads(await memory.read(SESSION)) == {"tags": ["new"]}
     with pytest.raises(WorkingMemoryError, match="name: Field required"):
         await memory.merge(SESSION, {"age": 40})
@@ -173,7 +174,7 @@ async def test_a_schema_is_checked_after_the_merge() -> None:
 
 
 async def test_markdown_begins_with_its_template() -> None:
-    memory = WorkingMemory(InMemoryNotes(), form=Markdown("# Goal\n"), per="user")
+    memory = WorkingMemory(InMemoryItems(), form=Markdown("# Goal\n"), per="user")
     assert await memory.read(SESSION) == "# Goal"
     assert await memory.merge(SESSION, "Narvik") == "# Goal\n\nNarvik" == await memory.read(USER)
     assert await memory.clear(USER) is True and await memory.clear(USER) is False
@@ -199,17 +200,26 @@ async def test_each_session_and_each_user_has_its_own_note(make_notes: MakeNotes
 
 
 async def test_a_user_s_note_is_no_session_s(make_notes: MakeNotes) -> None:
-    notes = make_notes()
-    for session in (None, "", "s"):
-        scope = Scope(user_id="u", session_id=session)
-        assert await notes.read(scope) is None
-        assert await notes.change(scope, f"{session!r} {{}}".format) == f"{session!r} None"
-    assert await notes.purge("u", session_id="") == 1
-    assert [await notes.read(Scope(user_id="u", session_id=name)) for name in ("", "s", None)] == [
-        *(None, "'s' None", "None None"),
-    ]
-    assert await notes.change(USER, lambda _: None) is None and await notes.purge("u") == 1
-    await notes.close()
+    of_user, of_session = WorkingMemory(make_notes(), per="user"), WorkingMemory(make_notes())
+    scopes = {name: Scope(user_id="u", session_id=name) for name in ("user", "session user", "s")}
+    for name, scope in scopes.items():
+        assert await of_session.read(scope) == ""
+        assert await of_session.replace(scope, name) == name
+    assert await of_user.read(USER) == "" and await of_user.replace(USER, "the user's") == "the user's"
+    assert await of_session.forget(scopes["user"]) == 1
+    assert [await of_session.read(scope) for scope in scopes.values()] == ["", "session user", "s"]
+    assert await of_user.clear(USER) and not await of_user.clear(USER)
+    assert await of_user.forget(USER) == 2
+    await asyncio.gather(of_user.close(), of_session.close())
+
+
+async def test_an_empty_note_differs_from_none_and_a_deleted_note_can_be_written_again(make_notes: MakeNotes) -> None:
+    memory = WorkingMemory(make_notes(), form=Markdown("Write here."))
+    for _ in range(2):
+        assert await memory.read(SESSION) == "Write here."
+        assert await memory.replace(SESSION, "") == "" == await memory.read(SESSION)
+        assert await memory.clear(SESSION)
+    await memory.close()
 
 
 async def test_no_concurrent_merge_is_lost(make_notes: MakeNotes) -> None:
@@ -223,15 +233,15 @@ async def test_no_concurrent_merge_is_lost(make_notes: MakeNotes) -> None:
 
 
 def test_a_note_of_a_session_needs_a_session_and_settings_are_checked() -> None:
-    memory = WorkingMemory(InMemoryNotes())
+    memory = WorkingMemory(InMemoryItems())
     for scope in (USER, Scope(user_id="", session_id="s"), Scope(user_id="u", session_id="\0")):
         for call in (memory.read(scope), memory.merge(scope, "x"), memory.clear(scope)):
             with pytest.raises(WorkingMemoryError):
                 asyncio.run(call)
     with pytest.raises(ConfigError, match=r"WorkingMemory.per='all'"):
-        WorkingMemory(InMemoryNotes(), per="all")  # type: ignore[arg-type]
+        WorkingMemory(InMemoryItems(), per="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"max_bytes=3"):
-        WorkingMemory(InMemoryNotes(), form=Markdown("# Goal"), max_bytes=3)
+        WorkingMemory(InMemoryItems(), form=Markdown("# Goal"), max_bytes=3)
     for schema in (int, {"type": "no"}, "x"):
         with pytest.raises(ConfigError, match=r"JsonForm.schema"):
             JsonForm(schema)  # type: ignore[arg-type]
@@ -243,17 +253,17 @@ async def test_notes_share_a_file_with_facts_and_deleted_notes_are_overwritten(t
     def is_legible() -> bool:
         return any(b"Trondheim" in path.read_bytes() for path in tmp_path.iterdir())
 
-    facts, memory = SQLFacts(url), WorkingMemory(SQLNotes(url))
+    facts, memory = SQLItems(url), WorkingMemory(SQLItems(url, space="notes"))
     await asyncio.gather(facts.put(USER, [MemoryItem(id="1", text="x")]), memory.replace(SESSION, "Trondheim " * 99))
     assert is_legible()
     assert await memory.forget(SESSION) == 1
     assert not is_legible()
-    assert await facts.count(USER) == 1
+    assert await count(facts, USER) == 1
     await asyncio.gather(facts.close(), memory.close())
 
 
 def test_a_store_pickles_as_its_settings(tmp_path: Path) -> None:
-    memory = WorkingMemory(SQLNotes(f"sqlite:///{tmp_path}/n.db"), form=JsonForm(Profile), max_bytes=100)
+    memory = WorkingMemory(SQLItems(f"sqlite:///{tmp_path}/n.db", space="notes"), form=JsonForm(Profile), max_bytes=100)
     again = pickle.loads(pickle.dumps(memory))
 
     async def use() -> str:
@@ -263,20 +273,20 @@ def test_a_store_pickles_as_its_settings(tmp_path: Path) -> None:
         return str(text)
 
     assert json.loads(asyncio.run(use())) == {"name": "Sarah"}
-    with pytest.raises(TypeError, match="use SQLNotes"):
-        pickle.dumps(InMemoryNotes())
+    with pytest.raises(TypeError, match="use SQLItems"):
+        pickle.dumps(WorkingMemory(InMemoryItems()))
 
 
 def test_a_corrupt_note_is_named(tmp_path: Path) -> None:
     import sqlite3
 
     async def use(call: str) -> Any:
-        async with closing(WorkingMemory(SQLNotes(f"sqlite:///{tmp_path}/n.db"))) as memory:
+        async with closing(WorkingMemory(SQLItems(f"sqlite:///{tmp_path}/n.db", space="notes"))) as memory:
             return await (memory.replace(SESSION, "x") if call == "replace" else getattr(memory, call)(SESSION))
 
     asyncio.run(use("replace"))
     with sqlite3.connect(tmp_path / "n.db") as connection:
-        connection.execute("UPDATE turnwise_notes SET text = '{'")
+        connection.execute("UPDATE turnwise_items SET text = '{'")
     connection.close()
     for call in ("read", "replace"):
         with pytest.raises(CorruptRecordError, match="note of session 's' of user 'u'"):

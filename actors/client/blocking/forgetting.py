@@ -12,8 +12,8 @@ from turnwise.actors.memory.attached import Eraser
 from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope, is_read_only
-from turnwise.memory.longterm.deletion import Erasure
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion import Erasure
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 
 _PAGE = 100
 

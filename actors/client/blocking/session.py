@@ -53,7 +53,7 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, places, union
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.compaction import Compaction
 

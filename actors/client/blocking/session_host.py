@@ -33,7 +33,7 @@ from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import Until
 from turnwise.memory.growing_pauses import GrowingPauses
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 
 if TYPE_CHECKING:
     from turnwise.actors.session.admission import StartOptions

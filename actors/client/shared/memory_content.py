@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, User
-from turnwise.memory.longterm.recalled_content import RecalledContent
+from turnwise.memory.longterm.recall.recalled_content import RecalledContent
 
 Message: TypeAlias = str | Block | Mapping[str, str]
 """A text of the user's, a block, or a mapping such as `{"role": "assistant", "content": "Hello!"}`."""

@@ -22,7 +22,7 @@ from turnwise.errors import (
     WorkingMemoryError,
 )
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
-from turnwise.memory.longterm.quoting import quote_json
+from turnwise.memory.longterm.recall.quoting import quote_json
 from turnwise.memory.longterm.session_memory import MemoryAccess
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from turnwise.memory.longterm.search.analyzer import stem, words
+from turnwise.memory.longterm.recall.analyzer import stem, words
 from turnwise.memory.longterm.types import MemoryType
 
 ORDERS = (MemoryType.INSTRUCTIONS, MemoryType.WORKFLOW)

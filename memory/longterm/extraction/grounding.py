@@ -16,8 +16,8 @@ from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Candidate,
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, flat, overrides_instructions, subjects
 from turnwise.memory.longterm.extraction.grammatical_person import RETRACTS, TAKES_BACK
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
-from turnwise.memory.longterm.search.analyzer import language_of, words
-from turnwise.memory.longterm.search.word_frequency import COMMON, log_frequency
+from turnwise.memory.longterm.recall.analyzer import language_of, words
+from turnwise.memory.longterm.recall.word_frequency import COMMON, log_frequency
 from turnwise.memory.longterm.types import MemoryType
 
 

@@ -25,8 +25,8 @@ from turnwise.memory.longterm.extraction.clauses import (
     subjects,
 )
 from turnwise.memory.longterm.extraction.grammatical_person import OTHERS_WORDS
-from turnwise.memory.longterm.prompt_sections import PREAMBLE
-from turnwise.memory.longterm.search.analyzer import words
+from turnwise.memory.longterm.recall.analyzer import words
+from turnwise.memory.longterm.recall.prompt_sections import PREAMBLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,19 +30,21 @@ from turnwise.memory.longterm.base import (
     recalled,
     trouble_of,
 )
-from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.extraction import rerank
 from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Limits, parse
 from turnwise.memory.longterm.extraction.input import ExtractionInput, input_of, may_have_facts
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, SOURCED, request
 from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
-from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, checked_item
-from turnwise.memory.longterm.items.urls import facts_at
+from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_items
+from turnwise.memory.longterm.items.changes import supersede
+from turnwise.memory.longterm.items.rules import check_turn, checked_item
+from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.lexical import LexicalMemory, beside, profile_of
-from turnwise.memory.longterm.retention import Retention
-from turnwise.memory.longterm.search.embedding_function import portable
-from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.similarity import Similarity
+from turnwise.memory.longterm.recall.embedding_function import portable
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.similarity import Similarity
+from turnwise.memory.longterm.retention.deletion import texts_of
+from turnwise.memory.longterm.retention.retention import Retention
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.base import Page
@@ -51,7 +53,7 @@ PROFILE = (*(kind for kind in MemoryType if kind.category is MemoryCategory.SEMA
 """The types of facts about who a user is and how they want to be answered."""
 
 
-_KNOWN = FactFilter(types=EXTRACTED)
+_KNOWN = ItemFilter(types=EXTRACTED)
 """The facts with which extracted ones are compared."""
 
 
@@ -68,7 +70,7 @@ def _types(profile: Collection[MemoryType]) -> tuple[MemoryType, ...]:
 
 @needs(
     model="pass a text model, such as OpenAIEngine('gpt-5-mini')",
-    facts="pass where the items are kept, such as SQLFacts('sqlite:///facts.db') or a path",
+    items="pass where the facts are kept, such as SQLItems('sqlite:///items.db') or a path",
 )
 class ExtractiveMemory:
     """Stores typed facts about the user, which a model extracts from the user's messages, and finds them by words.
@@ -88,7 +90,7 @@ class ExtractiveMemory:
 
     Args:
         model: a `TextModel`, or a value from which the caller of `bind` makes one, such as an engine builder.
-        facts: the fact store, or its URL, or the path of a SQLite file; it is closed with the memory.
+        items: the store of the facts, or its URL, or the path of a SQLite file; it is closed with the memory.
         facts_prompt: the instructions to the model for extracting facts. The schema of the answer is fixed.
         assistant_facts: "none", or "sourced" to keep also what the assistant stated from a tool's result: as a dated
             quotation that names the tool, of type `context`, which replaces nothing. The result must have the numbers
@@ -117,7 +119,7 @@ class ExtractiveMemory:
     def __init__(
         self,
         model: Any,
-        facts: FactStore | str | Path,
+        items: ItemStore | str | Path,
         *,
         facts_prompt: str = PROMPT,
         choosing_prompt: str = rerank.PROMPT,
@@ -138,7 +140,7 @@ class ExtractiveMemory:
     ) -> None:
         self.label = Label(name=name, max_tokens=max_tokens)
         """Its name and limit in sessions."""
-        facts = facts_at(facts)
+        store = items_at(items)
         self._settings: dict[str, Any] = {
             "facts_prompt": facts_prompt,
             "choosing_prompt": choosing_prompt,
@@ -162,7 +164,7 @@ class ExtractiveMemory:
             if not prompt.strip():
                 raise ConfigError(f"ExtractiveMemory.{setting}", prompt, "must not be blank")
         similarity = None if embedding is None else Similarity(embedding)
-        self._found = LexicalMemory(facts, weights=weights, similarity=similarity, retention=retention, clock=clock)
+        self._found = LexicalMemory(store, weights=weights, similarity=similarity, retention=retention, clock=clock)
         self._chooses = chooses
         self._profile = self._settings["profile"]
         self._limits = Limits(
@@ -179,8 +181,8 @@ class ExtractiveMemory:
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self.model = model
         """The model, or the value from which `bind`'s caller makes it."""
-        self.facts = facts
-        """The fact store."""
+        self.store = store
+        """The store of the facts."""
 
     limits_categories = True
     """See `base.limits_categories`."""
@@ -188,21 +190,21 @@ class ExtractiveMemory:
     @property
     def is_local(self) -> bool:
         """Whether the facts are in a file on one machine."""
-        return is_local(self.facts)
+        return is_local(self.store)
 
     def __repr__(self) -> str:
-        return f"ExtractiveMemory({self.model!r}, {self.facts!r})"
+        return f"ExtractiveMemory({self.model!r}, {self.store!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = self._settings | {"embedding": portable(self._settings["embedding"])}
-        return functools.partial(type(self), **settings), (self.model, self.facts), self.label
+        return functools.partial(type(self), **settings), (self.model, self.store), self.label
 
     def __setstate__(self, label: Label) -> None:
         self.label = label
 
     def bind(self, model: TextModel) -> Self:
         """Return a memory with the same facts and settings that calls this model."""
-        bound = type(self)(model, self.facts, **self._settings)
+        bound = type(self)(model, self.store, **self._settings)
         bound.label = self.label
         return bound
 
@@ -253,7 +255,7 @@ class ExtractiveMemory:
         why = None
         if self._chooses and limit > 0:
             try:
-                chosen = await self._choose(scope, query, FactFilter(types=types, as_of=as_of))
+                chosen = await self._choose(scope, query, ItemFilter(types=types, as_of=as_of))
                 some = first_of_each(chosen, limit) if per_category else chosen[:limit]
                 self._found.use(scope, [item.id for item in some], recalled=True)
                 return recalled(some, trouble_of(chosen))
@@ -278,7 +280,7 @@ class ExtractiveMemory:
             options: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
             return await self._found.recall_with_profile(scope, query, profile=profile, **options)
         items, found = await asyncio.gather(
-            self._found.items(scope, FactFilter(types=types)),
+            self._found.items(scope, ItemFilter(types=types)),
             self.recall(scope, query, limit=2 * limit, types=types, per_category=per_category),
         )
         standing = profile_of(items, profile)
@@ -297,7 +299,7 @@ class ExtractiveMemory:
             "ExtractiveMemory.model", self.model, "cannot answer: call bind(model) with a TextModel first"
         )
 
-    async def _choose(self, scope: Scope, query: str, which: FactFilter) -> Sequence[MemoryItem]:
+    async def _choose(self, scope: Scope, query: str, which: ItemFilter) -> Sequence[MemoryItem]:
         model = self._bound_model()
         newest = await self._found.items(scope, which)
         nearest = await self._found.ranked(scope, query, newest, which, limit=rerank.MOST // 2)
@@ -340,12 +342,12 @@ class ExtractiveMemory:
     async def _delete(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[str]:
         """Delete items, facts that were extracted from them, and their records; return the ids of all."""
         if ids is None:
-            return await self.facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index)
+            return await self.store.delete(scope, turn_index=turn_index)
         names = dict.fromkeys(ids)
         keys = {_key(name) for name in names}
         # The first records go too: an extraction that finds its first record deleted deletes its facts.
         marks = [_seen(key) for key in keys]
-        gone = await self.facts.delete(scope, [*dict.fromkeys((*names, *marks, *await self._made(scope, keys)))])
+        gone = await self.store.delete(scope, [*dict.fromkeys((*names, *marks, *await self._made(scope, keys)))])
         # Again, since facts may have been written after the query and before the deletion of the records.
         return gone + await self._unmake(scope, keys)
 
@@ -397,9 +399,9 @@ class ExtractiveMemory:
     async def _unread(self, scope: Scope, items: Sequence[MemoryItem], now: float) -> list[MemoryItem]:
         """Return the items that were not processed before, and record in the store that they are being processed."""
         keys = {item.id: _key(item.id) for item in items}
-        new = await self.facts.put(scope, [_mark(_seen(keys[item.id]), item, now, "{}") for item in items], at=now)
+        new = await self.store.put(scope, [_mark(_seen(keys[item.id]), item, now, "{}") for item in items], at=now)
         marks = [mark for key in keys.values() for mark in (_seen(key), _done(key))]
-        there = await self.facts.get(scope, marks)
+        there = await self.store.get(scope, marks)
         begun = {key for key in keys.values() if _seen(key) in new or _seen(key) in there}
         unread = [item for item in items if _done(keys[item.id]) not in there and keys[item.id] in begun]
         # Delete facts of items that were forgotten during another extraction that crashed before deleting them.
@@ -452,13 +454,13 @@ class ExtractiveMemory:
         for accepted, fact in zip(decision.accepted, made, strict=True):
             pairs[_key(accepted.said.item.id)] += [_by_age(fact, made[at]) for at in accepted.instead_of_new]
         marks = [_mark(_done(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
-        new = set(await self.facts.put(scope, [*(fact for each in facts.values() for fact in each), *marks], at=now))
-        there = await self.facts.get(scope, [mark for key in facts for mark in (_seen(key), _done(key))])
+        new = set(await self.store.put(scope, [*(fact for each in facts.values() for fact in each), *marks], at=now))
+        there = await self.store.get(scope, [mark for key in facts for mark in (_seen(key), _done(key))])
         whole = [key for key in facts if _done(key) in new and _seen(key) in there]
         lost = [fact.id for key in facts if key not in whole for fact in facts[key] if fact.id in new]
         lost += [_done(key) for key in facts if _done(key) in new and key not in whole]
         if lost:
-            await self.facts.delete(scope, lost)
+            await self.store.delete(scope, lost)
         await self._finish(scope, {_done(key): there[_done(key)] for key in facts if _done(key) in there.keys() - new})
         self._counts["added"] += sum(len(facts[key]) for key in whole)
         superseded = await self._supersede(scope, [pair for key in whole for pair in pairs[key]])
@@ -468,7 +470,7 @@ class ExtractiveMemory:
         """Return the fact to be replaced; None if all agents see it but only one would see the new fact."""
         if scope.agent is None or old.type.category is MemoryCategory.SEMANTIC:
             return old
-        return None if await self.facts.get(replace(scope, agent=None), [old.id]) else old
+        return None if await self.store.get(replace(scope, agent=None), [old.id]) else old
 
     async def _finish(self, scope: Scope, records: Mapping[str, MemoryItem]) -> None:
         """Complete the replacements of concurrent extractions from these items, which may have crashed."""
@@ -482,22 +484,26 @@ class ExtractiveMemory:
         """
         if not pairs:
             return []
-        facts = await self.facts.get(scope, [name for pair in pairs for name in pair])
+        facts = await self.store.get(scope, [name for pair in pairs for name in pair])
         there = []
         for old, new in pairs:
-            if old in facts and new in facts and await self.facts.supersede(scope, old, _since(facts[new], facts[old])):
+            if (
+                old in facts
+                and new in facts
+                and await supersede(self.store, scope, old, _since(facts[new], facts[old]))
+            ):
                 there.append(new)
         return there
 
     async def _made(self, scope: Scope, keys: Collection[str]) -> list[str]:
         """Return the ids of the facts extracted from items, and of the items' records."""
-        every = await all_items(self.facts, scope, FactFilter(superseded=True)) if keys else []
+        every = await all_items(self.store, scope, ItemFilter(superseded=True)) if keys else []
         return [item.id for item in every if item.id.rpartition("-")[0] in keys]
 
     async def _unmake(self, scope: Scope, keys: Collection[str]) -> list[str]:
         """Delete the facts extracted from items; return their ids."""
         made = await self._made(scope, keys)
-        return await self.facts.delete(scope, made) if made else []
+        return await self.store.delete(scope, made) if made else []
 
 
 _FILLED = 3
@@ -542,7 +548,7 @@ def _is_older_news(fact: MemoryItem, old: MemoryItem) -> bool:
 
 
 def _since(new: MemoryItem, old: MemoryItem) -> MemoryItem:
-    """Return the new fact with the time from which it replaces the old one, for `FactStore.supersede`.
+    """Return the new fact with the time from which it replaces the old one, for `supersede`.
 
     If it was created earlier than the old one, this is the time of its last change, or the creation of the old one if
     that is later.

@@ -9,7 +9,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, System, User
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.candidates import EXTRACTED, Action
 from turnwise.memory.longterm.extraction.input import ExtractionInput
-from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.longterm.recall.quoting import quote
 
 PROMPT = """\
 You keep the long-term memory of an assistant: facts about the user that will still matter in later conversations.

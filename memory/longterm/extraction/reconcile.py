@@ -14,11 +14,11 @@ from turnwise.memory.longterm.extraction.clauses import NEUTRAL, flat, subjects
 from turnwise.memory.longterm.extraction.contradiction import contradict
 from turnwise.memory.longterm.extraction.grounding import Verdict, judge, judge_sourced, quoted_in, said_names
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
-from turnwise.memory.longterm.search.ranking import FACTS
+from turnwise.memory.longterm.recall.ranking import FACTS
 from turnwise.memory.longterm.types import MemoryType
 
 if TYPE_CHECKING:
-    from turnwise.memory.longterm.search.user_index import UserIndex
+    from turnwise.memory.longterm.recall.user_index import UserIndex
 
 
 def nearest(
@@ -37,7 +37,7 @@ def nearest(
         recent: the newest facts are added up to this number, since a contradicting fact may share no word.
         user_index: the index of the known facts; made if left out.
     """
-    from turnwise.memory.longterm.search.user_index import find, index_of
+    from turnwise.memory.longterm.recall.user_index import find, index_of
 
     asked = "\n".join(said.text for said in messages.said)
     most = min(count * len(messages.said), max(count, _SHOWN))

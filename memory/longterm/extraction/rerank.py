@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from turnwise.memory.conversation.blocks import AnyBlock, System, User
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.longterm.recall.quoting import quote
 
 PROMPT = """\
 You look things up in the long-term memory of an assistant.

@@ -1,4 +1,5 @@
-"""Stores of memory items: the protocol in `base`, in memory, in SQL, in Redis, and their laws.
+"""Storage of items: the protocol `ItemStore` in `base.py`, its laws, and its implementations in SQL, Redis and memory.
 
-`urls.py` opens a store by its URL. Programs import names from `turnwise.stores`; memories import from the modules here.
+`changes.py` has what is done to one item, `rules.py` what all stores obey. Programs import names from
+`turnwise.stores`; memories import from the modules here.
 """

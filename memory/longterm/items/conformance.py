@@ -1,4 +1,4 @@
-"""The laws of `FactStore`, checked on an empty store; see `stores/conformance` for how to run them."""
+"""The laws of `ItemStore`, checked on an empty store; see `stores/conformance` for how to run them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from turnwise.errors import InvalidInputError, InvalidMemoryError, StoreClosedEr
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.base import MAX_ID_BYTES, Fact, FactFilter, FactStore
+from turnwise.memory.longterm.items.base import ALL, MAX_ID_BYTES, Change, ItemFilter, ItemStore, StoredItem
+from turnwise.memory.longterm.items.changes import pin as _pin, supersede as _supersede, update
+from turnwise.memory.longterm.retention.retention import Use
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.conformance.fixtures import IDS, TEXT
 from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
 
-EVER = FactFilter(superseded=True)
+EVER = ItemFilter(superseded=True)
 
 
-async def check_item_store(make_facts: Callable[[str], FactStore]) -> None:
-    """Check all laws, in order; `make_facts` is like `make_store` of `check_session_store`.
+async def check_item_store(make_items: Callable[[str], ItemStore]) -> None:
+    """Check all laws, in order; `make_items` is like `make_store` of `check_session_store`.
 
     Raises:
         AssertionError: the store breaks a law; names it.
     """
     for law in LAWS:
-        await check_law(law, functools.partial(make_facts, law.__name__))
+        await check_law(law, functools.partial(make_items, law.__name__))
 
 
 _laws: list[Law] = []
@@ -48,27 +50,49 @@ def _item(
     return MemoryItem(id=id, **{"text": f"text of {id}", "type": type, "created_at": at, "source": source, **more})
 
 
-async def _all(facts: FactStore, scope: Scope = _U, which: FactFilter = EVER) -> list[MemoryItem]:
-    return list(await facts.query(scope, which, limit=100_000))
+async def _all(store: ItemStore, scope: Scope = _U, which: ItemFilter = EVER) -> list[MemoryItem]:
+    return list(await store.query(scope, which, limit=100_000))
 
 
-async def _ids(facts: FactStore, scope: Scope = _U, which: FactFilter = EVER) -> list[str]:
-    return [item.id for item in await _all(facts, scope, which)]
+async def _ids(store: ItemStore, scope: Scope = _U, which: ItemFilter = EVER) -> list[str]:
+    return [item.id for item in await _all(store, scope, which)]
 
 
-async def _dump(facts: FactStore) -> list[Fact]:
-    return list((await facts.scan(limit=100_000)).items)
+async def _count(store: ItemStore, scope: Scope, which: ItemFilter = ALL) -> int:
+    return len(await _all(store, scope, which))
+
+
+async def _update(store: ItemStore, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
+    return await update(store, scope, id, text, **changes) is not None
+
+
+async def _purge(
+    store: ItemStore, user_id: str, *, session_id: str | None = None, turn_index: int | None = None
+) -> list[str]:
+    return await store.delete(Scope(user_id=user_id, session_id=session_id), turn_index=turn_index)
+
+
+async def _touch(store: ItemStore, user_id: str, ids: Iterable[str], at: float, *, counts: bool = False) -> None:
+    await store.touch([Use(user_id, tuple(ids), at, counts)])
+
+
+async def _sweep(store: ItemStore, before: float, **options: Any) -> int:
+    return sum(map(len, (await store.sweep(before, **options)).values()))
+
+
+async def _dump(store: ItemStore) -> list[StoredItem]:
+    return list((await store.scan(limit=100_000)).items)
 
 
 @asynccontextmanager
-async def _unchanged(facts: FactStore, after: str) -> AsyncIterator[None]:
-    before = await _dump(facts)
+async def _unchanged(store: ItemStore, after: str) -> AsyncIterator[None]:
+    before = await _dump(store)
     yield
-    equal(await _dump(facts), before, f"what is stored after {after}")
+    equal(await _dump(store), before, f"what is stored after {after}")
 
 
 @_law
-async def check_items_are_returned_as_they_were_put(facts: FactStore, other: FactStore) -> None:
+async def check_items_are_returned_as_they_were_put(store: ItemStore, other: ItemStore) -> None:
     """All fields but blocks and score, by each method that returns items."""
     whole = MemoryItem(
         id="i'%\"\\ü" * 100,
@@ -90,38 +114,38 @@ async def check_items_are_returned_as_they_were_put(facts: FactStore, other: Fac
     )
     items = [whole, MemoryItem(id="bare", text=" x "), MemoryItem(id="long", text="ab" * 2**20)]
     stored = [replace(item, blocks=(), score=None) for item in items]
-    equal(await facts.put(_A, items), [item.id for item in items], "the ids of what is new")
-    for each in (facts, other):
+    equal(await store.put(_A, items), [item.id for item in items], "the ids of what is new")
+    for each in (store, other):
         found = await each.get(_A, [item.id for item in reversed(items)])
         equal(list(found.items()), [(item.id, item) for item in reversed(stored)], "what get returns")
         equal([(item.blocks, item.score) for item in found.values()], [((), None)] * 3, "blocks and scores")
         equal(sorted(await _all(each, _A), key=lambda item: len(item.text)), [stored[1], stored[0], stored[2]], "list")
-        facts_of = [Fact("u", "a", stored[0]), Fact("u", None, stored[1]), Fact("u", None, stored[2])]
-        equal(await _dump(each), facts_of, "what scan returns")
-    equal(await facts.put(_A, []), [], "the ids of a put of nothing")
+        dumped = [StoredItem("u", "a", stored[0]), StoredItem("u", None, stored[1]), StoredItem("u", None, stored[2])]
+        equal(await _dump(each), dumped, "what scan returns")
+    equal(await store.put(_A, []), [], "the ids of a put of nothing")
 
 
 @_law
-async def check_a_put_may_be_repeated(facts: FactStore, other: FactStore) -> None:
+async def check_a_put_may_be_repeated(store: ItemStore, other: ItemStore) -> None:
     """Completely, in part, twice in one call, concurrently, or with another text: the first item with an id stays."""
     first = [_item("1"), _item("2"), _item("3")]
-    equal(await facts.put(_U, first), ["1", "2", "3"], "what is new")
+    equal(await store.put(_U, first), ["1", "2", "3"], "what is new")
     later = [_item("4"), _item("2", text="else"), _item("5"), _item("4", text="else"), _item("1", _SKILL)]
     equal(await other.put(_U, later), ["4", "5"], "what is new of a put that repeats some")
     expected = [_item(name) for name in "54321"]
-    equal(await _all(facts), expected, "the items")
+    equal(await _all(store), expected, "the items")
     many = [_item(f"m{at}") for at in range(1203)]
-    puts = [(facts, other)[at % 2].put(_U, many[at * 100 :]) for at in range(10)]
+    puts = [(store, other)[at % 2].put(_U, many[at * 100 :]) for at in range(10)]
     new = sorted(name for names in await asyncio.gather(*puts) for name in names)
     equal(new, sorted(item.id for item in many), "what was new of ten puts at once")
-    equal(await facts.count(_U), 1208, "how many there are")
-    equal(await facts.put(_A, [_item("1", _SKILL)]), [], "what is new of an id that a user has")
+    equal(await _count(store, _U), 1208, "how many there are")
+    equal(await store.put(_A, [_item("1", _SKILL)]), [], "what is new of an id that a user has")
 
 
 @_law
-async def check_invalid_items_are_refused(facts: FactStore) -> None:
+async def check_invalid_items_are_refused(store: ItemStore) -> None:
     """By put, update and supersede; nothing of the same call is written."""
-    await facts.put(_U, [_item("1")])
+    await store.put(_U, [_item("1")])
     wrong: list[MemoryItem] = [
         *(_item("2", text=text) for text in ("", " \n", "\ud800", None, 5)),
         *(_item(name) for name in ("", " ", "a\0b", "\ud800", "x" * (MAX_ID_BYTES + 1))),
@@ -136,60 +160,60 @@ async def check_invalid_items_are_refused(facts: FactStore) -> None:
         _item("\ud800", text="x"),
     ]
     for item in wrong:
-        async with _unchanged(facts, f"a put of {item!r}"):
-            await refuses(InvalidMemoryError, facts.put(_U, [_item("3"), item]), repr(item))
-            await refuses(InvalidMemoryError, facts.supersede(_U, "1", item), repr(item))
-    async with _unchanged(facts, "verbs that were refused"):
+        async with _unchanged(store, f"a put of {item!r}"):
+            await refuses(InvalidMemoryError, store.put(_U, [_item("3"), item]), repr(item))
+            await refuses(InvalidMemoryError, _supersede(store, _U, "1", item), repr(item))
+    async with _unchanged(store, "verbs that were refused"):
         for scope in (Scope(user_id=""), Scope(user_id="a\0"), Scope(user_id="u", agent=" ")):
-            await refuses(InvalidMemoryError, facts.put(scope, [_item("3")]), repr(scope))
+            await refuses(InvalidMemoryError, store.put(scope, [_item("3")]), repr(scope))
         for text in ("", "\ud800"):
-            await refuses(InvalidMemoryError, facts.update(_U, "1", text, at=2.0), f"update to {text!r}")
-        await refuses(InvalidMemoryError, facts.supersede(_U, "1", _item("1", at=2.0)), "what supersedes itself")
-        await refuses(InvalidMemoryError, facts.supersede(_U, "1", _item("2", at=0.0)), "what supersedes at no time")
-        await refuses(InvalidInputError, facts.purge("u", turn_index=0), "a turn of no session")
-    equal(await facts.put(_U, [_item("3", type="skill")]), ["3"], "a type by its name")  # type: ignore[arg-type]
-    equal(isinstance((await facts.get(_U, ["3"]))["3"].type, MemoryType), True, "whether it is a type then")
+            await refuses(InvalidMemoryError, _update(store, _U, "1", text, at=2.0), f"update to {text!r}")
+        await refuses(InvalidMemoryError, _supersede(store, _U, "1", _item("1", at=2.0)), "what supersedes itself")
+        await refuses(InvalidMemoryError, _supersede(store, _U, "1", _item("2", at=0.0)), "what supersedes at no time")
+        await refuses(InvalidInputError, _purge(store, "u", turn_index=0), "a turn of no session")
+    equal(await store.put(_U, [_item("3", type="skill")]), ["3"], "a type by its name")  # type: ignore[arg-type]
+    equal(isinstance((await store.get(_U, ["3"]))["3"].type, MemoryType), True, "whether it is a type then")
 
 
 @_law
-async def check_items_are_returned_newest_first(facts: FactStore) -> None:
+async def check_items_are_returned_newest_first(store: ItemStore) -> None:
     """Equal times by insertion, in pages of any size, each item once, even if others are put meanwhile."""
     times = (5.0, 1.0, 5.0, 0.0, 3.0, 5.0, 1.0, -2.5, 5.000001)
     for at, time in enumerate(times):
-        await facts.put(_U, [_item(str(at), at=time, type=(_FACTS, _SKILL)[at % 2])])
-    await facts.put(_U, [_item(name, at=3.0) for name in ("x", "y", "z")])
-    await facts.put(Scope(user_id="u2"), [_item("other", at=3.0)])
+        await store.put(_U, [_item(str(at), at=time, type=(_FACTS, _SKILL)[at % 2])])
+    await store.put(_U, [_item(name, at=3.0) for name in ("x", "y", "z")])
+    await store.put(Scope(user_id="u2"), [_item("other", at=3.0)])
     expected = ["8", "5", "2", "0", "z", "y", "x", "4", "6", "1", "3", "7"]
-    equal(await _ids(facts), expected, "the order")
-    for which in (EVER, FactFilter(types=[_FACTS]), FactFilter(types=[_SKILL])):
-        wanted = await _ids(facts, _U, which)
+    equal(await _ids(store), expected, "the order")
+    for which in (EVER, ItemFilter(types=[_FACTS]), ItemFilter(types=[_SKILL])):
+        wanted = await _ids(store, _U, which)
         for limit in range(1, len(expected) + 2):
             found: list[str] = []
             cursor: str | None = None
             pages = 0
             while pages == 0 or (cursor is not None and pages <= len(wanted)):
-                page = await facts.query(_U, which, cursor=cursor, limit=limit)
+                page = await store.query(_U, which, cursor=cursor, limit=limit)
                 found += [item.id for item in page]
                 cursor, pages = page.cursor, pages + 1
             equal((found, pages), (wanted, -(-len(wanted) // limit)), f"items and pages of {limit}")
-    page = await facts.query(_U, limit=5)
-    await facts.put(_U, [_item("late", at=9.0), _item("between", at=3.0)])
-    rest = await facts.query(_U, cursor=page.cursor, limit=100)
+    page = await store.query(_U, limit=5)
+    await store.put(_U, [_item("late", at=9.0), _item("between", at=3.0)])
+    rest = await store.query(_U, cursor=page.cursor, limit=100)
     equal([item.id for item in (*page, *rest)], expected, "pages with puts between them")
-    equal(len(await facts.query(Scope(user_id="nobody"))), 0, "items of nobody")
-    await facts.put(_U, [_item(f"m{at}") for at in range(101)])
-    equal(len(await facts.query(_U)), 100, "items of a page by default")
+    equal(len(await store.query(Scope(user_id="nobody"))), 0, "items of nobody")
+    await store.put(_U, [_item(f"m{at}") for at in range(101)])
+    equal(len(await store.query(_U)), 100, "items of a page by default")
     for limit in (0, -1):
-        await refuses(InvalidInputError, facts.query(_U, limit=limit), f"a limit of {limit}")
-        await refuses(InvalidInputError, facts.scan(limit=limit), f"a scan with a limit of {limit}")
+        await refuses(InvalidInputError, store.query(_U, limit=limit), f"a limit of {limit}")
+        await refuses(InvalidInputError, store.scan(limit=limit), f"a scan with a limit of {limit}")
     for wrong in ("", "x", "nan:1"):
-        await refuses(InvalidInputError, facts.query(_U, cursor=wrong), f"cursor {wrong!r}")
+        await refuses(InvalidInputError, store.query(_U, cursor=wrong), f"cursor {wrong!r}")
     for wrong in ("x", "-1", "9" * 30):
-        await refuses(InvalidInputError, facts.scan(cursor=wrong), f"cursor {wrong!r} of a scan")
+        await refuses(InvalidInputError, store.scan(cursor=wrong), f"cursor {wrong!r} of a scan")
 
 
 @_law
-async def check_filters_can_be_combined(facts: FactStore) -> None:
+async def check_filters_can_be_combined(store: ItemStore) -> None:
     """Any two of type, session, turn, time and what is superseded; `count` agrees with `query`."""
     items = [
         _item(f"{kind}-{session}-{turn}", kind, at=at, session=session, turn=turn, superseded_at=end)
@@ -197,7 +221,7 @@ async def check_filters_can_be_combined(facts: FactStore) -> None:
         for session, turn in (("s", 1), ("s", 10), ("s1", 1), (None, None))
         for at, end in [(float(len(kind) + (turn or 0)), 12.0 if session == "s" else None)]
     ]
-    await facts.put(_U, items)
+    await store.put(_U, items)
     choices: dict[str, Sequence[Any]] = {
         "types": (None, (), (_FACTS,), {_SKILL, _CONTEXT}),
         "session_id": (None, "s", "S", "s%"),
@@ -206,31 +230,31 @@ async def check_filters_can_be_combined(facts: FactStore) -> None:
         "superseded": (False, True),
     }
     for (one, its), (other, others) in combinations(choices.items(), 2):
-        for which in [FactFilter(**{one: value, other: another}) for value in its for another in others]:
+        for which in [ItemFilter(**{one: value, other: another}) for value in its for another in others]:
             expected = sorted(item.id for item in items if _holds(item, which))
-            equal(sorted(await _ids(facts, _U, which)), expected, f"the items of {which}")
-            equal(await facts.count(_U, which), len(expected), f"the count of {which}")
+            equal(sorted(await _ids(store, _U, which)), expected, f"the items of {which}")
+            equal(await _count(store, _U, which), len(expected), f"the count of {which}")
 
 
 @_law
-async def check_expired_and_resolved_items_are_left_out_if_requested(facts: FactStore) -> None:
+async def check_expired_and_resolved_items_are_left_out_if_requested(store: ItemStore) -> None:
     """With `as_of`, resolved items are included, since the time of the resolution is unknown."""
     items = [_item(str(end), expires_at=end) for end in (None, 5.0, 6.0)]
     items += [_item(f"resolved {end}", expires_at=end, status="resolved") for end in (None, 5.0)]
-    await facts.put(_U, items)
+    await store.put(_U, items)
     everything = {item.id for item in items}
     for which, left_out in (
-        (FactFilter(), set()),
-        (FactFilter(live_at=4.9), {"resolved None", "resolved 5.0"}),
-        (FactFilter(live_at=5.0), {"5.0", "resolved None", "resolved 5.0"}),
-        (FactFilter(live_at=5.0, as_of=5.0), {"5.0", "resolved 5.0"}),
-        (FactFilter(live_at=99.0), everything - {"None"}),
+        (ItemFilter(), set()),
+        (ItemFilter(live_at=4.9), {"resolved None", "resolved 5.0"}),
+        (ItemFilter(live_at=5.0), {"5.0", "resolved None", "resolved 5.0"}),
+        (ItemFilter(live_at=5.0, as_of=5.0), {"5.0", "resolved 5.0"}),
+        (ItemFilter(live_at=99.0), everything - {"None"}),
     ):
-        equal(set(await _ids(facts, _U, which)), everything - left_out, f"the items of {which}")
-        equal(await facts.count(_U, which), len(everything - left_out), f"the count of {which}")
+        equal(set(await _ids(store, _U, which)), everything - left_out, f"the items of {which}")
+        equal(await _count(store, _U, which), len(everything - left_out), f"the count of {which}")
 
 
-def _holds(item: MemoryItem, which: FactFilter) -> bool:
+def _holds(item: MemoryItem, which: ItemFilter) -> bool:
     end, as_of = item.superseded_at, which.as_of
     return (
         (which.types is None or item.type in which.types)
@@ -242,60 +266,60 @@ def _holds(item: MemoryItem, which: FactFilter) -> bool:
 
 
 @_law
-async def check_a_scope_sees_items_of_its_agent_and_of_all_agents(facts: FactStore) -> None:
+async def check_a_scope_sees_items_of_its_agent_and_of_all_agents(store: ItemStore) -> None:
     """Semantic items are for all agents; others for the agent that put them, or for all if there was none."""
     for scope in (_U, _A, _B):
-        await facts.put(scope, [_item(f"{scope.agent}-{kind}", kind) for kind in MemoryType])
+        await store.put(scope, [_item(f"{scope.agent}-{kind}", kind) for kind in MemoryType])
     kinds = [kind for kind in MemoryType if kind.category is not MemoryCategory.SEMANTIC]
     semantic = {f"{agent}-{kind}" for agent in (None, "a", "b") for kind in MemoryType if kind not in kinds}
     seen = {agent: semantic | {f"{owner}-{kind}" for owner in {None, agent} for kind in kinds} for agent in "ab"}
     seen["U"] = semantic | {f"None-{kind}" for kind in kinds}
     ids = {f"{agent}-{kind}" for agent in (None, "a", "b") for kind in MemoryType}
     for scope, name in ((_A, "a"), (_B, "b"), (_U, "U"), (replace(_A, session_id="s"), "a")):
-        equal(set(await _ids(facts, scope)), seen[name], f"what agent {scope.agent!r} lists")
-        equal(set(await facts.get(scope, ids)), seen[name], f"what agent {scope.agent!r} gets")
-        equal(await facts.count(scope), len(seen[name]), f"what agent {scope.agent!r} counts")
+        equal(set(await _ids(store, scope)), seen[name], f"what agent {scope.agent!r} lists")
+        equal(set(await store.get(scope, ids)), seen[name], f"what agent {scope.agent!r} gets")
+        equal(await _count(store, scope), len(seen[name]), f"what agent {scope.agent!r} counts")
     for agent in ("c", "A", "a%", "_", "%"):
-        equal(set(await _ids(facts, replace(_U, agent=agent))), seen["U"], f"what agent {agent!r} lists")
-    async with _unchanged(facts, "verbs of another agent"):
+        equal(set(await _ids(store, replace(_U, agent=agent))), seen["U"], f"what agent {agent!r} lists")
+    async with _unchanged(store, "verbs of another agent"):
         for scope in (_U, _B):
-            equal(await facts.update(scope, "a-skill", "else", at=2.0), False, "update of another agent's")
-            equal(await facts.supersede(scope, "a-skill", _item("n", at=2.0)), False, "supersede of another agent's")
-            equal(await facts.delete(scope, ["a-skill"]), [], "deletion of another agent's")
-    await facts.purge("u", session_id="none")
-    equal(await facts.delete(_A, ["a-skill", "None-skill", "b-facts"]), ["a-skill", "None-skill", "b-facts"], "its own")
-    equal({fact.agent for fact in await _dump(facts) if fact.item.type in kinds}, {None, "a", "b"}, "owners")
+            equal(await _update(store, scope, "a-skill", "else", at=2.0), False, "update of another agent's")
+            equal(await _supersede(store, scope, "a-skill", _item("n", at=2.0)), False, "supersede of another agent's")
+            equal(await store.delete(scope, ["a-skill"]), [], "deletion of another agent's")
+    await _purge(store, "u", session_id="none")
+    equal(await store.delete(_A, ["a-skill", "None-skill", "b-facts"]), ["a-skill", "None-skill", "b-facts"], "its own")
+    equal({fact.agent for fact in await _dump(store) if fact.item.type in kinds}, {None, "a", "b"}, "owners")
 
 
 @_law
-async def check_an_update_changes_text_and_type(facts: FactStore, other: FactStore) -> None:
+async def check_an_update_changes_text_and_type(store: ItemStore, other: ItemStore) -> None:
     """And nothing else. The owner follows from the type, and no copy is left."""
-    await facts.put(_A, [_item("1", session="s", turn=3, topic="t"), _item("2", _SKILL), _item("3", _CONTEXT)])
-    await facts.put(_U, [_item("4", _SKILL)])
-    equal(await other.update(_A, "1", TEXT, at=7.5), True, "whether it was there")
+    await store.put(_A, [_item("1", session="s", turn=3, topic="t"), _item("2", _SKILL), _item("3", _CONTEXT)])
+    await store.put(_U, [_item("4", _SKILL)])
+    equal(await _update(other, _A, "1", TEXT, at=7.5), True, "whether it was there")
     expected = _item("1", session="s", turn=3, topic="t", text=TEXT, updated_at=7.5)
-    equal((await facts.get(_B, ["1"]))["1"], expected, "the item after an update")
+    equal((await store.get(_B, ["1"]))["1"], expected, "the item after an update")
     moves: list[tuple[str, Scope, MemoryType, str | None]] = [
         *[("1", _B, _SKILL, "b"), ("1", _B, _CONTEXT, "b"), ("1", _B, _FACTS, None), ("1", _U, _SKILL, None)],
         *[("2", _A, _CONTEXT, "a"), ("2", _A, _SKILL, "a"), ("2", _A, _FACTS, None), ("2", _A, _FACTS, None)],
         *[("4", _A, _CONTEXT, None), ("4", _A, _FACTS, None), ("4", _A, _SKILL, "a")],
     ]
     for number, (name, scope, kind, agent) in enumerate(moves):
-        equal(await facts.update(scope, name, f"n{number}", type=kind, at=8.0 + number), True, "whether it was there")
+        equal(await _update(store, scope, name, f"n{number}", type=kind, at=8.0 + number), True, "whether it was there")
         found = [fact for fact in await _dump(other) if fact.item.id == name]
         equal(len(found), 1, f"copies after move {number}")
         fact = found[0]
         equal((fact.agent, fact.item.type, fact.item.text), (agent, kind, f"n{number}"), f"owner after move {number}")
         equal((fact.item.created_at, fact.item.updated_at), (1.5, 8.0 + number), f"times after move {number}")
-    async with _unchanged(facts, "updates of what is not there"):
+    async with _unchanged(store, "updates of what is not there"):
         for missing in ("5", "", "%", "1 ", "1\0"):
-            equal(await facts.update(_A, missing, "x", at=9.0), False, f"update of {missing!r}")
-        equal(await facts.update(Scope(user_id="u2"), "3", "x", at=9.0), False, "update of another's")
-        await refuses(InvalidMemoryError, facts.update(_A, "3", "x", type="no", at=9.0), "no type")  # type: ignore[arg-type]
+            equal(await _update(store, _A, missing, "x", at=9.0), False, f"update of {missing!r}")
+        equal(await _update(store, Scope(user_id="u2"), "3", "x", at=9.0), False, "update of another's")
+        await refuses(InvalidMemoryError, _update(store, _A, "3", "x", type="no", at=9.0), "no type")
 
 
 @_law
-async def check_an_update_removes_names_of_the_old_text(facts: FactStore, other: FactStore) -> None:
+async def check_an_update_removes_names_of_the_old_text(store: ItemStore, other: ItemStore) -> None:
     """Name and aliases, and the topic, if the old text contains them and the new text does not."""
     cases: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
         ({"name": "Rex", "aliases": ("Rexy",)}, "Rex barks.", "Tom purrs.", {}),
@@ -306,17 +330,17 @@ async def check_an_update_removes_names_of_the_old_text(facts: FactStore, other:
         ({"topic": "cats"}, "Has a cat.", "Has two cats.", {"topic": "cats"}),
     ]
     for at, (given, before, after, left) in enumerate(cases):
-        await facts.put(_U, [_item(str(at), text=before, **given)])
-        equal(await other.update(_U, str(at), after, at=7.5), True, "whether it was there")
+        await store.put(_U, [_item(str(at), text=before, **given)])
+        equal(await _update(other, _U, str(at), after, at=7.5), True, "whether it was there")
         expected = _item(str(at), text=after, updated_at=7.5, **left)
-        equal((await facts.get(_U, [str(at)]))[str(at)], expected, f"{given} after {before!r} became {after!r}")
+        equal((await store.get(_U, [str(at)]))[str(at)], expected, f"{given} after {before!r} became {after!r}")
 
 
 @_law
-async def check_an_update_changes_only_the_given_fields(facts: FactStore, other: FactStore) -> None:
+async def check_an_update_changes_only_the_given_fields(store: ItemStore, other: ItemStore) -> None:
     """Each field alone, all together, and removed again; an invalid value changes nothing."""
     whole = _item("1", topic="t", name="Rex", aliases=("Rexy",), text="Barks.", pinned=True)
-    await facts.put(_U, [whole, _item("2")])
+    await store.put(_U, [whole, _item("2")])
     steps: list[ItemChanges] = [
         {"topic": TEXT},
         {"name": "Tom"},
@@ -328,22 +352,24 @@ async def check_an_update_changes_only_the_given_fields(facts: FactStore, other:
     ]
     for number, step in enumerate(steps):
         at = 10.0 + number
-        equal(await (facts, other)[number % 2].update(_U, "1", at=at, **step), True, f"whether {step} was done")
+        equal(await _update((store, other)[number % 2], _U, "1", at=at, **step), True, f"whether {step} was done")
         more: dict[str, Any] = {**step}
         if "aliases" in more:
             more["aliases"] = tuple(more["aliases"])
         whole = replace(whole, updated_at=at, **more)
         equal((await other.get(_U, ["1"]))["1"], whole, f"the item after {step}")
-    equal([item.id for item in await _all(facts, _U, FactFilter(live_at=0.2))], ["2"], "what is not resolved")
+    equal([item.id for item in await _all(store, _U, ItemFilter(live_at=0.2))], ["2"], "what is not resolved")
     # by its id it can be changed still
-    equal(await facts.update(_U, "1", at=30.0, status="active"), True, "whether it was there")
-    equal(await facts.count(_U, FactFilter(live_at=0.2)), 2, "what is active")
-    equal(await facts.count(_U, FactFilter(live_at=0.6)), 1, "what is active and has not expired")
+    equal(await _update(store, _U, "1", at=30.0, status="active"), True, "whether it was there")
+    equal(await _count(store, _U, ItemFilter(live_at=0.2)), 2, "what is active")
+    equal(await _count(store, _U, ItemFilter(live_at=0.6)), 1, "what is active and has not expired")
     # what is given stays, whatever the new text says
     equal(
-        await facts.update(_U, "1", "Purrs.", at=31.0, type=_SKILL, name="Rex", topic="t"), True, "whether it was there"
+        await _update(store, _U, "1", "Purrs.", at=31.0, type=_SKILL, name="Rex", topic="t"),
+        True,
+        "whether it was there",
     )
-    equal((await facts.get(_U, ["1"]))["1"].name, "Rex", "its name")
+    equal((await store.get(_U, ["1"]))["1"].name, "Rex", "its name")
     wrong: dict[str, list[Any]] = {
         "status": ["done", None],
         "name": [" ", "", 5],
@@ -354,154 +380,156 @@ async def check_an_update_changes_only_the_given_fields(facts: FactStore, other:
         "pinned": [True],
         "nothing": [1],
     }
-    async with _unchanged(facts, "changes to what cannot be kept"):
-        await refuses(InvalidMemoryError, facts.update(_U, "1", at=40.0), "a change of nothing")
+    async with _unchanged(store, "changes to what cannot be kept"):
+        await refuses(InvalidMemoryError, _update(store, _U, "1", at=40.0), "a change of nothing")
         for name, value in ((name, value) for name, values in wrong.items() for value in values):
             change: dict[str, Any] = {name: value}
-            await refuses(InvalidMemoryError, facts.update(_U, "1", at=40.0, **change), f"a change to {change!r}")
+            await refuses(InvalidMemoryError, _update(store, _U, "1", at=40.0, **change), f"a change to {change!r}")
 
 
 @_law
-async def check_an_item_stays_pinned_until_it_is_unpinned(facts: FactStore, other: FactStore) -> None:
+async def check_an_item_stays_pinned_until_it_is_unpinned(store: ItemStore, other: ItemStore) -> None:
     """For all processes, without other changes; items of others and superseded items cannot be pinned."""
-    await facts.put(_A, [_item("mine", _SKILL), _item("old"), _item("pinned", pinned=True)])
-    await facts.supersede(_A, "old", _item("new", created_at=50.0))
-    before = await facts.get(_A, ["mine", "old"])
+    await store.put(_A, [_item("mine", _SKILL), _item("old"), _item("pinned", pinned=True)])
+    await _supersede(store, _A, "old", _item("new", created_at=50.0))
+    before = await store.get(_A, ["mine", "old"])
     for pinned in (True, True, False, True):
-        equal(await facts.pin(_A, "mine", pinned), True, "whether there is something to pin")
+        equal(await _pin(store, _A, "mine", pinned), True, "whether there is something to pin")
         (mine,) = (await other.get(_A, ["mine"])).values()
         equal(mine, replace(before["mine"], pinned=pinned), "the item")
-    equal(await facts.pin(_B, "mine", False), False, "the pin of another agent")
-    equal(await facts.pin(Scope(user_id="another", agent="a"), "mine", False), False, "the pin of another user")
-    equal(await facts.pin(_A, "old", True), False, "the pin of history")
-    equal(await facts.pin(_A, "none", True), False, "the pin of nothing")
-    equal(await other.pin(_A, "pinned", False), True, "the end of a pin that came along")
-    await facts.update(_A, "mine", "changed", at=60.0)
-    kept = await facts.get(_A, ["mine", "old", "pinned"])
+    equal(await _pin(store, _B, "mine", False), False, "the pin of another agent")
+    equal(await _pin(store, Scope(user_id="another", agent="a"), "mine", False), False, "the pin of another user")
+    equal(await _pin(store, _A, "old", True), False, "the pin of history")
+    equal(await _pin(store, _A, "none", True), False, "the pin of nothing")
+    equal(await _pin(other, _A, "pinned", False), True, "the end of a pin that came along")
+    await _update(store, _A, "mine", "changed", at=60.0)
+    kept = await store.get(_A, ["mine", "old", "pinned"])
     equal([item.pinned for item in kept.values()], [True, False, False], "which are pinned")
 
 
 @_law
-async def check_superseded_items_are_history(facts: FactStore, other: FactStore) -> None:
+async def check_superseded_items_are_history(store: ItemStore, other: ItemStore) -> None:
     """They are stored, found with `as_of`, and never changed again."""
-    await facts.put(_U, [_item("1", at=10.0)])
+    await store.put(_U, [_item("1", at=10.0)])
     second, third = _item("2", at=20.0), _item("3", at=30.0)
-    for each in (facts, other):
-        equal(await each.supersede(_U, "1", second), True, "whether it stands there")
+    for each in (store, other):
+        equal(await _supersede(each, _U, "1", second), True, "whether it stands there")
     old = _item("1", at=10.0, superseded_at=20.0, superseded_by="2")
-    equal(await _all(facts), [second, old], "both")
-    equal(await other.supersede(_U, "2", third), True, "whether the third stands there")
+    equal(await _all(store), [second, old], "both")
+    equal(await _supersede(other, _U, "2", third), True, "whether the third stands there")
     for as_of, ids in ((None, ["3"]), (9.9, []), (10.0, ["1"]), (19.9, ["1"]), (20.0, ["2"]), (30.0, ["3"])):
-        equal(await _ids(facts, _U, FactFilter(as_of=as_of)), ids, f"what held at {as_of}")
-    equal(await facts.get(_U, ["1"]), {"1": old}, "what get returns of history")
-    async with _unchanged(facts, "verbs that find nothing to change"):
-        equal(await facts.update(_U, "1", "else", at=40.0), False, "update of history")
-        equal(await facts.supersede(_U, "1", _item("4", at=40.0)), False, "supersede of history")
-        equal(await facts.supersede(_U, "0", _item("4", at=40.0)), False, "supersede of nothing")
-        equal(await facts.supersede(Scope(user_id="u2"), "3", _item("4", at=40.0)), False, "supersede of another's")
-    await facts.put(_U, [_item("5", at=15.0)])
-    equal(await facts.supersede(_U, "3", replace(_item("5", at=50.0), text="else")), True, "by one that is there")
-    equal((await facts.get(_U, ["5"]))["5"], _item("5", at=15.0), "the one that was there")
-    await facts.put(_A, [_item("6", _SKILL)])
-    equal(await facts.supersede(_A, "6", _item("7", _SKILL, at=60.0)), True, "whether an agent's stands there")
-    equal(await _ids(facts, _B, FactFilter(types=[_SKILL], superseded=True)), [], "what another agent sees of it")
+        equal(await _ids(store, _U, ItemFilter(as_of=as_of)), ids, f"what held at {as_of}")
+    equal(await store.get(_U, ["1"]), {"1": old}, "what get returns of history")
+    async with _unchanged(store, "verbs that find nothing to change"):
+        equal(await _update(store, _U, "1", "else", at=40.0), False, "update of history")
+        equal(await _supersede(store, _U, "1", _item("4", at=40.0)), False, "supersede of history")
+        equal(await _supersede(store, _U, "0", _item("4", at=40.0)), False, "supersede of nothing")
+        equal(await _supersede(store, Scope(user_id="u2"), "3", _item("4", at=40.0)), False, "supersede of another's")
+    await store.put(_U, [_item("5", at=15.0)])
+    equal(await _supersede(store, _U, "3", replace(_item("5", at=50.0), text="else")), True, "by one that is there")
+    equal((await store.get(_U, ["5"]))["5"], _item("5", at=15.0), "the one that was there")
+    await store.put(_A, [_item("6", _SKILL)])
+    equal(await _supersede(store, _A, "6", _item("7", _SKILL, at=60.0)), True, "whether an agent's stands there")
+    equal(await _ids(store, _B, ItemFilter(types=[_SKILL], superseded=True)), [], "what another agent sees of it")
     rivals = [_item(f"r{at}", at=70.0) for at in range(6)]
-    done = await asyncio.gather(*((facts, other)[at % 2].supersede(_U, "5", item) for at, item in enumerate(rivals)))
+    done = await asyncio.gather(*(_supersede((store, other)[at % 2], _U, "5", item) for at, item in enumerate(rivals)))
     equal(done.count(True), 1, "how many of six rivals stand there")
-    equal(await _ids(facts, _U, FactFilter(types=[_FACTS])), [rivals[done.index(True)].id], "who does")
+    equal(await _ids(store, _U, ItemFilter(types=[_FACTS])), [rivals[done.index(True)].id], "who does")
 
 
 @_law
-async def check_deleted_items_do_not_come_back(facts: FactStore, other: FactStore) -> None:
+async def check_deleted_items_do_not_come_back(store: ItemStore, other: ItemStore) -> None:
     """However late they are put again, even if they did not exist; no other item gets their ids."""
-    await facts.put(_U, [_item(name, session="s") for name in "123"])
-    equal(await facts.delete(_U, ["1", "4", "1"]), ["1"], "what was there")
-    equal(await facts.delete(_U, ["1", "4"]), [], "what was there the second time")
+    await store.put(_U, [_item(name, session="s") for name in "123"])
+    equal(await store.delete(_U, ["1", "4", "1"]), ["1"], "what was there")
+    equal(await store.delete(_U, ["1", "4"]), [], "what was there the second time")
     equal(await other.put(_U, [_item("1"), _item("4"), _item("5"), _item("1", text="else")]), ["5"], "what is new")
-    equal(await facts.put(Scope(user_id="u2"), [_item("1"), _item("4")]), ["1", "4"], "what is new of another user's")
-    equal(await facts.supersede(_U, "2", _item("4", at=9.0)), False, "supersede by what was deleted")
-    equal(await _ids(facts), ["5", "3", "2"], "what is left")
-    equal(await facts.purge("u", session_id="s"), ["2", "3"], "what was from the session")
+    equal(await store.put(Scope(user_id="u2"), [_item("1"), _item("4")]), ["1", "4"], "what is new of another user's")
+    equal(await _supersede(store, _U, "2", _item("4", at=9.0)), False, "supersede by what was deleted")
+    equal(await _ids(store), ["5", "3", "2"], "what is left")
+    equal(await _purge(store, "u", session_id="s"), ["2", "3"], "what was from the session")
     equal(await other.put(_U, [_item("2", session="s"), _item("6", session="s")]), ["6"], "what the session may say")
-    equal(sorted(await facts.purge("u")), ["5", "6"], "what was the user's")
+    equal(sorted(await _purge(store, "u")), ["5", "6"], "what was the user's")
     equal(await other.put(_U, [_item(name) for name in "123456"]), [], "what is new of what was deleted")
     for at in range(10):
         items = [_item(f"r{at}-{number}") for number in range(3)]
         ids = [item.id for item in items]
-        await asyncio.gather(facts.put(_U, items), other.delete(_U, ids), other.put(_U, items), facts.put(_U, items))
-        equal(await _ids(facts), [], f"what is left of a put and a deletion at once, round {at}")
+        await asyncio.gather(store.put(_U, items), other.delete(_U, ids), other.put(_U, items), store.put(_U, items))
+        equal(await _ids(store), [], f"what is left of a put and a deletion at once, round {at}")
 
 
 @_law
-async def check_a_deletion_deletes_exactly_the_given_items(facts: FactStore) -> None:
+async def check_a_deletion_deletes_exactly_the_given_items(store: ItemStore) -> None:
     """By ids, turn, session and user, any number, superseded ones too; returns what existed."""
     users = [Scope(user_id="u", agent=agent) for agent in (None, "a", "b")] + [Scope(user_id="u2")]
     for scope in users:
         for session, turn in (("s", 1), ("s", 10), ("s", None), ("s1", 1), (None, None)):
             at = f"{scope.user_id}-{scope.agent}-{session}-{turn}"
-            await facts.put(scope, [_item(at, _SKILL, session=session, turn=turn, superseded_at=3.0)])
+            await store.put(scope, [_item(at, _SKILL, session=session, turn=turn, superseded_at=3.0)])
     of_u = [f"u-{agent}" for agent in (None, "a", "b")]
-    equal(await facts.purge("u", session_id="s", turn_index=1), [f"{u}-s-1" for u in of_u], "a turn's")
-    equal(await facts.purge("u", session_id="s", turn_index=1), [], "a turn's again")
-    equal(await facts.purge("u", session_id="s"), [f"{u}-s-{turn}" for u in of_u for turn in (10, None)], "a session's")
+    equal(await _purge(store, "u", session_id="s", turn_index=1), [f"{u}-s-1" for u in of_u], "a turn's")
+    equal(await _purge(store, "u", session_id="s", turn_index=1), [], "a turn's again")
+    equal(
+        await _purge(store, "u", session_id="s"), [f"{u}-s-{turn}" for u in of_u for turn in (10, None)], "a session's"
+    )
     for missing in ("S", "%", "_", "s%", "", "s'"):
-        equal(await facts.purge("u", session_id=missing), [], f"what session {missing!r} had")
-    equal(await facts.purge("u"), [f"{u}-{rest}" for u in of_u for rest in ("s1-1", "None-None")], "a user's")
-    equal(len(await _dump(facts)), 5, "what is left of others")
+        equal(await _purge(store, "u", session_id=missing), [], f"what session {missing!r} had")
+    equal(await _purge(store, "u"), [f"{u}-{rest}" for u in of_u for rest in ("s1-1", "None-None")], "a user's")
+    equal(len(await _dump(store)), 5, "what is left of others")
     many = [_item(f"m{at}", session="s") for at in range(1203)]
-    await facts.put(_U, many)
-    equal(sorted(await facts.delete(_U, [item.id for item in many[:603]])), sorted(i.id for i in many[:603]), "of many")
-    equal(len(await facts.purge("u")), 600, "of many of a user")
-    equal(await facts.purge("nobody"), [], "what nobody had")
-    equal(await facts.delete(_U, []), [], "a deletion of nothing")
+    await store.put(_U, many)
+    equal(sorted(await store.delete(_U, [item.id for item in many[:603]])), sorted(i.id for i in many[:603]), "of many")
+    equal(len(await _purge(store, "u")), 600, "of many of a user")
+    equal(await _purge(store, "nobody"), [], "what nobody had")
+    equal(await store.delete(_U, []), [], "a deletion of nothing")
 
 
 @_law
-async def check_the_predecessor_of_a_deleted_item_takes_over_its_end(facts: FactStore, other: FactStore) -> None:
+async def check_the_predecessor_of_a_deleted_item_takes_over_its_end(store: ItemStore, other: ItemStore) -> None:
     """It is valid again if nothing else supersedes it, whichever method deletes, and whichever agent owns it."""
 
     async def chain(user: str, *sessions: str) -> Scope:
-        """Put facts each of which stands in the place of the one before, from these sessions."""
+        """Put items each of which stands in the place of the one before, from these sessions."""
         scope = Scope(user_id=user, agent="a")
-        await facts.put(scope, [_item("0", _SKILL, at=10.0, session=sessions[0])], at=1.0)
+        await store.put(scope, [_item("0", _SKILL, at=10.0, session=sessions[0])], at=1.0)
         for at, session in enumerate(sessions[1:], 1):
             after = _item(str(at), at=10.0 + 10 * at, session=session)
-            await facts.put(scope, [after], at=1.0)
-            equal(await facts.supersede(scope, str(at - 1), after), True, f"whether {at} stands there")
+            await store.put(scope, [after], at=1.0)
+            equal(await _supersede(store, scope, str(at - 1), after), True, f"whether {at} stands there")
         return scope
 
     async def ends(scope: Scope) -> dict[str, tuple[float | None, str | None]]:
         return {item.id: (item.superseded_at, item.superseded_by) for item in await _all(other, scope)}
 
     scope = await chain("u1", "s", "s", "s", "s")
-    equal(await facts.delete(scope, ["1"]), ["1"], "what was there")
+    equal(await store.delete(scope, ["1"]), ["1"], "what was there")
     expected: dict[str, tuple[float | None, str | None]] = {"0": (30.0, "2"), "2": (40.0, "3"), "3": (None, None)}
     equal(await ends(scope), expected, "ends without one in the middle")
-    equal(await _ids(facts, scope, FactFilter(as_of=25.0)), ["0"], "what held while the deleted one did")
+    equal(await _ids(store, scope, ItemFilter(as_of=25.0)), ["0"], "what held while the deleted one did")
     await other.delete(Scope(user_id="u1", agent="b"), ["3", "never there"])
     equal(await ends(scope), {"0": (30.0, "2"), "2": (None, None)}, "ends without the last")
-    equal(await facts.delete(Scope(user_id="u2"), ["2"]), [], "a deletion of another's")
+    equal(await store.delete(Scope(user_id="u2"), ["2"]), [], "a deletion of another's")
     equal(await ends(scope), {"0": (30.0, "2"), "2": (None, None)}, "ends after a deletion of another's")
-    equal(await facts.update(scope, "2", "text of 2", at=50.0), True, "whether what holds again can be changed")
-    await facts.delete(scope, ["2"])
-    equal(await _ids(facts, scope, FactFilter()), ["0"], "what holds when nothing else is left")
-    equal(await facts.supersede(scope, "0", _item("4", at=60.0)), True, "whether it can be superseded again")
+    equal(await _update(store, scope, "2", "text of 2", at=50.0), True, "whether what holds again can be changed")
+    await store.delete(scope, ["2"])
+    equal(await _ids(store, scope, ItemFilter()), ["0"], "what holds when nothing else is left")
+    equal(await _supersede(store, scope, "0", _item("4", at=60.0)), True, "whether it can be superseded again")
 
     scope = await chain("u3", "s", "t", "t", "s", "t", "t")
-    await facts.purge("u3", session_id="t")
+    await _purge(store, "u3", session_id="t")
     equal(await ends(scope), {"0": (40.0, "3"), "3": (None, None)}, "ends without a session")
-    equal(await facts.put(scope, [_item("1"), _item("5")]), [], "what is new of what was deleted")
+    equal(await store.put(scope, [_item("1"), _item("5")]), [], "what is new of what was deleted")
     scope = await chain("u4", "s", "t", "t")
-    equal(await facts.delete(scope, ["2", "1"]), ["2", "1"], "two at once")
+    equal(await store.delete(scope, ["2", "1"]), ["2", "1"], "two at once")
     equal(await ends(scope), {"0": (None, None)}, "ends without two at once")
     for user in ("u1", "u3", "u4"):
-        await facts.purge(user)
+        await _purge(store, user)
     scope = await chain("u5", "s", "s", "s")
-    await facts.touch("u5", ["0", "2"], 6.0)
-    await facts.touch("u5", ["1"], 4.0)  # which was superseded when the next was created, and so used then
-    await facts.put(scope, [_item("9")], at=2.0)
-    await facts.supersede(scope, "9", _item("2", at=3.0))
-    equal(await facts.sweep(25.0), 3, "how many are swept before the last of them was used")
+    await _touch(store, "u5", ["0", "2"], 6.0)
+    await _touch(store, "u5", ["1"], 4.0)  # which was superseded when the next was created, and so used then
+    await store.put(scope, [_item("9")], at=2.0)
+    await _supersede(store, scope, "9", _item("2", at=3.0))
+    equal(await _sweep(store, 25.0), 3, "how many are swept before the last of them was used")
     equal(await ends(scope), {"1": (None, None)}, "ends of what is left of a sweep")
 
     dangling = [
@@ -510,72 +538,72 @@ async def check_the_predecessor_of_a_deleted_item_takes_over_its_end(facts: Fact
         _item("c", superseded_at=7.0, superseded_by="d"),
         _item("e", superseded_at=8.0),
     ]
-    await facts.put(_U, dangling)
-    equal(await facts.delete(_U, ["b", "d", "e"]), ["b", "e"], "what was there of those in circles")
+    await store.put(_U, dangling)
+    equal(await store.delete(_U, ["b", "d", "e"]), ["b", "e"], "what was there of those in circles")
     equal(await ends(_U), {"a": (None, None), "c": (None, None)}, "ends of what was in a circle, or of nothing")
 
 
 @_law
-async def check_counted_uses_are_counted_once(facts: FactStore, other: FactStore) -> None:
+async def check_counted_uses_are_counted_once(store: ItemStore, other: ItemStore) -> None:
     """Only uses later than the last one, even if the call is repeated; other changes do not count."""
-    await facts.put(_U, [_item("1"), _item("2"), replace(_item("3"), uses=5)], at=1.0)
+    await store.put(_U, [_item("1"), _item("2"), replace(_item("3"), uses=5)], at=1.0)
 
     async def uses() -> list[int]:
         return [item.uses for item in (await other.get(_U, ["1", "2", "3"])).values()]
 
     equal(await uses(), [0, 0, 5], "uses as they were put")
     for at, ids in ((10.0, ["1", "3", "none"]), (11.0, ["1"]), (11.0, ["1", "2"]), (10.5, ["1"])):
-        await facts.touch("u", ids, at, counts=True)
+        await _touch(store, "u", ids, at, counts=True)
     equal(await uses(), [2, 1, 6], "how often each was used")
-    await other.touch("u", ["1"], 12.0)
-    await facts.update(_U, "1", "changed", at=13.0)
-    await facts.pin(_U, "1", True)
+    await _touch(other, "u", ["1"], 12.0)
+    await _update(store, _U, "1", "changed", at=13.0)
+    await _pin(store, _U, "1", True)
     equal(await uses(), [2, 1, 6], "uses after what does not count")
-    await asyncio.gather(*((facts, other)[at % 2].touch("u", ["2"], 20.0 + at, counts=True) for at in range(4)))
+    await asyncio.gather(*(_touch((store, other)[at % 2], "u", ["2"], 20.0 + at, counts=True) for at in range(4)))
     equal((await uses())[1] in range(2, 6), True, "whether uses at once are counted, if none came late")
-    await refuses(InvalidMemoryError, facts.put(_U, [replace(_item("4"), uses=-1)]), "a number of uses below 0")
+    await refuses(InvalidMemoryError, store.put(_U, [replace(_item("4"), uses=-1)]), "a number of uses below 0")
 
 
 @_law
-async def check_putting_changing_superseding_and_touching_are_uses(facts: FactStore, other: FactStore) -> None:
+async def check_putting_changing_superseding_and_touching_are_uses(store: ItemStore, other: ItemStore) -> None:
     """The latest use counts. It changes nothing else, and no other user's items."""
-    await facts.put(_U, [_item("1"), _item("2"), _item("3", at=1000.0)], at=10.0)
-    await facts.put(_A, [_item("4", _SKILL)], at=10.0)
-    await facts.put(Scope(user_id="u2"), [_item("1"), _item("2")], at=10.0)
+    await store.put(_U, [_item("1"), _item("2"), _item("3", at=1000.0)], at=10.0)
+    await store.put(_A, [_item("4", _SKILL)], at=10.0)
+    await store.put(Scope(user_id="u2"), [_item("1"), _item("2")], at=10.0)
 
     async def used(since: float, scope: Scope = _A, **more: Any) -> set[str]:
-        which = FactFilter(used_since=since, superseded=True, **more)
+        which = ItemFilter(used_since=since, superseded=True, **more)
         found = set(await _ids(other, scope, which))
-        equal(await other.count(scope, which), len(found), f"how many were used since {since}")
+        equal(await _count(other, scope, which), len(found), f"how many were used since {since}")
         return found
 
     equal((await used(10.0), await used(10.1)), ({"1", "2", "3", "4"}, set()), "what was put at 10")
-    async with _unchanged(facts, "touches"):
-        await facts.touch("u", ["1", "4", "missing", "1"], 20.0)
-        await other.touch("u", ["1"], 15.0)
-        await facts.touch("u", [], 99.0)
-        await facts.touch("nobody", ["1"], 99.0)
+    async with _unchanged(store, "touches"):
+        await _touch(store, "u", ["1", "4", "missing", "1"], 20.0)
+        await _touch(other, "u", ["1"], 15.0)
+        await _touch(store, "u", [], 99.0)
+        await _touch(store, "nobody", ["1"], 99.0)
     equal((await used(20.0), await used(20.1)), ({"1", "4"}, set()), "what was touched at 20")
     equal(await used(11.0, Scope(user_id="u2")), set(), "what another has of the same id")
-    await facts.put(_U, [_item("1"), _item("2")], at=50.0)
+    await store.put(_U, [_item("1"), _item("2")], at=50.0)
     equal(await used(20.1), set(), "what was put again")
-    equal(await facts.update(_U, "2", "else", at=30.0), True, "whether it was there")
-    equal(await facts.update(_U, "1", "else", at=12.0), True, "whether it was there")
+    equal(await _update(store, _U, "2", "else", at=30.0), True, "whether it was there")
+    equal(await _update(store, _U, "1", "else", at=12.0), True, "whether it was there")
     equal((await used(20.0), await used(30.0)), ({"1", "2", "4"}, {"2"}), "what was changed at 30")
-    await facts.put(_U, [_item("5", at=40.0)], at=35.0)
-    await facts.supersede(_U, "1", _item("5", at=40.0))
+    await store.put(_U, [_item("5", at=40.0)], at=35.0)
+    await _supersede(store, _U, "1", _item("5", at=40.0))
     equal((await used(40.0), await used(40.1)), ({"1"}, set()), "what was superseded at 40")
     equal(await used(10.0, types=[_SKILL]), {"4"}, "of a type")
     equal(await used(10.0, as_of=2.0), {"1", "2", "4"}, "of a time")
-    await facts.put(_U, [_item("6", at=1.0)])
-    await facts.supersede(_U, "2", _item("7", at=2.0))
+    await store.put(_U, [_item("6", at=1.0)])
+    await _supersede(store, _U, "2", _item("7", at=2.0))
     equal(await used(1e9), {"6", "7"}, "what was put just now")
-    await facts.touch("u", [str(at) for at in range(1203)], 2e9)
+    await _touch(store, "u", [str(at) for at in range(1203)], 2e9)
     equal(len(await used(2e9)), 7, "what was touched of many")
 
 
 @_law
-async def check_a_sweep_deletes_unused_items(facts: FactStore, other: FactStore) -> None:
+async def check_a_sweep_deletes_unused_items(store: ItemStore, other: ItemStore) -> None:
     """Of all users and agents, the longest unused first, superseded ones too; they do not come back."""
     kinds = (_FACTS, _SKILL, _CONTEXT)
     for user in ("u", "u2"):
@@ -583,133 +611,177 @@ async def check_a_sweep_deletes_unused_items(facts: FactStore, other: FactStore)
             scope = Scope(user_id=user, agent="a" if at else None)
             items = [_item(f"{number}-{kind}", kind, session="s") for number in range(4)]
             for number, item in enumerate(items):
-                await facts.put(scope, [replace(item, superseded_at=3.0 if number == 1 else None)], at=10.0 + number)
+                await store.put(scope, [replace(item, superseded_at=3.0 if number == 1 else None)], at=10.0 + number)
     for limit in (0, -1):
-        await refuses(InvalidInputError, facts.sweep(5.0, limit=limit), f"a limit of {limit}")
-    async with _unchanged(facts, "sweeps of nothing"):
-        equal(await facts.sweep(10.0), 0, "how many were not used before any was")
-        equal(await facts.sweep(99.0, types=[]), 0, "how many of no type")
-        equal(await facts.sweep(99.0, types=[MemoryType.GOALS]), 0, "how many of a type that none has")
-    equal(await other.sweep(13.0, types={_SKILL}), 6, "how many of a type")
-    equal({fact.item.id for fact in await _dump(facts) if fact.item.type is _SKILL}, {f"3-{_SKILL}"}, "what is left")
-    await facts.touch("u", [f"0-{_FACTS}"], 50.0)
-    equal([await facts.sweep(12.0, limit=2) for _ in range(5)], [2, 2, 2, 1, 0], "how many by twos")
-    left = {(fact.user_id, fact.item.id) for fact in await _dump(facts)}
+        await refuses(InvalidInputError, _sweep(store, 5.0, limit=limit), f"a limit of {limit}")
+    async with _unchanged(store, "sweeps of nothing"):
+        equal(await _sweep(store, 10.0), 0, "how many were not used before any was")
+        equal(await _sweep(store, 99.0, types=[]), 0, "how many of no type")
+        equal(await _sweep(store, 99.0, types=[MemoryType.GOALS]), 0, "how many of a type that none has")
+    equal(await _sweep(other, 13.0, types={_SKILL}), 6, "how many of a type")
+    equal({fact.item.id for fact in await _dump(store) if fact.item.type is _SKILL}, {f"3-{_SKILL}"}, "what is left")
+    await _touch(store, "u", [f"0-{_FACTS}"], 50.0)
+    equal([await _sweep(store, 12.0, limit=2) for _ in range(5)], [2, 2, 2, 1, 0], "how many by twos")
+    left = {(fact.user_id, fact.item.id) for fact in await _dump(store)}
     rest = {(user, f"{number}-{kind}") for user in ("u", "u2") for number in (2, 3) for kind in (_FACTS, _CONTEXT)}
     equal(left, rest | {(user, f"3-{_SKILL}") for user in ("u", "u2")} | {("u", f"0-{_FACTS}")}, "what is left")
-    equal(await facts.put(_U, [_item(f"0-{_CONTEXT}"), _item(f"1-{_SKILL}")]), [], "what comes back")
-    await facts.put(_U, [_item(f"m{at}") for at in range(1203)], at=1.0)
-    equal(await facts.sweep(2.0), 1000, "how many by default")
-    await asyncio.gather(*((facts, other)[at % 2].sweep(2.0, limit=50) for at in range(6)))
-    equal(await other.sweep(2.0), 0, "how many are left of many")
-    equal(await facts.sweep(float("inf")), 11, "how many there were at all")
-    equal(await _dump(facts), [], "what is left in the end")
+    equal(await store.put(_U, [_item(f"0-{_CONTEXT}"), _item(f"1-{_SKILL}")]), [], "what comes back")
+    await store.put(_U, [_item(f"m{at}") for at in range(1203)], at=1.0)
+    equal(await _sweep(store, 2.0), 1000, "how many by default")
+    await asyncio.gather(*(_sweep((store, other)[at % 2], 2.0, limit=50) for at in range(6)))
+    equal(await _sweep(other, 2.0), 0, "how many are left of many")
+    equal(await _sweep(store, float("inf")), 11, "how many there were at all")
+    equal(await _dump(store), [], "what is left in the end")
 
 
 @_law
-async def check_a_sweep_leaves_items_that_are_used_meanwhile(facts: FactStore, other: FactStore) -> None:
+async def check_a_sweep_leaves_items_that_are_used_meanwhile(store: ItemStore, other: ItemStore) -> None:
     """An item that is recorded as used was not deleted, and a deleted item is not returned."""
     for at in range(10):
         ids = [f"{at}-{number}" for number in range(20)]
-        await facts.put(_U, [_item(name) for name in ids], at=1.0)
-        sweep = asyncio.ensure_future(facts.sweep(2.0))
-        await asyncio.gather(sweep, *(other.touch("u", [name], 3.0) for name in ids[::2]))
+        await store.put(_U, [_item(name) for name in ids], at=1.0)
+        sweep = asyncio.ensure_future(_sweep(store, 2.0))
+        await asyncio.gather(sweep, *(_touch(other, "u", [name], 3.0) for name in ids[::2]))
         gone = sweep.result()
-        left = await _ids(facts, _U, FactFilter(used_since=3.0, superseded=True))
-        equal(await facts.count(_U, EVER), 20 - gone, "what is there after a sweep")
-        equal(await facts.sweep(2.0) + gone + len(left), 20, "what was swept or is used")
-        await facts.purge("u")
+        left = await _ids(store, _U, ItemFilter(used_since=3.0, superseded=True))
+        equal(await _count(store, _U, EVER), 20 - gone, "what is there after a sweep")
+        equal(await _sweep(store, 2.0) + gone + len(left), 20, "what was swept or is used")
+        await _purge(store, "u")
 
 
 @_law
-async def check_ids_are_literal(facts: FactStore) -> None:
+async def check_ids_are_literal(store: ItemStore) -> None:
     """Ids of users, agents, sessions and items match only themselves."""
     for name in IDS:
         scope = Scope(user_id=name, agent=name)
-        await facts.put(
+        await store.put(
             scope,
             [_item(each, kind, session=each, text=f"{name} {each}") for each, kind in ((name, _SKILL), ("x", _FACTS))],
         )
     for name in IDS:
         scope = Scope(user_id=name, agent=name)
         expected = {each: f"{name} {each}" for each in (name, "x")}
-        found = await facts.get(scope, (*IDS, "x"))
+        found = await store.get(scope, (*IDS, "x"))
         equal({each: item.text for each, item in found.items()}, expected, f"what {name!r} gets")
-        equal(sorted(await _ids(facts, scope)), sorted(expected), f"what {name!r} lists")
-        equal(await _ids(facts, scope, FactFilter(session_id=name)), [name], f"what {name!r} has of session {name!r}")
-        equal([fact.user_id for fact in await facts.scan(name)], [name, name], f"what a scan of {name!r} finds")
-        equal(await _ids(facts, Scope(user_id=name)), ["x"], f"what {name!r} sees without its agent")
-        equal(await facts.update(scope, name, f"new {name}", at=2.0), True, f"update of {name!r}")
+        equal(sorted(await _ids(store, scope)), sorted(expected), f"what {name!r} lists")
+        equal(await _ids(store, scope, ItemFilter(session_id=name)), [name], f"what {name!r} has of session {name!r}")
+        equal([fact.user_id for fact in await store.scan(name)], [name, name], f"what a scan of {name!r} finds")
+        equal(await _ids(store, Scope(user_id=name)), ["x"], f"what {name!r} sees without its agent")
+        equal(await _update(store, scope, name, f"new {name}", at=2.0), True, f"update of {name!r}")
     texts = sorted(text for name in IDS for text in (f"new {name}", f"{name} x"))
-    equal(sorted(fact.item.text for fact in await _dump(facts)), texts, "all texts after updates")
+    equal(sorted(fact.item.text for fact in await _dump(store)), texts, "all texts after updates")
     left = list(IDS)
     while left:
         name = left.pop(0)
         if len(left) % 2:
-            equal(await facts.purge(name, session_id=name), [name], f"the purge of session {name!r}")
-        equal("x" in await facts.purge(name), True, f"the purge of {name!r}")
-        equal(sorted({fact.user_id for fact in await _dump(facts)}), sorted(left), "who is left")
+            equal(await _purge(store, name, session_id=name), [name], f"the purge of session {name!r}")
+        equal("x" in await _purge(store, name), True, f"the purge of {name!r}")
+        equal(sorted({fact.user_id for fact in await _dump(store)}), sorted(left), "who is left")
 
 
 @_law
-async def check_a_scan_returns_each_item_once(facts: FactStore) -> None:
-    """Of one user or of all, in order of insertion, in pages of any size."""
+async def check_a_change_replaces_one_item(store: ItemStore, other: ItemStore) -> None:
+    """It gets the item as it is, or None if the scope sees none, and what it returns is stored in its place."""
+
+    def appends(item: MemoryItem | None) -> MemoryItem:
+        return _item("n", text="0") if item is None else replace(item, text=f"{item.text}+")
+
+    new = await store.change(_U, "n", appends)
+    equal(new, _item("n", text="0"), "what a change makes of nothing")
+    await store.put(_U, [_item("m"), _item("n", text="else")])
+    for each in (store, other):
+        await each.change(_U, "n", appends)
+    equal((await other.get(_U, ["n"]))["n"].text, "0++", "the text after changes")
+    await asyncio.gather(*((store, other)[at % 2].change(_U, "n", appends) for at in range(8)))
+    equal((await store.get(_U, ["n"]))["n"].text, "0" + 10 * "+", "the text after changes at once")
+    equal(await _ids(store), ["m", "n"], "the items, of which the changed one keeps its place")
+    equal(await store.delete(_U, ["n"]), ["n"], "what was there")
+    equal(await store.put(_U, [_item("n")]), [], "what is new of what was deleted")
+    await other.change(_U, "n", appends)
+    equal((await store.get(_U, ["n"]))["n"].text, "0", "the text of an item that is made anew")
+    await store.put(_A, [_item("a", _SKILL)])
+    async with _unchanged(store, "changes that change nothing"):
+        equal(await store.change(_U, "m", lambda item: item), _item("m"), "an item that stays")
+        equal(await store.change(_U, "none", lambda item: None), None, "nothing that stays nothing")
+        for scope in (_U, _B):
+            equal(await store.change(scope, "a", lambda item: _item("a")), None, "a change of another agent's item")
+        for wrong in (_item("k"), _item("m", at=9.0), _item("m", text=" ")):
+            await refuses(InvalidMemoryError, store.change(_U, "m", _always(wrong)), f"a change to {wrong}")
+        await refuses(ZeroDivisionError, store.change(_U, "m", _fails), "a change that raises")
+
+
+def _always(item: MemoryItem) -> Change:
+    return lambda _: item
+
+
+def _fails(item: MemoryItem | None) -> MemoryItem | None:
+    raise ZeroDivisionError(item and item.id)
+
+
+@_law
+async def check_a_scan_returns_each_item_once(store: ItemStore) -> None:
+    """Of one user or of all, those of each user in the order of insertion, in pages of any size."""
     order = [("u", "1"), ("u2", "1"), ("u", "2"), ("u", "0"), ("u2", "0")]
     for at, (user, name) in enumerate(order):
-        await facts.put(Scope(user_id=user, agent="a"), [_item(name, _SKILL, at=9.0 - at)])
-    await facts.supersede(_A, "2", _item("3", at=50.0))
+        await store.put(Scope(user_id=user, agent="a"), [_item(name, _SKILL, at=9.0 - at)])
+    await _supersede(store, _A, "2", _item("3", at=50.0))
     order.append(("u", "3"))
-    for whose in (None, "u", "u2", "nobody"):
-        wanted = [entry for entry in order if whose in (None, entry[0])]
+    for of_user in (None, "u", "u2", "nobody"):
         for limit in range(1, len(order) + 2):
-            found: list[tuple[str, str]] = []
-            page = await facts.scan(whose, limit=limit)
-            found += _names(page)
-            while page.cursor is not None and len(found) <= len(wanted):
-                page = await facts.scan(whose, cursor=page.cursor, limit=limit)
-                found += _names(page)
-            equal(found, wanted, f"what a scan of {whose!r} finds in pages of {limit}")
+            names: list[tuple[str, str]] = []
+            page = await store.scan(of_user, limit=limit)
+            names += _names(page)
+            while page.cursor is not None and len(names) <= len(order):
+                page = await store.scan(of_user, cursor=page.cursor, limit=limit)
+                names += _names(page)
+            what = f"what a scan of {of_user!r} finds in pages of {limit}"
+            expected = [entry for entry in order if of_user in (None, entry[0])]
+            equal(sorted(names), sorted(expected), what)
+            for user in ("u", "u2"):
+                in_order = [name for name in expected if name[0] == user]
+                equal([name for name in names if name[0] == user], in_order, f"{what}: its order for {user!r}")
 
 
-def _names(facts: Iterable[Fact]) -> list[tuple[str, str]]:
-    return [(fact.user_id, fact.item.id) for fact in facts]
+def _names(store: Iterable[StoredItem]) -> list[tuple[str, str]]:
+    return [(fact.user_id, fact.item.id) for fact in store]
 
 
 @_law
-async def check_a_cancelled_put_is_atomic(facts: FactStore) -> None:
+async def check_a_cancelled_put_is_atomic(store: ItemStore) -> None:
     """Whenever it is cancelled; a repeated call completes it."""
     for number, wait_s in enumerate((None, 0, 0.0005, 0.002)):
         scope = Scope(user_id=f"u{number}")
         items = [_item(str(at)) for at in range(200)]
-        task = asyncio.ensure_future(facts.put(scope, items))
+        task = asyncio.ensure_future(store.put(scope, items))
         if wait_s is not None:
             await asyncio.sleep(wait_s)
         task.cancel()
         await asyncio.wait([task])
-        equal(await facts.count(scope) in (0, 200), True, "whether a cancelled put is whole or not there")
-        await facts.put(scope, items)
-        equal(await facts.count(scope), 200, "how many there are when it was repeated")
+        equal(await _count(store, scope) in (0, 200), True, "whether a cancelled put is whole or not there")
+        await store.put(scope, items)
+        equal(await _count(store, scope), 200, "how many there are when it was repeated")
 
 
 @_law
-async def check_a_closed_store_raises(facts: FactStore) -> None:
+async def check_a_closed_store_raises(store: ItemStore) -> None:
     """Closing twice is fine; every other method then raises StoreClosedError."""
-    await facts.put(_U, [_item("1")])
-    await facts.close()
-    await facts.close()
+    await store.put(_U, [_item("1")])
+    await store.close()
+    await store.close()
     for what, call in {
-        "put": facts.put(_U, [_item("2")]),
-        "put of nothing": facts.put(_U, []),
-        "get": facts.get(_U, ["1"]),
-        "list": facts.query(_U),
-        "count": facts.count(_U),
-        "update": facts.update(_U, "1", "x", at=1.0),
-        "supersede": facts.supersede(_U, "1", _item("2")),
-        "delete": facts.delete(_U, ["1"]),
-        "purge": facts.purge("u"),
-        "touch": facts.touch("u", ["1"], 1.0),
-        "sweep": facts.sweep(1.0),
-        "scan": facts.scan(),
+        "put": store.put(_U, [_item("2")]),
+        "put of nothing": store.put(_U, []),
+        "get": store.get(_U, ["1"]),
+        "list": store.query(_U),
+        "count": _count(store, _U),
+        "update": _update(store, _U, "1", "x", at=1.0),
+        "change": store.change(_U, "1", lambda item: item),
+        "supersede": _supersede(store, _U, "1", _item("2")),
+        "delete": store.delete(_U, ["1"]),
+        "purge": _purge(store, "u"),
+        "touch": _touch(store, "u", ["1"], 1.0),
+        "sweep": _sweep(store, 1.0),
+        "scan": store.scan(),
     }.items():
         await refuses(StoreClosedError, call, f"{what} of a closed store")
 

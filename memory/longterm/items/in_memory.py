@@ -1,4 +1,4 @@
-"""`InMemoryFacts`: facts in the memory of this process."""
+"""`InMemoryItems`: memory items in the memory of this process."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
 
 from turnwise.errors import StoreClosedError
 from turnwise.memory.conversation.ids import digest_of
-from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
-from turnwise.memory.longterm.items.base import (
-    ALL,
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.items.base import ALL, Change, ItemFilter, StoredItem
+from turnwise.memory.longterm.items.changes import replacement
+from turnwise.memory.longterm.items.rules import (
     NO_END,
     TOMBSTONE_S,
-    Fact,
-    FactFilter,
-    changed,
-    check_change,
-    check_successor,
     check_turn,
     checked_item,
     end_after_deletion,
@@ -29,6 +24,7 @@ from turnwise.memory.longterm.items.base import (
     owner_of,
     parse_position,
 )
+from turnwise.memory.longterm.retention.retention import Use
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
 
@@ -41,8 +37,8 @@ class _Row:
     used: float
 
 
-class InMemoryFacts:
-    """Stores facts until the process ends. No method awaits anything, so each is atomic on its event loop.
+class InMemoryItems:
+    """Stores items until the process ends. No method awaits anything, so each is atomic on its event loop.
 
     Pickles while it is empty: the memory of a manager has one of its own, in the memory's actor, which lasts as long as
     that process.
@@ -58,8 +54,8 @@ class InMemoryFacts:
 
     def __reduce__(self) -> str | tuple[object, ...]:
         if self._users or self._deleted:
-            raise TypeError("InMemoryFacts that has facts cannot be sent to another process: use SQLFacts")
-        return InMemoryFacts, ()
+            raise TypeError("InMemoryItems that has items cannot be sent to another process: use SQLItems")
+        return InMemoryItems, ()
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         self._check_open()
@@ -71,7 +67,7 @@ class InMemoryFacts:
         return {name: row.item for name in ids if (row := self._seen(scope, name))}
 
     async def query(
-        self, scope: Scope, which: FactFilter = ALL, *, cursor: str | None = None, limit: int = 100
+        self, scope: Scope, which: ItemFilter = ALL, *, cursor: str | None = None, limit: int = 100
     ) -> Page[MemoryItem]:
         self._check_open()
         before = None if cursor is None else parse_cursor(cursor)
@@ -80,115 +76,97 @@ class InMemoryFacts:
         page = found[: check_limit(limit)]
         return Page(tuple(item for *_, item in page), cursor_of(*page[-1][:2]) if len(found) > limit else None)
 
-    async def count(self, scope: Scope, which: FactFilter = ALL) -> int:
+    async def change(
+        self, scope: Scope, id: str, change: Change, *, at: float | None = None, successor: MemoryItem | None = None
+    ) -> MemoryItem | None:
         self._check_open()
-        return len(self._rows(scope, which))
-
-    async def update(
-        self,
-        scope: Scope,
-        id: str,
-        text: str | None = None,
-        *,
-        at: float,
-        type: MemoryType | None = None,
-        **changes: Unpack[ItemChanges],
-    ) -> bool:
-        self._check_open()
-        kind, more = check_change(scope, id, text, type, at=at, changes=changes)
+        after = None if successor is None else checked_item(scope, successor)
         row = self._seen(scope, id)
-        if row is None or row.item.superseded_at is not None:
-            return False
-        agent = row.agent if kind is None else owner_after(scope, row.agent, row.item.type, kind)
-        item, used = changed(row.item, text, kind, at, more), max(row.used, at)
-        row.agent, row.item, row.used = agent, item, used
-        return True
+        if row is None and id in self._users.get(scope.user_id, {}):
+            return None
+        old = row.item if row else None
+        new = replacement(scope, id, change, old)
+        if new is None or (after is not None and digest_of(scope.user_id, after.id) in self._deleted):
+            return old
+        if row is None:
+            self._deleted.pop(digest_of(scope.user_id, id), None)
+            self._add(scope, new, time.time())
+        else:
+            row.agent = owner_after(scope, row.agent, row.item.type, new.type)
+            row.item, row.used = new, row.used if at is None else max(row.used, at)
+        if after is not None:
+            self._add(scope, after, time.time())
+        return new
 
-    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+    async def delete(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
         self._check_open()
-        row = self._seen(scope, id)
-        if row is None or row.item.superseded_at is not None:
-            return False
-        row.item = replace(row.item, pinned=pinned)
-        return True
-
-    async def supersede(self, scope: Scope, id: str, item: MemoryItem) -> bool:
-        self._check_open()
-        item = check_successor(scope, id, item)
-        row = self._seen(scope, id)
-        if row is None or digest_of(scope.user_id, item.id) in self._deleted:
-            return False
-        if row.item.superseded_at is not None:
-            return row.item.superseded_by == item.id
-        self._add(scope, item, time.time())
-        row.item = replace(row.item, superseded_at=item.created_at, superseded_by=item.id)
-        row.used = max(row.used, item.created_at)
-        return True
-
-    async def delete(self, scope: Scope, ids: Collection[str]) -> list[str]:
-        self._check_open()
+        check_turn(scope.session_id, turn_index, ids)
         rows = self._users.get(scope.user_id, {})
+        if ids is None:
+            which = ItemFilter(session_id=scope.session_id, turn_index=turn_index, superseded=True)
+            deleted = [name for name, row in rows.items() if matches(row.item, which)]
+            self._forget(scope.user_id, deleted)
+            return deleted
         seen = [name for name in dict.fromkeys(ids) if self._seen(scope, name)]
         self._forget(scope.user_id, [*seen, *(name for name in ids if name not in rows)])
         return seen
 
-    async def purge(self, user_id: str, *, session_id: str | None = None, turn_index: int | None = None) -> list[str]:
+    async def touch(self, uses: Sequence[Use]) -> None:
         self._check_open()
-        check_turn(session_id, turn_index)
-        which = FactFilter(session_id=session_id, turn_index=turn_index, superseded=True)
-        found = [name for name, row in self._users.get(user_id, {}).items() if matches(row.item, which)]
-        self._forget(user_id, found)
-        return found
+        for use in uses:
+            rows = self._users.get(use.user_id, {})
+            for name in use.ids:
+                if (row := rows.get(name)) and row.used < use.at:
+                    row.used = use.at
+                    row.item = replace(row.item, uses=row.item.uses + use.counts)
 
-    async def touch(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
+    async def sweep(
+        self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000
+    ) -> dict[str, list[str]]:
         self._check_open()
-        rows = self._users.get(user_id, {})
-        for name in ids:
-            if (row := rows.get(name)) and row.used < at:
-                row.used = at
-                row.item = replace(row.item, uses=row.item.uses + counts)
-
-    async def sweep(self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000) -> int:
-        self._check_open()
-        which = FactFilter(types=types, superseded=True)
+        which = ItemFilter(types=types, superseded=True)
         unused = sorted(
             (row.used, row.order, user, name)
             for user, rows in self._users.items()
             for name, row in rows.items()
             if row.used < before and matches(row.item, which)
         )
-        gone: dict[str, list[str]] = {}
+        swept: dict[str, list[str]] = {}
         for _, _, user, name in unused[: check_limit(limit)]:
-            gone.setdefault(user, []).append(name)
-        for user, ids in gone.items():
+            swept.setdefault(user, []).append(name)
+        for user, ids in swept.items():
             self._forget(user, ids)
-        return sum(map(len, gone.values()))
+        return swept
 
-    async def scan(self, user_id: str | None = None, *, cursor: str | None = None, limit: int = 1000) -> Page[Fact]:
+    async def scan(
+        self, user_id: str | None = None, *, cursor: str | None = None, limit: int = 1000
+    ) -> Page[StoredItem]:
         self._check_open()
         after = parse_position(cursor)
         users = self._users if user_id is None else {user_id: self._users.get(user_id, {})}
         found = sorted(
-            (row.order, Fact(user, row.agent, row.item))
+            (row.order, StoredItem(user, row.agent, row.item))
             for user, rows in users.items()
             for row in rows.values()
             if row.order > after
         )
         page = found[: check_limit(limit)]
-        return Page(tuple(fact for _, fact in page), str(page[-1][0]) if len(found) > limit else None)
+        return Page(tuple(stored for _, stored in page), str(page[-1][0]) if len(found) > limit else None)
 
     async def close(self) -> None:
         self._closed = True
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreClosedError("InMemoryFacts()")
+            raise StoreClosedError("InMemoryItems()")
 
     def _seen(self, scope: Scope, id: str) -> _Row | None:
         row = self._users.get(scope.user_id, {}).get(id)
         return row if row and row.agent in (None, scope.agent) else None
 
-    def _rows(self, scope: Scope, which: FactFilter) -> Sequence[_Row]:
+    def _rows(self, scope: Scope, which: ItemFilter) -> Sequence[_Row]:
         rows = self._users.get(scope.user_id, {}).values()
         since = float("-inf") if which.used_since is None else which.used_since
         return [

@@ -1,4 +1,4 @@
-"""`RedisFacts`: facts in Redis."""
+"""`RedisItems`: memory items in Redis."""
 
 from __future__ import annotations
 
@@ -6,48 +6,49 @@ import json
 import math
 import struct
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from turnwise.errors import ConfigError, CorruptRecordError
 from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.conversation.required_arguments import needs
-from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
-from turnwise.memory.longterm.items.base import (
-    ALL,
-    SEMANTIC,
-    Fact,
-    FactFilter,
-    changed,
-    check_change,
-    check_successor,
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.items.base import ALL, SPACE, Change, ItemFilter, StoredItem
+from turnwise.memory.longterm.items.changes import replacement
+from turnwise.memory.longterm.items.redis_scripts import KEYS, SCRIPTS
+from turnwise.memory.longterm.items.rows import COLUMNS, UNREADABLE, decoded, values_of
+from turnwise.memory.longterm.items.rules import (
     check_turn,
     checked_item,
+    checked_space,
+    owner_after,
     owner_of,
     parse_position,
 )
-from turnwise.memory.longterm.items.records import changeable, fields_of, item_of
-from turnwise.memory.longterm.items.redis_scripts import KEYS, SCRIPTS
+from turnwise.memory.longterm.retention.retention import Use
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
 from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
 
 
-@needs(url="pass where it is, such as RedisFacts('redis://localhost')")
-class RedisFacts(RedisDatabase):
-    """Keeps facts in Redis, 6.2 or later. See `RedisDatabase` for their durability.
+@needs(url="pass where it is, such as RedisItems('redis://localhost')")
+class RedisItems(RedisDatabase):
+    """Keeps items in Redis, 6.2 or later. See `RedisDatabase` for their durability.
 
-    The key of a fact is a digest of its user's id and its own id; ids, texts and times are JSON. All keys share a hash
-    tag, since calls for all users are transactions too. So on a cluster, all facts of a prefix are on one node.
+    The key of an item is a digest of its user's id and its own id; ids, texts and times are JSON. All keys share a hash
+    tag, since calls for all users are transactions too. So on a cluster, all items of a space are on one node.
 
-    Filters are applied after reading, so `query`, `count` and `purge` cost O(all facts of the user). A fact that cannot
-    be read can be deleted by a `purge` of its user, which returns its digest in place of its id.
+    Filters are applied after reading, so `query`, and `delete` without ids, cost O(all items of the user). An item that
+    cannot be read can be deleted with all others of its user; its digest is returned in place of its id.
 
     Args:
         url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with the options of redis-py.
-        prefix: the prefix of all keys. Stores with different prefixes in one database do not see each other's facts.
+        prefix: the prefix of all keys. Stores with different prefixes in one database do not see each other's
+            items.
+        space: as of a prefix, so of spaces; see `ItemStore`.
         timeout_s: how long to wait for a connection, and for an answer, before a StoreError, in seconds.
         connections: the most connections at once; further calls wait for one.
 
@@ -58,10 +59,27 @@ class RedisFacts(RedisDatabase):
 
     scripts = SCRIPTS
 
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "turnwise",
+        space: str = SPACE,
+        timeout_s: float = 30.0,
+        connections: int = 8,
+    ) -> None:
+        super().__init__(url, prefix=prefix, timeout_s=timeout_s, connections=connections)
+        self._space = checked_space(space)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        url, prefix, timeout_s, connections = self._settings
+        make = partial(RedisItems, prefix=prefix, space=self._space, timeout_s=timeout_s, connections=connections)
+        return make, (url,)
+
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         items = [checked_item(scope, item) for item in items]
         names = {_digest(scope.user_id, item.id): item.id for item in items}
-        rows = [value for item in items for value in _row(scope, item)]
+        rows = [value for item in items for value in _row(scope, item, owner_of(scope, item.type))]
         if not rows:
             self._thread.check_open()
             return []
@@ -69,97 +87,92 @@ class RedisFacts(RedisDatabase):
 
     async def get(self, scope: Scope, ids: Collection[str]) -> dict[str, MemoryItem]:
         found = await self._do("get", *(_digest(scope.user_id, name) for name in ids), again=True)
-        items = {fact.item.id: fact.item for fact, _ in self._facts(found) if fact.agent in (None, scope.agent)}
+        items = {stored.item.id: stored.item for stored, _ in self._items(found) if stored.agent in (None, scope.agent)}
         return {name: items[name] for name in ids if name in items}
 
     async def query(
-        self, scope: Scope, which: FactFilter = ALL, *, cursor: str | None = None, limit: int = 100
+        self, scope: Scope, which: ItemFilter = ALL, *, cursor: str | None = None, limit: int = 100
     ) -> Page[MemoryItem]:
         args = _filters(scope, which, cursor, check_limit(limit) + 1)
-        found = list(self._facts(await self._do("query", *args, "", again=True)))
-        page = [fact.item for fact, _ in found[:limit]]
+        found = list(self._items(await self._do("query", *args, again=True)))
+        page = [stored.item for stored, _ in found[:limit]]
         more = cursor_of(page[-1].created_at, found[limit - 1][1]) if len(found) > limit else None
         return Page(tuple(page), more)
 
-    async def count(self, scope: Scope, which: FactFilter = ALL) -> int:
-        return int(await self._do("query", *_filters(scope, which, None, _MANY), "count", again=True))
-
-    async def update(
-        self,
-        scope: Scope,
-        id: str,
-        text: str | None = None,
-        *,
-        at: float,
-        type: MemoryType | None = None,
-        **changes: Unpack[ItemChanges],
-    ) -> bool:
-        kind, more = check_change(scope, id, text, type, at=at, changes=changes)
+    async def change(
+        self, scope: Scope, id: str, change: Change, *, at: float | None = None, successor: MemoryItem | None = None
+    ) -> MemoryItem | None:
+        after: tuple[Argument, ...] = ()
+        if successor is not None:
+            successor = checked_item(scope, successor)
+            after = _row(scope, successor, owner_of(scope, successor.type))
         digest = _digest(scope.user_id, id)
-        while found := await self._do("get", digest, again=True):
-            ((fact, _),) = self._facts(found)
-            item = changed(fact.item, text, kind, at, more)
-            parts = [
-                part
-                for name, value in _strings(changeable(item)).items()
-                for part in (name, "" if value is None else f"={value}")
-            ]
-            first = (_agent(scope), _json(item.text), float(at), kind or "", _kinds(SEMANTIC))
-            args = (*first, found[1], found[2], *map(encode, parts))
-            if (done := await self._do("update", digest, *args, again=True)) != _CHANGED_MEANWHILE:
-                return bool(done)
-        return False
+        while True:
+            found = await self._do("get", digest, again=True)
+            old = next((stored for stored, _ in self._items(found)), None)
+            if old is not None and old.agent not in (None, scope.agent):
+                return None
+            item = None if old is None else old.item
+            new = replacement(scope, id, change, item)
+            if new is None:
+                return item
+            agent = owner_of(scope, new.type) if old is None else owner_after(scope, old.agent, old.item.type, new.type)
+            read = found[1:3] if found else (b"", b"")
+            args = (_tag(scope.user_id), "" if at is None else float(at), _used(None), *read)
+            done = await self._do("change", *args, *_row(scope, new, agent), *after)
+            if done != _CHANGED_MEANWHILE:
+                return new if done else item
 
-    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
-        args = _digest(scope.user_id, id), _agent(scope), "1" if pinned else ""
-        return bool(await self._do("pin", *args, again=True))
-
-    async def supersede(self, scope: Scope, id: str, item: MemoryItem) -> bool:
-        item = check_successor(scope, id, item)
-        old = (_digest(scope.user_id, id), _agent(scope), item.id, float(item.created_at))
-        new = (_tag(scope.user_id), _used(None), *_row(scope, item))
-        return bool(await self._do("supersede", *old, *new, again=True))
-
-    async def delete(self, scope: Scope, ids: Collection[str]) -> list[str]:
+    async def delete(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
+        check_turn(scope.session_id, turn_index, ids)
+        if ids is None:
+            which = _origin(scope.session_id, turn_index)
+            return _texts(await self._do("purge", _tag(scope.user_id), *which))
         names = {_digest(scope.user_id, name): name for name in ids}
         return [names[digest] for digest in _texts(await self._do("delete", _agent(scope), *names))]
 
-    async def purge(self, user_id: str, *, session_id: str | None = None, turn_index: int | None = None) -> list[str]:
-        check_turn(session_id, turn_index)
-        return _texts(await self._do("purge", _tag(user_id), *_origin(session_id, turn_index)))
+    async def touch(self, uses: Sequence[Use]) -> None:
+        self._thread.check_open()
+        for use in uses:
+            digests = (_digest(use.user_id, name) for name in use.ids)
+            await self._do("touch", float(use.at), "1" if use.counts else "", *digests, again=True)
 
-    async def touch(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
-        await self._do("touch", float(at), "1" if counts else "", *(_digest(user_id, name) for name in ids), again=True)
+    async def sweep(
+        self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000
+    ) -> dict[str, list[str]]:
+        names = _texts(await self._do("sweep", float(before), _kinds(types), check_limit(limit)))
+        swept: dict[str, list[str]] = {}
+        for user_id, name in zip(names[::2], names[1::2], strict=True):
+            swept.setdefault(user_id, []).append(name)
+        return swept
 
-    async def sweep(self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000) -> int:
-        return int(await self._do("sweep", float(before), _kinds(types), check_limit(limit)))
-
-    async def scan(self, user_id: str | None = None, *, cursor: str | None = None, limit: int = 1000) -> Page[Fact]:
+    async def scan(
+        self, user_id: str | None = None, *, cursor: str | None = None, limit: int = 1000
+    ) -> Page[StoredItem]:
         tag = "" if user_id is None else _tag(user_id)
         after = parse_position(cursor)
-        found = list(self._facts(await self._do("scan", tag, after, check_limit(limit) + 1, again=True)))
-        page = tuple(fact for fact, _ in found[:limit])
+        found = list(self._items(await self._do("scan", tag, after, check_limit(limit) + 1, again=True)))
+        page = tuple(stored for stored, _ in found[:limit])
         return Page(page, str(found[limit - 1][1]) if len(found) > limit else None)
 
     async def _do(self, name: str, *args: Argument, again: bool = False) -> Any:
-        keys = [f"{{{self._prefix}:facts}}:{key}" for key in KEYS]
+        keys = [f"{{{self._prefix}:{self._space}}}:{key}" for key in KEYS]
         return await self._run(name, keys, args, again=again)
 
-    def _facts(self, found: Sequence[Any]) -> Iterator[tuple[Fact, int]]:
-        """Yield the facts that a script returned, each with its number of insertion."""
+    def _items(self, found: Sequence[Any]) -> Iterator[tuple[StoredItem, int]]:
+        """Yield the items that a script returned, each with its number of insertion."""
         for digest, raw, text in zip(found[::3], found[1::3], found[2::3], strict=True):
             try:
                 yield _read(digest.decode(), raw, text)
-            except (ValueError, TypeError, KeyError) as error:
-                key = f"{{{self._prefix}:facts}}:{KEYS[0]} {digest.decode()}"
+            except UNREADABLE as error:
+                key = f"{{{self._prefix}:{self._space}}}:{KEYS[0]} {digest.decode()}"
                 raise CorruptRecordError(key, why_unreadable(error)) from None
 
 
-_MANY = 2**52
-"""A limit above any possible number of facts."""
-
 _CHANGED_MEANWHILE = 2
-"""The script of an update returns this if the fact has changed since it was read for the update."""
+"""The script of a change returns this if the item has changed since it was read for the change."""
 
 
 def _digest(user_id: str, id: str) -> str:
@@ -201,7 +214,7 @@ def _origin(session_id: str | None, turn_index: int | None) -> tuple[bytes, str]
     return session, "" if turn_index is None else str(turn_index)
 
 
-def _filters(scope: Scope, which: FactFilter, cursor: str | None, limit: int) -> list[Argument]:
+def _filters(scope: Scope, which: ItemFilter, cursor: str | None, limit: int) -> list[Argument]:
     tag = _tag(scope.user_id)
     end = f"{tag}~"
     if cursor is not None:
@@ -216,37 +229,29 @@ def _filters(scope: Scope, which: FactFilter, cursor: str | None, limit: int) ->
     return [*first, session, turn, as_of, "1" if which.superseded else "", used_since, live_at]
 
 
-def _row(scope: Scope, item: MemoryItem) -> tuple[Argument, ...]:
-    """Return the arguments by which a script adds an item."""
+def _row(scope: Scope, item: MemoryItem, agent: str | None) -> tuple[Argument, ...]:
+    """Return the arguments by which a script writes an item of this agent."""
     successor = "" if item.superseded_by is None else _digest(scope.user_id, item.superseded_by)
-    owned = {"user": scope.user_id, "agent": owner_of(scope, item.type), "successor": successor or None}
-    values = owned | _strings(fields_of(item))
-    fact = _json({name: value for name, value in values.items() if value is not None})
-    return _digest(scope.user_id, item.id), fact, _json(item.text), _sortable(item.created_at), successor
+    columns = zip(COLUMNS, values_of(item, agent), strict=True)
+    record = {name: str(value) for name, value in columns if value is not None and name != "text"}
+    record["pinned"] = str(int(item.pinned))
+    record["user"] = scope.user_id
+    if successor:
+        record["successor"] = successor
+    return _digest(scope.user_id, item.id), _json(record), _json(item.text), _sortable(item.created_at), successor
 
 
-def _strings(fields: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return fields of an item as the scripts name them, all values as text."""
-    return {
-        _SHORT.get(name, name): None if value is None else "1" if value is True else str(value)
-        for name, value in fields.items()
-    }
-
-
-_SHORT = {"session_id": "session", "turn_index": "turn"}
-
-
-def _read(digest: str, raw: bytes, text: bytes) -> tuple[Fact, int]:
-    """Return a fact and its number of insertion; raise ValueError, TypeError or KeyError if the record is damaged."""
-    fact, said = json.loads(raw), json.loads(text)
-    if not (isinstance(fact, dict) and all(isinstance(value, str) for value in (said, *fact.values()))):
+def _read(digest: str, raw: bytes, text: bytes) -> tuple[StoredItem, int]:
+    """Return an item and its number of insertion; raise ValueError, TypeError or KeyError if the record is damaged."""
+    record, said = json.loads(raw), json.loads(text)
+    if not (isinstance(record, dict) and all(isinstance(value, str) for value in (said, *record.values()))):
         raise TypeError("a value is not text")
-    place, number = fact["place"][:-16], int(fact["place"][-16:])
-    expected = _tag(fact["user"]) + _sortable(float(fact["created_at"]))
-    if _digest(fact["user"], fact["id"]) != digest or place != expected:
-        raise ValueError(f"fact {fact['id']!r} of user {fact['user']!r} has another place")
-    item = item_of(fact | {name: fact.get(short) for name, short in _SHORT.items()}, said)
-    return Fact(fact["user"], fact.get("agent"), item), number
+    place, number = record["place"][:-16], int(record["place"][-16:])
+    expected = _tag(record["user"]) + _sortable(float(record["created_at"]))
+    if _digest(record["user"], record["id"]) != digest or place != expected:
+        raise ValueError(f"item {record['id']!r} of user {record['user']!r} has another place")
+    item = decoded([*map((record | {"text": said}).get, COLUMNS)])
+    return StoredItem(record["user"], record.get("agent"), item), number
 
 
 def _texts(found: Sequence[bytes]) -> list[str]:

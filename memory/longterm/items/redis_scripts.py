@@ -1,14 +1,14 @@
-"""The scripts of `RedisFacts`. Each is one transaction, and checks everything before it writes.
+"""The scripts of `RedisItems`. Each is one transaction, and checks everything before it writes.
 
 The keys have one hash tag, so that on a cluster they are on one node:
 
-    items      hash    digest of user id and item id -> the fact without its text, as JSON in which all values are texts
+    items      hash    digest of user id and item id -> the item without its text, as JSON in which all values are texts
     texts      hash    digest -> the text as JSON
-    times      sorted  place and digest, by name: the facts of a user by time, then by insertion
+    times      sorted  place and digest, by name: the items of a user by time, then by insertion
     order      sorted  digests by number of insertion
     used       sorted  digests by time of last use
-    successors sorted  digest of a successor and digest of the fact that it superseded, by name
-    deleted    sorted  digests of deleted facts by time of deletion, in seconds since the epoch
+    successors sorted  digest of a successor and digest of the item that it superseded, by name
+    deleted    sorted  digests of deleted items by time of deletion, in seconds since the epoch
     last       number  of the last insertion
 
 A place is the user's digest, the time as 16 digits that sort like times, and the number of insertion as 16 digits.
@@ -16,7 +16,7 @@ A place is the user's digest, the time as 16 digits that sort like times, and th
 
 from __future__ import annotations
 
-from turnwise.memory.longterm.items.base import TOMBSTONE_S
+from turnwise.memory.longterm.items.rules import TOMBSTONE_S
 from turnwise.memory.stores.redis.database import MISFIT
 
 KEYS = ("items", "texts", "times", "order", "used", "successors", "deleted", "last")
@@ -37,43 +37,42 @@ local function corrupt(digest, why)
 end
 
 local function parse(raw)
-  local ok, fact = pcall(cjson.decode, raw or '')
-  if not ok or type(fact) ~= 'table' then return nil end
-  for _, value in pairs(fact) do
+  local ok, record = pcall(cjson.decode, raw or '')
+  if not ok or type(record) ~= 'table' then return nil end
+  for _, value in pairs(record) do
     if type(value) ~= 'string' then return nil end
   end
-  if not fact.type or not fact.id or string.len(fact.place or '') ~= 64 then return nil end
-  if fact.superseded_at and not tonumber(fact.superseded_at) then return nil end
-  return fact
+  if not record.type or not record.id or string.len(record.place or '') ~= 64 then return nil end
+  if record.superseded_at and not tonumber(record.superseded_at) then return nil end
+  return record
 end
 
-local function sees(agent, fact)
-  return not fact.agent or fact.agent == agent
+local function sees(agent, record)
+  return not record.agent or record.agent == agent
 end
 
 local function lists(list, kind)
   return list == '' or string.find(list, '|' .. kind .. '|', 1, true) ~= nil
 end
 
-local function from(fact, session, turn)
-  local in_session = session == '' or (fact.session and '=' .. fact.session == session)
-  return in_session and (turn == '' or fact.turn == turn)
+local function from(record, session, turn)
+  local in_session = session == '' or (record.session_id and '=' .. record.session_id == session)
+  return in_session and (turn == '' or record.turn_index == turn)
 end
 
 local function use(digest, at)
   redis.call('ZADD', used, 'XX', 'GT', at, digest)
 end
 
-local function save(digest, fact)
-  redis.call('HSET', items, digest, cjson.encode(fact))
+local function save(digest, record)
+  redis.call('HSET', items, digest, cjson.encode(record))
 end
 
 local function was_deleted(digest)
   return redis.call('ZSCORE', deleted, digest)
 end
 
-local function add(tag, at, digest, raw, text, time, successor)
-  if redis.call('HEXISTS', items, digest) == 1 or was_deleted(digest) then return false end
+local function insert(tag, at, digest, raw, text, time, successor)
   local number = string.format('%.0f', redis.call('INCR', last))
   local place = tag .. time .. string.rep('0', 16 - string.len(number)) .. number
   redis.call('HSET', items, digest, '{"place":"' .. place .. '",' .. string.sub(raw, 2))
@@ -82,38 +81,44 @@ local function add(tag, at, digest, raw, text, time, successor)
   redis.call('ZADD', order, number, digest)
   redis.call('ZADD', used, at, digest)
   if successor ~= '' then redis.call('ZADD', successors, 0, successor .. digest) end
+end
+
+local function add(tag, at, digest, ...)
+  if redis.call('HEXISTS', items, digest) == 1 or was_deleted(digest) then return false end
+  insert(tag, at, digest, ...)
   return true
 end
 
 local function restore(digest, gone)
   for _, member in ipairs(redis.call('ZRANGEBYLEX', successors, '[' .. digest, '[' .. digest .. '~')) do
     local other = string.sub(member, -32)
-    local fact = parse(redis.call('HGET', items, other))
+    local record = parse(redis.call('HGET', items, other))
     redis.call('ZREM', successors, member)
-    if fact then
+    if record then
       local ended = gone.successor ~= other and gone.successor ~= digest and gone or {}
-      fact.superseded_at, fact.superseded_by, fact.successor = ended.superseded_at, ended.superseded_by, ended.successor
-      save(other, fact)
-      if fact.successor then redis.call('ZADD', successors, 0, fact.successor .. other) end
+      record.superseded_at, record.superseded_by = ended.superseded_at, ended.superseded_by
+      record.successor = ended.successor
+      save(other, record)
+      if record.successor then redis.call('ZADD', successors, 0, record.successor .. other) end
     end
   end
 end
 
-local function bury(digest, fact)
+local function bury(digest, record)
   local now = tonumber(redis.call('TIME')[1])
   redis.call('ZADD', deleted, 'NX', now, digest)
   redis.call('ZREMRANGEBYSCORE', deleted, '-inf', '(' .. (now - TOMBSTONE_S))
-  restore(digest, fact or {})
+  restore(digest, record or {})
 end
 
-local function forget(digest, place, fact)
+local function forget(digest, place, record)
   redis.call('HDEL', items, digest) -- first: when memory is full, Redis allows a script that begins with a deletion
-  bury(digest, fact)
+  bury(digest, record)
   redis.call('HDEL', texts, digest)
   redis.call('ZREM', times, place .. digest)
   redis.call('ZREM', order, digest)
   redis.call('ZREM', used, digest)
-  if fact and fact.successor then redis.call('ZREM', successors, fact.successor .. digest) end
+  if record and record.successor then redis.call('ZREM', successors, record.successor .. digest) end
 end
 
 local function of_user(tag)
@@ -157,11 +162,12 @@ local tag, agent, max, limit, types, session, turn, as_of, superseded, used_sinc
 local found, count, chunk = {}, 0, math.min(tonumber(limit), 500)
 limit, as_of, used_since, live_at = tonumber(limit), tonumber(as_of), tonumber(used_since), tonumber(live_at)
 
-local function holds(fact, digest)
-  local at = tonumber(fact.superseded_at)
-  return sees(agent, fact) and lists(types, fact.type) and from(fact, session, turn)
+local function holds(record, digest)
+  local at = tonumber(record.superseded_at)
+  return sees(agent, record) and lists(types, record.type) and from(record, session, turn)
     and (not at or superseded == '1' or (as_of and at > as_of))
-    and (not live_at or ((as_of or not fact.status) and not (tonumber(fact.expires_at or 'inf') <= live_at)))
+    and (not live_at or as_of or record.status == 'active')
+    and (not live_at or not (tonumber(record.expires_at or 'inf') <= live_at))
     and (not used_since or tonumber(redis.call('ZSCORE', used, digest) or '-inf') >= used_since)
 end
 
@@ -171,96 +177,60 @@ repeat
   for at, member in ipairs(members) do digests[at] = string.sub(member, 65) end
   local raws = #digests > 0 and redis.call('HMGET', items, unpack(digests)) or {}
   for at, digest in ipairs(digests) do
-    local fact = parse(raws[at])
-    if not fact then return corrupt(digest, 'it is missing or not what was written') end
-    if holds(fact, digest) then
+    local record = parse(raws[at])
+    if not record then return corrupt(digest, 'it is missing or not what was written') end
+    if holds(record, digest) then
       count = count + 1
-      if ARGV[12] == '' then show(found, digest, raws[at]) end
+      show(found, digest, raws[at])
       if count == limit then return found end
     end
   end
   max, chunk = '(' .. (members[#members] or ''), 500
 until #members == 0
-return ARGV[12] == '' and found or count
+return found
 """
 
-_UPDATE = """
-local digest, agent, text, at, kind, semantic, read, said = unpack(ARGV)
-local raw = redis.call('HGET', items, digest)
-if not raw then return 0 end
-local fact = parse(raw)
-if not fact then return corrupt(digest, 'it is not what was written') end
+_CHANGE = """
+local tag, at, now, read, said, digest, raw, text, time, successor, after = unpack(ARGV)
 local wrong = wrong_key()
 if wrong then return wrong end
-if not sees(agent, fact) or fact.superseded_at then return 0 end
-if raw ~= read or redis.call('HGET', texts, digest) ~= said then return 2 end
-for at = 9, #ARGV, 2 do
-  fact[ARGV[at]] = ARGV[at + 1] ~= '' and string.sub(ARGV[at + 1], 2) or nil
+local before = redis.call('HGET', items, digest)
+if (before or '') ~= read or (before and redis.call('HGET', texts, digest) ~= said) then return 2 end
+if after and was_deleted(after) then return 0 end
+local old = before and parse(before)
+if before and not old then return corrupt(digest, 'it is not what was written') end
+if not old then
+  insert(tag, now, digest, raw, text, time, successor)
+  redis.call('ZREM', deleted, digest)
+else
+  redis.call('HSET', items, digest, '{"place":"' .. old.place .. '",' .. string.sub(raw, 2))
+  redis.call('HSET', texts, digest, text)
+  if old.successor then redis.call('ZREM', successors, old.successor .. digest) end
+  if successor ~= '' then redis.call('ZADD', successors, 0, successor .. digest) end
+  if at ~= '' then use(digest, at) end
 end
-if kind ~= '' then
-  if lists(semantic, kind) then
-    fact.agent = nil
-  elseif lists(semantic, fact.type) then
-    fact.agent = agent ~= '' and agent or nil
-  end
-  fact.type = kind
-end
-fact.updated_at = at
-save(digest, fact)
-redis.call('HSET', texts, digest, text)
-use(digest, at)
-return 1
-"""
-
-_PIN = """
-local digest, agent, pinned = unpack(ARGV)
-local raw = redis.call('HGET', items, digest)
-if not raw then return 0 end
-local fact = parse(raw)
-if not fact then return corrupt(digest, 'it is not what was written') end
-if not sees(agent, fact) or fact.superseded_at then return 0 end
-fact.pinned = pinned ~= '' and pinned or nil
-save(digest, fact)
-return 1
-"""
-
-_SUPERSEDE = """
-local old, agent, id, since, _, _, digest = unpack(ARGV)
-local raw = redis.call('HGET', items, old)
-if not raw then return 0 end
-local fact = parse(raw)
-if not fact then return corrupt(old, 'it is not what was written') end
-local wrong = wrong_key()
-if wrong then return wrong end
-if not sees(agent, fact) or was_deleted(digest) then return 0 end
-if fact.superseded_at then return fact.superseded_by == id and 1 or 0 end
-add(unpack(ARGV, 5))
-if fact.successor then redis.call('ZREM', successors, fact.successor .. old) end
-fact.superseded_at, fact.superseded_by, fact.successor = since, id, digest
-save(old, fact)
-redis.call('ZADD', successors, 0, digest .. old)
-use(old, since)
+if after then add(tag, now, unpack(ARGV, 11, 15)) end
 return 1
 """
 
 _DELETE = """
 local wrong = wrong_key()
 if wrong then return wrong end
-local seen, facts, missing = {}, {}, {}
+local seen, records, missing = {}, {}, {}
 for at = 2, #ARGV do
   local digest = ARGV[at]
   local raw = redis.call('HGET', items, digest)
   if not raw then
     missing[#missing + 1] = digest
   else
-    local fact = parse(raw)
-    if not fact then return corrupt(digest, 'it is not what was written') end
-    if sees(ARGV[1], fact) then seen[#seen + 1] = digest end
+    local record = parse(raw)
+    if not record then return corrupt(digest, 'it is not what was written') end
+    if sees(ARGV[1], record) then seen[#seen + 1] = digest end
   end
 end
 for _, digest in ipairs(seen) do
-  local fact = parse(redis.call('HGET', items, digest))
-  forget(digest, fact.place, fact)
+  local record = parse(redis.call('HGET', items, digest))
+  forget(digest, record.place, record)
 end
 for _, digest in ipairs(missing) do bury(digest) end
 return seen
@@ -272,11 +242,11 @@ if wrong then return wrong end
 local tag, session, turn = unpack(ARGV)
 local found, ids = {}, {}
 for _, entry in ipairs(of_user(tag)) do
-  local fact = parse(redis.call('HGET', items, entry.digest))
-  if session ~= '' and not fact then return corrupt(entry.digest, 'it is missing or not what was written') end
-  if session == '' or from(fact, session, turn) then
+  local record = parse(redis.call('HGET', items, entry.digest))
+  if session ~= '' and not record then return corrupt(entry.digest, 'it is missing or not what was written') end
+  if session == '' or from(record, session, turn) then
     found[#found + 1] = entry
-    ids[#ids + 1] = fact and fact.id or entry.digest
+    ids[#ids + 1] = record and record.id or entry.digest
   end
 end
 for _, entry in ipairs(found) do
@@ -288,17 +258,17 @@ return ids
 _TOUCH = """
 local wrong = wrong_key()
 if wrong then return wrong end
-local facts = {}
+local records = {}
 for at = 3, #ARGV do
   if ARGV[2] ~= '' and redis.call('ZSCORE', used, ARGV[at]) then
-    facts[at] = parse(redis.call('HGET', items, ARGV[at]))
-    if not facts[at] then return corrupt(ARGV[at], 'it is missing or not what was written') end
+    records[at] = parse(redis.call('HGET', items, ARGV[at]))
+    if not records[at] then return corrupt(ARGV[at], 'it is missing or not what was written') end
   end
 end
 for at = 3, #ARGV do
   if redis.call('ZADD', used, 'XX', 'GT', 'CH', ARGV[1], ARGV[at]) == 1 and ARGV[2] ~= '' then
-    facts[at].uses = string.format('%.0f', (tonumber(facts[at].uses) or 0) + 1)
-    save(ARGV[at], facts[at])
+    records[at].uses = string.format('%.0f', (tonumber(records[at].uses) or 0) + 1)
+    save(ARGV[at], records[at])
   end
 end
 """
@@ -317,10 +287,10 @@ repeat
   for at = 1, #entries, 2 do
     local digest, used_at = entries[at], tonumber(entries[at + 1])
     if enough(used_at) then break end
-    local fact = parse(redis.call('HGET', items, digest))
-    if not fact then return corrupt(digest, 'it is missing or not what was written') end
-    if lists(types, fact.type) then
-      found[#found + 1] = {digest = digest, used = used_at, number = tonumber(string.sub(fact.place, 49))}
+    local record = parse(redis.call('HGET', items, digest))
+    if not record then return corrupt(digest, 'it is missing or not what was written') end
+    if lists(types, record.type) then
+      found[#found + 1] = {digest = digest, used = used_at, number = tonumber(string.sub(record.place, 49))}
     end
   end
 until #entries == 0 or enough(tonumber(entries[#entries]))
@@ -328,12 +298,14 @@ table.sort(found, function(a, b)
   if a.used ~= b.used then return a.used < b.used end
   return a.number < b.number
 end)
-local count = math.min(#found, limit)
-for at = 1, count do
-  local fact = parse(redis.call('HGET', items, found[at].digest))
-  forget(found[at].digest, fact.place, fact)
+local names = {}
+for at = 1, math.min(#found, limit) do
+  local record = parse(redis.call('HGET', items, found[at].digest))
+  forget(found[at].digest, record.place, record)
+  names[#names + 1] = record.user
+  names[#names + 1] = record.id
 end
-return count
+return names
 """
 
 _SCAN = """
@@ -357,9 +329,7 @@ SCRIPTS = {
         "put": _PUT,
         "get": _GET,
         "query": _QUERY,
-        "update": _UPDATE,
-        "pin": _PIN,
-        "supersede": _SUPERSEDE,
+        "change": _CHANGE,
         "delete": _DELETE,
         "purge": _PURGE,
         "touch": _TOUCH,

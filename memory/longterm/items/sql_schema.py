@@ -1,55 +1,78 @@
-"""The tables of `SQLFacts`, for every SQL database.
+"""The tables of `SQLItems`, for every SQL database.
 
-Free text is stored as JSON, since PostgreSQL text cannot hold NUL. The key of an item is a digest of the user's id and
-its own id: it has a fixed size, and the digests of deleted items reveal neither id.
+The digest of an item is of its space, its user's id and its own id: it has a fixed size, and the digests of deleted
+items reveal none of them. A text's null characters are escaped in PostgreSQL, which cannot keep them.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
+import sqlalchemy as sa
 
-from turnwise.memory.stores.sql.database import Schema
+from turnwise.memory.stores.sql.database import WHERE, Schema
 
-tables = MetaData()
+tables = sa.MetaData()
 
-SCHEMA = Schema(name="facts_version", version=1, tables=tables)
+SCHEMA = Schema(name="items_version", version=1, tables=tables)
 
-facts = Table(
-    "turnwise_facts",
+_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""SQLite's integers have 8 bytes, and only a key that is called INTEGER is the row's own number."""
+
+owners = sa.Table(
+    "turnwise_item_owners",
     tables,
-    Column("key", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
-    Column("digest", LargeBinary, nullable=False, unique=True),
-    Column("user_id", Text, nullable=False),
-    Column("agent", Text),
-    Column("id", Text, nullable=False),
-    Column("text", Text, nullable=False),
-    Column("type", Text, nullable=False),
-    Column("topic", Text),
-    Column("session_id", Text),
-    Column("turn_index", BigInteger),
-    Column("spans", Text),
-    Column("created_at", Double, nullable=False),
-    Column("updated_at", Double),
-    Column("superseded_at", Double),
-    Column("superseded_by", Text),
-    Column("used", Double, nullable=False),
-    Column("name", Text),
-    Column("aliases", Text),  # a JSON list; NULL if empty
-    Column("expires_at", Double),
-    Column("status", Text),  # NULL if active
-    Column("pinned", Boolean),  # NULL if not pinned
-    Column("uses", BigInteger),  # NULL for 0
-    Index("turnwise_facts_created", "user_id", "created_at", "key"),
-    Index("turnwise_facts_session", "user_id", "session_id", "created_at", "key"),
-    Index("turnwise_facts_superseded", "user_id", "superseded_by"),
-    Index("turnwise_facts_used", "used", "key"),
-    sqlite_autoincrement=True,  # so that the key of a deleted item is not used again
+    sa.Column("owner", _NUMBER, primary_key=True),
+    sa.Column("space", sa.Text, nullable=False),
+    sa.Column("user_id", sa.Text, nullable=False),
+    sa.Column("changes", _NUMBER, nullable=False),
+    sa.Column("added", _NUMBER, nullable=False),
+    sa.UniqueConstraint("space", "user_id"),
+    sqlite_autoincrement=True,  # so that nobody gets the number of one who was forgotten
 )
 
-deleted = Table(
-    "turnwise_facts_deleted",
+items = sa.Table(
+    "turnwise_items",
     tables,
-    Column("digest", LargeBinary, primary_key=True),
-    Column("at", Double, nullable=False),
-    Index("turnwise_facts_deleted_at", "at"),
+    sa.Column("row", _NUMBER, primary_key=True, autoincrement=False),
+    sa.Column("owner", _NUMBER, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False, unique=True),
+    sa.Column("used", sa.Double, nullable=False),  # before the text, so that SQLite need not read that to come to it
+    sa.Column("embedded", sa.Text),  # NULL if it is to have no vectors, empty if it has none yet, or of what they are
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("agent", sa.Text),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("topic", sa.Text),
+    sa.Column("name", sa.Text),
+    sa.Column("aliases", sa.Text),  # a JSON list; NULL if empty
+    sa.Column("session_id", sa.Text),
+    sa.Column("turn_index", _NUMBER),
+    sa.Column("spans", sa.Text),  # a JSON list; NULL if empty
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("updated_at", sa.Double),
+    sa.Column("superseded_at", sa.Double),
+    sa.Column("superseded_by", sa.Text),
+    sa.Column("expires_at", sa.Double),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("pinned", sa.Boolean, nullable=False),
+    sa.Column("uses", _NUMBER, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Index("turnwise_items_created", "owner", "created_at", "row"),
+    sa.Index("turnwise_items_used", "used"),
+    sa.Index("turnwise_items_superseded", "superseded_by", info={WHERE: sa.text("superseded_by IS NOT NULL")}),
+    sa.Index("turnwise_items_embedded", "embedded", info={WHERE: sa.text("embedded IS NOT NULL")}),
 )
+
+deleted = sa.Table(
+    "turnwise_items_deleted",
+    tables,
+    sa.Column("digest", sa.LargeBinary, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Index("turnwise_items_deleted_at", "at"),
+)
+
+dropped = sa.Table(
+    "turnwise_vectors_dropped",
+    tables,
+    sa.Column("space", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+)
+"""Vectors of items that are gone, which the index of vectors may still have."""

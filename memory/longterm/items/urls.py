@@ -1,47 +1,52 @@
-"""Opens the fact store of a URL."""
+"""Opens the item store of a URL."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.memory.longterm.items.base import SPACE
 from turnwise.memory.stores.urls import REDIS_SCHEMES, resolve_own_url
 
 if TYPE_CHECKING:
-    from turnwise.memory.longterm.items.base import FactStore
+    from turnwise.memory.longterm.items.base import ItemStore
 
 
-def open_facts(url: str) -> FactStore:
-    """Return the fact store for a URL, which may be a session store's.
+def open_items(url: str, *, space: str = SPACE) -> ItemStore:
+    """Return the item store for a URL, which may be a session store's.
 
     Imports the driver, so call it off the event loop. The store connects at first use.
 
+    Args:
+        space: stores with different spaces in one database do not see each other's items.
+
     Raises:
         StoreURLError: the scheme is unknown, or its driver is not installed.
+        ConfigError: the space is no name.
     """
     url = resolve_own_url(url)
     scheme = url.partition("://")[0]
     if scheme in REDIS_SCHEMES:
-        from turnwise.memory.longterm.items.redis import RedisFacts
+        from turnwise.memory.longterm.items.redis import RedisItems
 
-        return RedisFacts(url)
+        return RedisItems(url, space=space)
     if scheme == "memory":
-        from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+        from turnwise.memory.longterm.items.in_memory import InMemoryItems
 
-        return InMemoryFacts()
-    from turnwise.memory.longterm.items.sql import SQLFacts
+        return InMemoryItems()
+    from turnwise.memory.longterm.items.sql import SQLItems
 
-    return SQLFacts(url)
+    return SQLItems(url, space=space)
 
 
-def facts_at(place: FactStore | str | Path) -> FactStore:
+def items_at(place: ItemStore | str | Path, *, space: str = SPACE) -> ItemStore:
     """Return the store itself, or that of a URL or of the path of a SQLite file.
 
     Raises:
         StoreURLError: the scheme is unknown, or its driver is not installed.
     """
     if isinstance(place, str) and "://" in place:
-        return open_facts(place)
+        return open_items(place, space=space)
     if isinstance(place, str | Path):
-        return open_facts(f"sqlite:///{Path(place).expanduser().absolute()}")
+        return open_items(f"sqlite:///{Path(place).expanduser().absolute()}", space=space)
     return place

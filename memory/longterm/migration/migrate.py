@@ -15,7 +15,8 @@ from types import MappingProxyType
 from turnwise.errors import InvalidMemoryError
 from turnwise.memory.conversation.ids import check_id
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.items.base import FactStore, checked_item
+from turnwise.memory.longterm.items.base import ItemStore
+from turnwise.memory.longterm.items.rules import checked_item
 from turnwise.memory.longterm.migration.namespace import FlatNamespace
 from turnwise.memory.longterm.migration.skips import Skipped, SkipReason
 from turnwise.memory.longterm.migration.sources import read_flat
@@ -54,7 +55,7 @@ class MigrationReport:
 
 async def migrate(
     source: str | Path,
-    facts: FactStore,
+    facts: ItemStore,
     *,
     users: Collection[str] | None = None,
     namespace: str = "memories",

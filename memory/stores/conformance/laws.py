@@ -21,7 +21,7 @@ Raises:
 class Closeable(Protocol):
     """An object that laws are checked on."""
 
-    async def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Close connections and files."""
 
 
@@ -43,10 +43,16 @@ async def check_law(law: Law, make: Callable[[], Closeable]) -> None:
     except BaseException:
         for each in made:
             with suppress(Exception):  # a broken law says more than that its object cannot be closed
-                await each.close()
+                await _close(each)
         raise
     for each in made:
-        await each.close()
+        await _close(each)
+
+
+async def _close(each: Closeable) -> None:
+    closing = each.close()
+    if closing is not None:
+        await closing
 
 
 def collector(laws: list[Law]) -> Callable[[Law], Law]:

@@ -35,7 +35,7 @@ end
 
 
 class RedisDatabase(Shared):
-    """Base of `RedisStore` and `RedisFacts`, in Redis 6.2 or later. Connects at first use.
+    """Base of `RedisStore` and `RedisItems`, in Redis 6.2 or later. Connects at first use.
 
     Each method is one script, which Redis runs atomically. Scripts are called on the store's own event loop, so the
     store can be used from several event loops. A pickle has the settings, with the password.

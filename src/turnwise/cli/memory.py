@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -18,14 +18,17 @@ from turnwise.console.text import ago
 from turnwise.errors import ConfigError, LongTermMemoryError, NotFoundError
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
     from rich.console import Console
 
     from turnwise.memory.longterm.base import MemoryItem
-    from turnwise.memory.longterm.deletion import Erasure
-    from turnwise.memory.longterm.items.base import FactStore
+    from turnwise.memory.longterm.items.base import ItemStore
     from turnwise.memory.longterm.migration.migrate import MigrationReport
-    from turnwise.memory.longterm.vector.memory import VectorMemory
+    from turnwise.memory.longterm.retention.deletion import Erasure
+    from turnwise.memory.longterm.vector import VectorMemory
     from turnwise.memory.stores.base import Page
+
+Result = TypeVar("Result")
 
 _SHOWN = 20
 """The number of users, and of skipped memories, that the report lists."""
@@ -41,11 +44,12 @@ Items = Annotated[
         " ExtractiveMemory and VectorMemory take it.",
     ),
 ]
-OfVectors = Annotated[
-    bool | None,
+OfSpace = Annotated[
+    str | None,
     typer.Option(
-        "--vector/--facts",
-        help="Whether the items are a VectorMemory's. Without it the command looks; if both are there, it takes facts.",
+        "--space",
+        help="The space of the items: 'items' for LexicalMemory and ExtractiveMemory, 'vectors' for VectorMemory, or"
+        " another. Without it the command looks; if both are there, it takes 'items'.",
     ),
 ]
 OfOneUser = Annotated[str, typer.Option("--user", help="The user.")]
@@ -60,11 +64,11 @@ def list_(
     agent: Agent = None,
     limit: Limit = 50,
     cursor: Cursor = None,
-    vector: OfVectors = None,
+    space: OfSpace = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the items that a memory keeps. Of a VectorMemory, --user is needed."""
-    run(_list(store, user, agent, limit, cursor, vector=vector, as_json=as_json))
+    """List the items that a memory keeps."""
+    run(_list(store, user, agent, limit, cursor, space=space, as_json=as_json))
 
 
 async def _list(
@@ -74,25 +78,19 @@ async def _list(
     limit: int,
     cursor: str | None,
     *,
-    vector: bool | None,
+    space: str | None,
     as_json: bool,
 ) -> None:
     from turnwise.memory.longterm.base import Scope
 
-    if _is_of_vectors(store, vector):
+    async with _reading(store, _space_of(store, space)) as items:
+        page: Page[Any]
         if user is None:
-            raise typer.BadParameter("a VectorMemory lists the items of one user: name one", param_hint="--user")
-        async with _reading_vectors(store) as memory:
-            page: Page[Any] = await memory.list_items(Scope(user_id=user, agent=agent), cursor=cursor, limit=limit)
+            page = await items.scan(cursor=cursor, limit=limit)
+            found = [(stored.user_id, stored.item) for stored in page]
+        else:
+            page = await items.query(Scope(user_id=user, agent=agent), cursor=cursor, limit=limit)
             found = [(user, item) for item in page]
-    else:
-        async with _reading(store) as facts:
-            if user is None:
-                page = await facts.scan(cursor=cursor, limit=limit)
-                found = [(fact.user_id, fact.item) for fact in page]
-            else:
-                page = await facts.query(Scope(user_id=user, agent=agent), cursor=cursor, limit=limit)
-                found = [(user, item) for item in page]
     _print_items(found, page.cursor, as_json=as_json)
     if page.cursor and not as_json:
         note(f"there are more items: --limit shows more at once, --cursor '{page.cursor}' the next ones")
@@ -106,27 +104,28 @@ def search(
     user: OfOneUser,
     agent: Agent = None,
     limit: Limit = 10,
-    vector: OfVectors = None,
+    space: OfSpace = None,
     as_json: AsJson = False,
 ) -> None:
     """Find a user's items by the words of a text, as a recall does, but without vectors. Counts as no use of them."""
-    run(_search(store, query, user, agent, limit, vector=vector, as_json=as_json))
+    run(_search(store, query, user, agent, limit, space=space, as_json=as_json))
 
 
 async def _search(
-    store: str, query: str, user: str, agent: str | None, limit: int, *, vector: bool | None, as_json: bool
+    store: str, query: str, user: str, agent: str | None, limit: int, *, space: str | None, as_json: bool
 ) -> None:
     from turnwise.memory.longterm.base import Scope
+    from turnwise.memory.longterm.items.sql import SQLItems
     from turnwise.memory.longterm.lexical import LexicalMemory
+    from turnwise.memory.longterm.vector import SPACE, VectorMemory
 
-    scope = Scope(user_id=user, agent=agent)
-    if _is_of_vectors(store, vector):
-        async with _reading_vectors(store) as memory:
-            items = await memory.recall(scope, query, limit=limit)
-    else:
-        async with _reading(store) as facts:
-            found = LexicalMemory(facts)
-            items = await found.ranked(scope, query, await found.items(scope), limit=limit)
+    scope, space = Scope(user_id=user, agent=agent), _space_of(store, space)
+    async with _reading(store, space) as opened:
+        if space == SPACE and isinstance(opened, SQLItems):
+            items = await VectorMemory(opened, embedding=None).recall(scope, query, limit=limit)
+        else:
+            memory = LexicalMemory(opened)
+            items = await memory.ranked(scope, query, await memory.items(scope), limit=limit)
     _print_items([(user, item) for item in items], None, as_json=as_json)
 
 
@@ -139,7 +138,7 @@ def forget(
     agent: Agent = None,
     session: Annotated[str | None, typer.Option("--session", help="All items from this session.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All items of the user.")] = False,
-    vector: OfVectors = None,
+    space: OfSpace = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -149,7 +148,7 @@ def forget(
     if not yes:
         what = f"{len(ids)} items" if ids else f"all items from session {session!r}" if session else "all items"
         typer.confirm(one_line(f"Delete {what} of user {user!r}? They cannot be restored."), abort=True, err=True)
-    done = run(_forget(store, user, agent, ids or None, session, vector=vector))
+    done = run(_forget(store, user, agent, ids or None, session, space=space))
     if as_json:
         print_json(asdict(done))
     else:
@@ -165,20 +164,20 @@ def forget(
 
 
 async def _forget(
-    store: str, user: str, agent: str | None, ids: list[str] | None, session: str | None, *, vector: bool | None
+    store: str, user: str, agent: str | None, ids: list[str] | None, session: str | None, *, space: str | None
 ) -> Erasure:
     from turnwise.memory.longterm.base import Scope
-    from turnwise.memory.longterm.deletion import erase
-    from turnwise.memory.longterm.items.urls import open_facts
+    from turnwise.memory.longterm.items.urls import open_items
     from turnwise.memory.longterm.lexical import LexicalMemory
-    from turnwise.memory.longterm.vector.memory import VectorMemory
+    from turnwise.memory.longterm.retention.deletion import erase
+    from turnwise.memory.longterm.vector import SPACE, VectorMemory
 
     file_of(store)
     found: LexicalMemory | VectorMemory
-    if _is_of_vectors(store, vector):
+    if (space := _space_of(store, space)) == SPACE:
         found = VectorMemory(store)
     else:
-        found = LexicalMemory(await asyncio.to_thread(open_facts, store))
+        found = LexicalMemory(await asyncio.to_thread(open_items, store, space=space))
     try:
         return await erase(found, Scope(user_id=user, agent=agent, session_id=session), ids)
     finally:
@@ -186,45 +185,35 @@ async def _forget(
 
 
 @asynccontextmanager
-async def _reading(store: str) -> AsyncIterator[FactStore]:
+async def _reading(store: str, space: str) -> AsyncIterator[ItemStore]:
     """Open the items of a store to read them; see `common.still`."""
-    from turnwise.memory.longterm.items.urls import open_facts
+    from turnwise.memory.longterm.items.urls import open_items
     from turnwise.memory.stores.urls import read_only
 
     with still(store) as url:
-        facts = await asyncio.to_thread(open_facts, read_only(url))
+        items = await asyncio.to_thread(open_items, read_only(url), space=space)
         try:
-            yield facts
+            yield items
         finally:
-            await facts.close()
+            await items.close()
 
 
-@asynccontextmanager
-async def _reading_vectors(store: str) -> AsyncIterator[VectorMemory]:
-    """Open a VectorMemory to read it, by words alone; likewise."""
-    from turnwise.memory.longterm.vector.memory import VectorMemory
-    from turnwise.memory.longterm.vector.sql_items import SQLItems
-    from turnwise.memory.stores.urls import read_only
+def _space_of(store: str, space: str | None) -> str:
+    """Return the space that the caller names, or else that of the items that are there."""
+    import sqlalchemy as sa
 
-    with still(store) as url:
-        memory = VectorMemory(SQLItems(read_only(url)), embedding=None)
-        try:
-            yield memory
-        finally:
-            await memory.close()
-
-
-def _is_of_vectors(store: str, vector: bool | None) -> bool:
-    """Return whether the items are a VectorMemory's: as the caller says, or else by the tables that are there."""
-    from turnwise.memory.longterm.items.sql_schema import facts
-    from turnwise.memory.longterm.vector.item_schema import items
+    from turnwise.memory.longterm.items.base import SPACE
+    from turnwise.memory.longterm.items.sql_schema import owners
+    from turnwise.memory.longterm.vector import SPACE as VECTORS
     from turnwise.memory.stores.urls import SQL_SCHEMES, read_only
 
-    if vector is not None or store.partition("://")[0] not in SQL_SCHEMES:
-        return bool(vector)
+    if space is not None or store.partition("://")[0] not in SQL_SCHEMES:
+        return space or SPACE
     with still(store) as url:
-        tables = _tables_of(read_only(url))
-    return tables is not None and items.name in tables and facts.name not in tables
+        spaces = _asked(
+            read_only(url), lambda connection: connection.scalars(sa.select(owners.c.space).distinct()).all()
+        )
+    return VECTORS if spaces and VECTORS in spaces and SPACE not in spaces else SPACE
 
 
 def _print_items(found: Sequence[tuple[str, MemoryItem]], cursor: str | None, *, as_json: bool) -> None:
@@ -337,10 +326,10 @@ async def _migrate(source: str, target: str, *, dry_run: bool, **settings: Any) 
         await facts.close()
 
 
-def _open(target: str, dry_run: bool) -> FactStore:
-    """Return the target's fact store; in a dry run without existing tables, an empty one in memory."""
-    from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-    from turnwise.memory.longterm.items.urls import open_facts
+def _open(target: str, dry_run: bool) -> ItemStore:
+    """Return the target's item store; in a dry run without existing tables, an empty one in memory."""
+    from turnwise.memory.longterm.items.in_memory import InMemoryItems
+    from turnwise.memory.longterm.items.urls import open_items
     from turnwise.memory.stores.urls import SQL_SCHEMES, resolve_url
 
     scheme = target.partition("://")[0]
@@ -349,24 +338,26 @@ def _open(target: str, dry_run: bool) -> FactStore:
             "target", target, "a store in memory ends with this command: pass a file, a database or a Redis"
         )
     if dry_run and scheme in SQL_SCHEMES and not _has_tables(resolve_url(target)):
-        return InMemoryFacts()
-    return open_facts(target)
+        return InMemoryItems()
+    return open_items(target)
 
 
 def _has_tables(url: str) -> bool:
-    """Return whether the database has the fact tables; True if that is unknown, so that opening it raises the error."""
-    from turnwise.memory.longterm.items.sql_schema import facts
+    """Return whether the database has the tables of items; True if that is unknown, so that opening it fails."""
+    import sqlalchemy as sa
+
+    from turnwise.memory.longterm.items.sql_schema import items
 
     try:
         file_of(url)
     except NotFoundError:
         return False
-    tables = _tables_of(url)
-    return tables is None or facts.name in tables
+    tables = _asked(url, lambda connection: sa.inspect(connection).get_table_names())
+    return tables is None or items.name in tables
 
 
-def _tables_of(url: str) -> Collection[str] | None:
-    """Return the names of a database's tables; None if they cannot be read."""
+def _asked(url: str, ask: Callable[[sa.Connection], Result]) -> Result | None:
+    """Return what a database answers; None if it cannot be read."""
     import sqlalchemy as sa
 
     try:
@@ -374,7 +365,7 @@ def _tables_of(url: str) -> Collection[str] | None:
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         with sa.create_engine(parsed, poolclass=sa.NullPool).connect() as connection:
-            return sa.inspect(connection).get_table_names()
+            return ask(connection)
     except (sa.exc.SQLAlchemyError, ValueError, ModuleNotFoundError):
         return None
 

@@ -15,7 +15,9 @@ from typing import Any, Literal, get_args
 from turnwise.conformance.skipping import SkippedError
 from turnwise.errors import InvalidInputError, shown
 
-Kind = Literal["store", "event-store", "item-store", "memory", "read-only-memory", "strategy", "engine", "placement"]
+Kind = Literal[
+    "store", "event-store", "item-store", "vectors", "memory", "read-only-memory", "strategy", "engine", "placement"
+]
 """What there are laws for. A name of one of these is also that of pytest's option: `--turnwise-store`, and so on."""
 
 Verdict = Literal["passed", "failed", "skipped"]
@@ -24,6 +26,7 @@ _LAWS: Mapping[Kind, tuple[str, str]] = {
     "store": ("turnwise.memory.stores.conformance.suite", "LAWS"),
     "event-store": ("turnwise.memory.event_store.conformance", "LAWS"),
     "item-store": ("turnwise.memory.longterm.items.conformance", "LAWS"),
+    "vectors": ("turnwise.memory.longterm.index.conformance", "LAWS"),
     "memory": ("turnwise.memory.longterm.conformance", "LAWS"),
     "engine": ("turnwise.conformance.engines", "LAWS"),
     "placement": ("turnwise.conformance.placements", "LAWS"),

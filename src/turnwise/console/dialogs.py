@@ -6,7 +6,7 @@ from nicegui import ui
 
 from turnwise.console.tags import Handler, button, fact, tag
 from turnwise.console.text import number
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 
 
 async def confirmed(question: str, why: str, yes: str) -> bool:

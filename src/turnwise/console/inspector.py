@@ -15,7 +15,7 @@ from turnwise.errors import NoMemoryError, TurnNotFoundError
 from turnwise.memory.conversation.blocks import AnyBlock, Recalled, System
 from turnwise.memory.conversation.events import AnyEvent, CompactionFailed, MemoryRecalled, WindowCompacted
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.longterm.recalled_content import RecalledContent
+from turnwise.memory.longterm.recall.recalled_content import RecalledContent
 
 _PAGE = 1000
 """How many events are read at once."""

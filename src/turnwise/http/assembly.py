@@ -25,11 +25,10 @@ from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
-from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.working.formats import Markdown
 from turnwise.memory.working.memory import WorkingMemory
-from turnwise.memory.working.urls import open_notes
 from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.keep_last import KeepLast
@@ -205,7 +204,7 @@ def _working_memory(config: ServiceConfig, source: Source) -> WorkingMemory | No
         return None
     with source.within("working_memory"):
         form = Markdown(table.template) if table.template else None
-        return WorkingMemory(open_notes(table.store), form=form, per=table.per, max_bytes=table.max_bytes)
+        return WorkingMemory(table.store, form=form, per=table.per, max_bytes=table.max_bytes)
 
 
 def overflow_of(

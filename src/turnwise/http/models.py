@@ -53,7 +53,7 @@ from turnwise.memory.conversation.steps import Step
 from turnwise.memory.conversation.tool_calls import PendingCall, Wants
 from turnwise.memory.conversation.turns import Turn, TurnStatus
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.compaction import Compaction
 

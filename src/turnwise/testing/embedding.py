@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 from turnwise.errors import ConfigError
-from turnwise.memory.longterm.search.analyzer import ENGLISH, is_common, stem, words
+from turnwise.memory.longterm.recall.analyzer import ENGLISH, is_common, stem, words
 
 if TYPE_CHECKING:
     import numpy as np

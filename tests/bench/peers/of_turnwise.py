@@ -17,10 +17,10 @@ from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, RunC
 from turnwise.actors.session import memory_retrieval
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.vector.index import VectorIndex
-from turnwise.memory.longterm.vector.locations import ChromaFolder
-from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sql_items import SQLItems
+from turnwise.memory.longterm.index.locations import ChromaFolder
+from turnwise.memory.longterm.index.vector_index import VectorIndex
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing import ScriptedEngine
 
 

@@ -1,0 +1,187 @@
+"""`VectorCollection`: stores vectors in Chroma, in this process or within `ChromaProcess`."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from turnwise.errors import ConfigError
+from turnwise.memory.longterm.index.errors import translated
+from turnwise.memory.longterm.index.vectors import check_dimensions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from turnwise.memory.longterm.index.locations import ChromaPlace
+
+    Array = NDArray[np.float32]
+
+PAGE = 2_000
+"""How many vectors are read or written at once; Chroma has a limit of its own, a little over 5,000."""
+
+
+class VectorCollection:
+    """Stores vectors in Chroma, in one collection for each embedding function.
+
+    Implements `Vectors`, in this process or within `ChromaProcess`. Chroma stores a hash of the user id and no text.
+
+    Args:
+        place: where Chroma keeps its data.
+        name: what the names of the collections begin with.
+        embedding: the name of the embedding function, with its settings.
+
+    Raises:
+        StoreError: by each verb: Chroma cannot be reached or does not do it.
+    """
+
+    def __init__(self, place: ChromaPlace, name: str, embedding: str) -> None:
+        self._place = place
+        self._prefix = name
+        self._embedding = embedding
+        self._name = f"{name}-{blake2b(embedding.encode(), digest_size=8).hexdigest()}"
+        self.dimensions: int | None = None
+        """Of the vectors that are kept; None while there are none, or it was not opened yet."""
+        self._client: Any = None
+        self._collection: Any = None
+        self._lock = threading.RLock()
+
+    def add(self, keys: Sequence[str], users: Sequence[str], vectors: Array, items: Sequence[str]) -> None:
+        """See `Vectors.add`."""
+        with self._opened() as collection:
+            check_dimensions(self.dimensions, vectors, self._embedding)
+            self.dimensions = vectors.shape[1]
+            for page in _pages(len(keys)):
+                metadatas = [{"user": _alias(user)} for user in users[page]]
+                for metadata, key, item in zip(metadatas, keys[page], items[page], strict=True):
+                    if item != key:
+                        metadata["item"] = item
+                collection.upsert(ids=list(keys[page]), embeddings=vectors[page], metadatas=metadatas)
+
+    def get(self, keys: Sequence[str]) -> dict[str, Array]:
+        """Return the vectors of those keys that are there."""
+        found: dict[str, Array] = {}
+        with self._opened() as collection:
+            for page in _pages(len(keys)):
+                got = collection.get(ids=list(keys[page]), include=["embeddings"])
+                found |= zip(got["ids"], np.asarray(got["embeddings"], dtype=np.float32), strict=True)
+        return found
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete the vectors of these keys, and of items of these, of all embedding functions.
+
+        Chroma only marks a vector in its index as deleted, so another is put in its place first, made by chance. That
+        takes some milliseconds each, so better delete a few at a time.
+        """
+        with self._opened() as collection:
+            for each in (collection, *self._others()):
+                for page in _pages(len(keys)):
+                    for found in _of_keys(each, list(keys[page])):
+                        there = list(found["ids"])
+                        chance = np.random.default_rng().normal(size=np.shape(found["embeddings"]))
+                        each.update(ids=there, embeddings=chance.astype(np.float32))
+                        each.delete(ids=there)
+
+    def push(self, changes: int) -> None:
+        """Submit this many no-op deletions, so that Chroma reaches `SYNC_CHANGES` and writes its index files."""
+        with self._opened() as collection:
+            for each in (collection, *self._others()):
+                each.delete(ids=[f"nothing-{number}" for number in range(changes)])
+
+    def overwrite(self, keys: Collection[str]) -> int:
+        """Overwrite what deletions have left in Chroma's files, after it has written those of its index.
+
+        Returns how many of these keys are there still, or in files that Chroma has not written since.
+        """
+        with self._lock, translated(f"vectors in {self._place!r}"):
+            self._place.blank()
+        with translated(f"vectors in {self._place!r}"):
+            return self._place.overwrite(keys)
+
+    def keys(self) -> set[str]:
+        """Return the keys of all vectors."""
+        found: set[str] = set()
+        with self._opened() as collection:
+            for page in _pages(collection.count()):
+                found |= set(collection.get(limit=PAGE, offset=page.start, include=[])["ids"])
+        return found
+
+    def drop(self) -> None:
+        """Delete all collections of this name with all their vectors, their files included."""
+        with self._opened():
+            for collection in (self._collection, *self._others()):
+                self._client.delete_collection(collection.name)
+            self._collection = self.dimensions = None
+
+    def paths(self) -> Sequence[Path] | None:
+        """See `VectorFiles.paths`."""
+        return self._place.paths()
+
+    def scrub(self) -> None:
+        """Write the files anew, as far as the place lets one: O(all)."""
+        with self._lock, translated(f"vectors in {self._place!r}"):
+            self.close()
+            self._place.scrub()
+
+    def close(self) -> None:
+        """Let go of the client. Closing twice is fine."""
+        with self._lock:
+            client, self._client, self._collection = self._client, None, None
+            if client is not None:
+                self._place.disconnect(client)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """Yield the collection; Chroma's errors become ours."""
+        with self._lock, translated(f"vectors in {self._place!r}"):
+            if self._collection is None:
+                self._open()
+            try:
+                yield self._collection
+            except ConfigError:
+                raise
+            except BaseException:
+                self._collection = None  # it may have been deleted by another, or the server be another one
+                raise
+
+    def _others(self) -> list[Any]:
+        """Return the collections of this name that other embedding functions made."""
+        ours = re.compile(re.escape(self._prefix) + "-[0-9a-f]{16}")
+        found = self._client.list_collections()
+        return [each for each in found if ours.fullmatch(each.name) and each.name != self._name]
+
+    def _open(self) -> None:
+        if self._client is None:
+            self._client = self._place.connect()
+        collection = self._client.get_or_create_collection(
+            self._name,
+            embedding_function=None,  # vectors are always given; Chroma never embeds, so it needs no model either
+            configuration={"hnsw": {"space": "cosine"}},
+            metadata={"embedding": self._embedding},
+        )
+        some = collection.peek(1)["embeddings"]
+        self.dimensions = len(some[0]) if len(some) else None
+        self._collection = collection
+
+
+def _alias(user: str) -> str:
+    return blake2b(user.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def _of_keys(collection: Any, keys: list[str]) -> Iterator[Any]:
+    """Yield the vectors of these keys, then those of passages of items of these. Who is given some deletes them."""
+    if len((found := collection.get(ids=keys, include=["embeddings"]))["ids"]):
+        yield found
+    is_part = {"item": {"$in": keys}}
+    while len((found := collection.get(where=is_part, limit=PAGE, include=["embeddings"]))["ids"]):
+        yield found
+
+
+def _pages(count: int) -> Iterator[slice]:
+    return (slice(start, start + PAGE) for start in range(0, count, PAGE))

@@ -1,0 +1,241 @@
+"""`VectorIndex`: embeds texts and stores their vectors by key, without the texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from turnwise.errors import StoreError
+from turnwise.memory.longterm.index.default_embedding import ChromaDefault
+from turnwise.memory.longterm.index.vectors import VectorFiles, Vectors, VectorsPlace, check_dimensions
+from turnwise.memory.longterm.recall.embedding_function import portable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float32]
+
+MAX_EMBEDDED = 8_000
+"""How many characters of a text are embedded: more says nothing clearer, and models refuse it."""
+
+
+class EmbeddingFunction(Protocol):
+    """What any of Chroma's embedding functions can do: turn texts into vectors of one dimension, in their order."""
+
+    def __call__(self, input: Any) -> Any:
+        """Return a vector for each text."""
+
+
+class VectorIndex:
+    """Embeds texts and stores their vectors, without the texts. Thread-safe; each method blocks. Pickles as settings.
+
+    The storage is opened at first use, so a server may start later; see `Vectors`.
+
+    Args:
+        place: where the vectors are: `ChromaFolder`, `ChromaServer` or `PostgresVectors`, or an object of yours with
+            the method of `VectorsPlace`.
+        embedding: the embedding function; Chroma's default if left out.
+        name: the prefix of its collections' names. Memories that share a server need different ones.
+    """
+
+    def __init__(
+        self, place: VectorsPlace, embedding: EmbeddingFunction | None = None, *, name: str = "turnwise"
+    ) -> None:
+        self._place = place
+        self._function: Any = ChromaDefault() if embedding is None else embedding
+        self._name = name
+        self.embedding = _identity(self._function)
+        """Names the embedding function and its settings. Vectors of another cannot be compared with its."""
+        self._vectors = place.open(name, self.embedding)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(VectorIndex, name=self._name), (self._place, portable(self._function))
+
+    def __repr__(self) -> str:
+        return f"VectorIndex({self._place!r}, {self._function!r}, name={self._name!r})"
+
+    # Embedding
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether vectors can be made: an embedding function may say by its own `is_ready` that they cannot yet."""
+        return bool(getattr(self._function, "is_ready", True))
+
+    def embed(self, texts: Sequence[str]) -> Array:
+        """Return the texts' vectors, one a row, each of length 1. One call of the embedding function.
+
+        Raises:
+            StoreError: the function fails, or returns something else.
+        """
+        return self._embed(self._function, texts)
+
+    def embed_queries(self, queries: Sequence[str]) -> Array:
+        """Return the queries' vectors, one a row: some models make others of them than of texts."""
+        return self._embed(getattr(self._function, "embed_query", self._function), queries)
+
+    def _embed(self, function: Callable[[Any], Any], texts: Sequence[str]) -> Array:
+        import numpy as np
+
+        from turnwise.memory.longterm.index.errors import translated
+
+        if not texts:
+            return np.zeros((0, self._vectors.dimensions or 0), np.float32)
+        with translated(f"embedding function {self.embedding}"):
+            vectors = np.asarray(function([text[:MAX_EMBEDDED] for text in texts]), dtype=np.float32)
+        if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():  # noqa: PLR2004
+            raise StoreError(
+                f"embedding function {self.embedding}: it returned {vectors.shape} for {len(texts)} texts, "
+                "not a vector of finite numbers for each"
+            )
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit: Array = vectors / np.maximum(lengths, 1e-12)
+        return unit
+
+    # Vectors
+
+    def add(
+        self, keys: Sequence[str], users: Sequence[str], vectors: Array, *, items: Sequence[str] | None = None
+    ) -> None:
+        """See `Vectors.add`. `items` are the keys themselves if left out."""
+        if len(keys):
+            self._vectors.add(keys, users, vectors, keys if items is None else items)
+
+    def get(self, keys: Sequence[str]) -> dict[str, Array]:
+        """See `Vectors.get`."""
+        return self._vectors.get(keys)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See `Vectors.delete`."""
+        self._vectors.delete(keys)
+
+    def keys(self) -> set[str]:
+        """See `Vectors.keys`."""
+        return self._vectors.keys()
+
+    def check(self, keys: Sequence[str], others: Collection[str] = ()) -> Health:
+        """Return whether the vectors of these keys are there: O(all vectors).
+
+        Args:
+            others: keys that may be there.
+        """
+        there = self.keys()
+        missing, strays = len(set(keys) - there), len(there.difference(keys, others))
+        return Health(count=len(there), missing=missing, strays=strays)
+
+    def drop(self) -> None:
+        """See `Vectors.drop`."""
+        self._vectors.drop()
+
+    def push(self, changes: int) -> None:
+        """See `VectorFiles.push`; does nothing if they are in no files."""
+        if isinstance(self._vectors, VectorFiles):
+            self._vectors.push(changes)
+
+    def overwrite(self, keys: Collection[str]) -> int:
+        """See `VectorFiles.overwrite`; returns how many of the keys are there if they are in no files."""
+        if isinstance(self._vectors, VectorFiles):
+            return self._vectors.overwrite(keys)
+        return len(self.get(list(keys)))
+
+    def scrub(self) -> None:
+        """See `VectorFiles.scrub`; does nothing if they are in no files."""
+        if isinstance(self._vectors, VectorFiles):
+            self._vectors.scrub()
+
+    def paths(self) -> Sequence[Path] | None:
+        """Return the folders of this machine that vectors are kept in; None if they are in no files of it."""
+        return self._vectors.paths() if isinstance(self._vectors, VectorFiles) else None
+
+    def check_dimensions(self, vectors: Array) -> None:
+        """Raise ConfigError if the vectors cannot be stored, as far as the storage was used and has any."""
+        check_dimensions(self._vectors.dimensions, vectors, self.embedding)
+
+    def close(self) -> None:
+        """Close the storage. Closing twice is fine."""
+        self._vectors.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The result of checking the index."""
+
+    count: int
+    """How many vectors there are."""
+    missing: int
+    """How many of those that should be there are not."""
+    strays: int
+    """How many vectors there are of items that are gone; `rebuild` leaves them out."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether none is missing."""
+        return not self.missing
+
+
+def no_vectors() -> VectorIndex:
+    """Return an index that has nothing, for memories that find by words alone."""
+    return VectorIndex(NoVectors(), _NoEmbedding())
+
+
+@dataclass(frozen=True, slots=True)
+class NoVectors:
+    """A place that keeps no vectors."""
+
+    dimensions: int | None = None
+
+    def open(self, name: str, embedding: str) -> Vectors:
+        """Return itself."""
+        return self
+
+    def add(self, keys: Sequence[str], users: Sequence[str], vectors: Array, items: Sequence[str]) -> None:
+        """Store nothing."""
+
+    def get(self, keys: Sequence[str]) -> dict[str, Array]:
+        return {}
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Do nothing: there is nothing."""
+
+    def keys(self) -> set[str]:
+        return set()
+
+    def drop(self) -> None:
+        """Do nothing: there is nothing."""
+
+    def push(self, changes: int) -> None:
+        """Do nothing: there are no files."""
+
+    def overwrite(self, keys: Collection[str]) -> int:
+        return 0
+
+    def scrub(self) -> None:
+        """Do nothing: there are no files."""
+
+    def paths(self) -> list[Path]:
+        return []
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+class _NoEmbedding:
+    is_ready = False
+
+    def __call__(self, input: Any) -> Any:
+        raise StoreError("this memory has no embedding function")
+
+
+def _identity(function: Any) -> str:
+    """Return a name for the function with its settings, as Chroma would write them down."""
+    try:
+        name, config = function.name(), function.get_config()
+    except (AttributeError, NotImplementedError, TypeError):
+        name, config = NotImplemented, NotImplemented
+    if not isinstance(name, str) or not isinstance(config, dict):
+        return f"{type(function).__module__}.{type(function).__qualname__}"
+    return f"{name} {json.dumps(config, sort_keys=True, default=str)}"

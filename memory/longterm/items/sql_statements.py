@@ -1,0 +1,438 @@
+"""The SQL statements of `SQLItems`; the caller opens the transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.items.base import ItemFilter, StoredItem
+from turnwise.memory.longterm.items.rows import (
+    AGENT,
+    COLUMNS,
+    ITEM,
+    NOTHING,
+    ROWS,
+    Loaded,
+    Pending,
+    Revision,
+    Row,
+    item_of,
+    key_of,
+    values_of,
+)
+from turnwise.memory.longterm.items.rules import NO_END, TOMBSTONE_S, end_after_deletion, owner_after, owner_of
+from turnwise.memory.longterm.retention.retention import Expiry, Use
+from turnwise.memory.longterm.types import MemoryType
+
+_AT_ONCE = 500
+"""The most values that a statement lists, since databases limit them."""
+
+_MARKS = ", ".join("?" * (5 + len(COLUMNS)))
+_INSERT = f"INSERT INTO turnwise_items (row, owner, digest, used, embedded, {ITEM}) VALUES ({_MARKS})"  # noqa: S608
+_SET = ", ".join(f"{name} = ?" for name in COLUMNS)
+_UPDATE = f"UPDATE turnwise_items SET used = ?, embedded = ?, {_SET} WHERE row = ?"  # noqa: S608
+_OWNED = "turnwise_items JOIN turnwise_item_owners USING (owner)"
+
+
+class Doomed(NamedTuple):
+    """What a deletion has to know of a row. Only that is read, so that damaged rows can be deleted."""
+
+    row: int
+    digest: bytes
+    id: Any
+    superseded_at: Any
+    superseded_by: Any
+    embedded: Any
+    text: Any
+    """None if the row has no vectors."""
+
+
+_DOOMED = (
+    "row, digest, id, superseded_at, superseded_by, embedded, "
+    "CASE WHEN embedded IS NULL THEN NULL ELSE text END AS text"
+)
+
+
+class Statements:
+    """Reads and writes the items of a space through the driver's own cursor, which is faster than SQLAlchemy.
+
+    Args:
+        cursor: takes SQLite's statements; see `PostgresCursor`.
+    """
+
+    def __init__(self, cursor: Any, space: str) -> None:
+        self._cursor = cursor
+        self._space = space
+
+    def digest(self, user_id: str, id: str) -> bytes:
+        """Return what names an item: a digest of its space, its user and its id."""
+        parts = f"{len(self._space)}:{self._space}{len(user_id)}:{user_id}{id}"
+        return blake2b(parts.encode(errors="surrogatepass"), digest_size=16).digest()
+
+    # Reading
+
+    def revision(self, user_id: str) -> Revision:
+        """Return which of a user's rows there are."""
+        select = "SELECT owner, changes, added FROM turnwise_item_owners WHERE space = ? AND user_id = ?"
+        rows = self._all(select, self._space, user_id)
+        return Revision(*rows[0]) if rows else NOTHING
+
+    def load(self, user_id: str, known: Revision, expiry: Expiry | None, most: int | None) -> Loaded:
+        """Return a user's rows that are not known: see `SQLItems.load`."""
+        revision = current = self.revision(user_id)
+        if not revision.grew_from(known):
+            most = most if known == NOTHING else None
+            known = NOTHING
+        first, _ = _range(revision.owner)
+        rows: list[Row] = []
+        if revision.rows != known.rows:
+            # In PostgreSQL, rows that came after the revision was read may be seen by now.
+            numbers = first + known.rows, first + revision.rows - 1
+            limit = f" LIMIT {most:d}" if most else ""
+            select = f"SELECT row, {ITEM} FROM turnwise_items WHERE row BETWEEN ? AND ? ORDER BY row{limit}"  # noqa: S608
+            rows = [_row(user_id, values) for values in self._all(select, *numbers)]
+            if len(rows) == most:
+                revision = revision._replace(rows=rows[-1].row - first + 1)
+        expired = self._expired(user_id, revision.owner, expiry) if expiry else []
+        return Loaded(revision=revision, base=known, more=rows, expired=expired, is_all=revision == current)
+
+    def _expired(self, user_id: str, owner: int, expiry: Expiry) -> list[int]:
+        which = f"row BETWEEN ? AND ? AND used < ? AND {_types(expiry.types)}"
+        select = f"SELECT row, id FROM turnwise_items WHERE {which}"  # noqa: S608
+        rows = self._all(select, *_range(owner), expiry.before, *expiry.types)
+        used = expiry.used.get(user_id, ())
+        return [row for row, name in rows if name not in used]
+
+    def get(self, scope: Scope, ids: Collection[str]) -> dict[str, MemoryItem]:
+        """Return the items of these ids that the scope sees."""
+        names = {self.digest(scope.user_id, name): name for name in ids}
+        items = {}
+        for some in _chunks([*names]):
+            which = f"digest IN ({_marks(some)}) AND {_SEEN}"
+            select = f"SELECT digest, {ITEM} FROM turnwise_items WHERE {which}"  # noqa: S608
+            for digest, *values in self._all(select, *some, scope.agent):
+                items[names[bytes(digest)]] = item_of(scope.user_id, values)
+        return {name: items[name] for name in ids if name in items}
+
+    def query(
+        self, scope: Scope, which: ItemFilter, before: tuple[float, int] | None, limit: int
+    ) -> list[tuple[int, MemoryItem]]:
+        """Return the newest items before a time and a place, each with its place among its user's."""
+        owner = self.revision(scope.user_id).owner
+        condition, values = _matching(which)
+        place = "" if before is None else "(created_at, row) < (?, ?) AND "
+        after = () if before is None else (before[0], before[1] + owner * ROWS)
+        select = (
+            f"SELECT row, {ITEM} FROM turnwise_items WHERE owner = ? AND {place}{_SEEN}{condition} "  # noqa: S608
+            "ORDER BY created_at DESC, row DESC LIMIT ?"
+        )
+        rows = self._all(select, owner, *after, scope.agent, *values, limit)
+        return [(row - owner * ROWS, item_of(scope.user_id, values)) for row, *values in rows]
+
+    def scan(self, user_id: str | None, after: int, limit: int) -> list[tuple[int, StoredItem]]:
+        """Return the items of a user, or of all users, after a row, in the order of their rows."""
+        if user_id is None:
+            of_space = f"SELECT user_id, row, {ITEM} FROM {_OWNED} WHERE space = ? AND row > ?"  # noqa: S608
+            rows = self._all(f"{of_space} ORDER BY row LIMIT ?", self._space, after, limit)
+        else:
+            first, last = _range(self.revision(user_id).owner)
+            of_user = f"SELECT row, {ITEM} FROM turnwise_items WHERE row BETWEEN ? AND ?"  # noqa: S608
+            numbers = max(first, after + 1), last
+            rows = [(user_id, *values) for values in self._all(f"{of_user} ORDER BY row LIMIT ?", *numbers, limit)]
+        return [(row, StoredItem(user, values[AGENT], item_of(user, values))) for user, row, *values in rows]
+
+    # Writing
+
+    def add(
+        self, scope: Scope, items: Sequence[MemoryItem], used: float, *, with_vectors: bool = False
+    ) -> list[MemoryItem]:
+        """Insert those that the user neither has nor had; return them."""
+        new: dict[bytes, MemoryItem] = {}
+        for item in items:
+            new.setdefault(self.digest(scope.user_id, item.id), item)
+        for some in _chunks([*new]):
+            marks = _marks(some)
+            select = (
+                f"SELECT digest FROM turnwise_items WHERE digest IN ({marks}) "  # noqa: S608
+                f"UNION ALL SELECT digest FROM turnwise_items_deleted WHERE digest IN ({marks})"
+            )
+            for (digest,) in self._all(select, *some, *some):
+                new.pop(bytes(digest), None)
+        if not new:
+            return []
+        ((owner, added),) = self._all(
+            "INSERT INTO turnwise_item_owners (space, user_id, changes, added) VALUES (?, ?, 0, ?) "
+            "ON CONFLICT (space, user_id) DO UPDATE SET added = turnwise_item_owners.added + excluded.added "
+            "RETURNING owner, added",
+            *(self._space, scope.user_id, len(new)),
+        )
+        embedded = "" if with_vectors else None
+        rows = [
+            (row, owner, digest, used, embedded, *values_of(item, owner_of(scope, item.type)))
+            for row, (digest, item) in enumerate(new.items(), owner * ROWS + added - len(new))
+        ]
+        self._cursor.executemany(_INSERT, rows)
+        if with_vectors:
+            self._undrop(key_of(scope.user_id, item.id, item.text) for item in new.values())
+        return [*new.values()]
+
+    def change(
+        self,
+        scope: Scope,
+        id: str,
+        replacement: Callable[[MemoryItem | None], MemoryItem | None],
+        at: float | None,
+        successor: MemoryItem | None,
+    ) -> MemoryItem | None:
+        """Carry out `ItemStore.change`; `replacement` returns None if nothing is to be written."""
+        digest, now = self.digest(scope.user_id, id), time.time()
+        rows = self._all(f"SELECT row, used, embedded, {ITEM} FROM turnwise_items WHERE digest = ?", digest)  # noqa: S608
+        row, used, embedded, *values = rows[0] if rows else (None, 0.0, None)
+        if rows and values[AGENT] not in (None, scope.agent):
+            return None
+        old = item_of(scope.user_id, values) if rows else None
+        new = replacement(old)
+        if new is None or (successor is not None and self._was_deleted(self.digest(scope.user_id, successor.id))):
+            return old
+        if old is None:
+            self._cursor.execute("DELETE FROM turnwise_items_deleted WHERE digest = ?", (digest,))
+            self.add(scope, [new], now)
+        else:
+            if embedded is not None and new.text != old.text:
+                embedded = ""
+                self._drop([key_of(scope.user_id, id, old.text)])
+                self._undrop([key_of(scope.user_id, id, new.text)])
+            agent = owner_after(scope, values[AGENT], old.type, new.type)
+            last_use = used if at is None else max(used, at)
+            self._cursor.execute(_UPDATE, (last_use, embedded, *values_of(new, agent), row))
+            self._bump(scope.user_id)
+        if successor is not None:
+            self.add(scope, [successor], now, with_vectors=embedded is not None)
+        return new
+
+    def touch(self, use: Use) -> None:
+        """Record that a user's items were used, unless they were later."""
+        counts = ", uses = uses + 1" if use.counts else ""
+        update = f"UPDATE turnwise_items SET used = ?{counts} WHERE digest = ? AND used < ?"  # noqa: S608
+        # Sorted, so that processes never wait for each other in a circle.
+        digests = sorted({self.digest(use.user_id, name) for name in use.ids})
+        self._cursor.executemany(update, [(use.at, digest, use.at) for digest in digests])
+
+    # Deleting
+
+    def delete(self, scope: Scope, ids: Sequence[str]) -> list[str]:
+        """Delete the items of these ids that the scope sees, and record the ids that the user does not have."""
+        names = {self.digest(scope.user_id, name): name for name in ids}
+        there: dict[bytes, Doomed | None] = {}
+        for some in _chunks([*names]):
+            which = f"digest IN ({_marks(some)})"
+            select = f"SELECT agent, {_DOOMED} FROM turnwise_items WHERE {which}"  # noqa: S608
+            for agent, *values in self._all(select, *some):
+                row = _doomed(values)
+                there[row.digest] = row if agent in (None, scope.agent) else None
+        rows = [seen._replace(id=names[digest]) for digest in names if (seen := there.get(digest))]
+        self._forget(scope.user_id, rows, {digest: name for digest, name in names.items() if digest not in there})
+        return [row.id for row in rows]
+
+    def numbers(self, scope: Scope, turn_index: int | None) -> list[int]:
+        """Return the numbers of the rows of the scope's session or user."""
+        which = ItemFilter(session_id=scope.session_id, turn_index=turn_index, superseded=True)
+        condition, values = _matching(which)
+        select = f"SELECT row FROM turnwise_items WHERE row BETWEEN ? AND ?{condition} ORDER BY row"  # noqa: S608
+        return [row for (row,) in self._all(select, *_range(self.revision(scope.user_id).owner), *values)]
+
+    def delete_rows(self, user_id: str, numbers: Sequence[int], unused_since: float | None = None) -> list[str]:
+        """Delete a user's rows of these numbers that are there still, and were not used since a time; return their ids.
+
+        Of a row whose id cannot be read, the digest is returned.
+        """
+        rows: list[Doomed] = []
+        for some in _chunks(numbers):
+            unused, values = ("", ()) if unused_since is None else (" AND used < ?", (unused_since,))
+            which = f"row IN ({_marks(some)}){unused}"
+            select = f"SELECT {_DOOMED} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
+            rows += map(_doomed, self._all(select, *some, *values))
+        self._forget(user_id, rows)
+        return [row.id if isinstance(row.id, str) else row.digest.hex() for row in rows]
+
+    def unused(self, before: float, types: Collection[MemoryType] | None, limit: int) -> dict[str, list[int]]:
+        """Return the numbers of rows of these types that were last used before a time, the longest unused first."""
+        condition, values = _matching(ItemFilter(types=types, superseded=True))
+        which = f"space = ? AND used < ?{condition} ORDER BY used, row LIMIT ?"
+        select = f"SELECT user_id, row FROM {_OWNED} WHERE {which}"  # noqa: S608
+        numbers: dict[str, list[int]] = {}
+        for user_id, row in self._all(select, self._space, before, *values, limit):
+            numbers.setdefault(user_id, []).append(row)
+        return numbers
+
+    def _forget(self, user_id: str, rows: Sequence[Doomed], missing: dict[bytes, str] | None = None) -> None:
+        """Delete rows of a user, and record these ids as deleted, as well as `missing`, which the user does not have.
+
+        An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor. A
+        user without any row left is unknown: the number goes too, and with it the user's id.
+        """
+        missing = missing or {}
+        if digests := [*(row.digest for row in rows), *missing]:
+            now = time.time()
+            insert = "INSERT OR IGNORE INTO turnwise_items_deleted (digest, at) VALUES (?, ?)"
+            self._cursor.executemany(insert, [(digest, now) for digest in digests])
+            self._cursor.execute("DELETE FROM turnwise_items_deleted WHERE at < ?", (now - TOMBSTONE_S,))
+        self._cursor.executemany("DELETE FROM turnwise_items WHERE row = ?", [(row.row,) for row in rows])
+        texts = [(row.id, row.text) for row in rows if isinstance(row.id, str) and isinstance(row.text, str)]
+        self._drop([key_of(user_id, name, text) for name, text in texts])
+        ends = dict.fromkeys(missing.values(), NO_END)
+        ends |= {row.id: (row.superseded_at, row.superseded_by) for row in rows if isinstance(row.id, str)}
+        first, last = _range(self.revision(user_id).owner)
+        left = False
+        for some in _chunks([*ends]):
+            which = f"superseded_by IN ({_marks(some)}) AND row BETWEEN ? AND ?"
+            select = f"SELECT row, id, superseded_by FROM turnwise_items WHERE {which}"  # noqa: S608
+            for row, name, successor in self._all(select, *some, first, last):
+                left = True
+                update = "UPDATE turnwise_items SET superseded_at = ?, superseded_by = ? WHERE row = ?"
+                self._cursor.execute(update, (*end_after_deletion(ends, name, successor), row))
+        if rows or left:
+            self._bump(user_id)
+        if not self._all("SELECT 1 FROM turnwise_items WHERE row BETWEEN ? AND ? LIMIT 1", first, last):
+            forget = "DELETE FROM turnwise_item_owners WHERE space = ? AND user_id = ?"
+            self._cursor.execute(forget, (self._space, user_id))
+
+    def _was_deleted(self, digest: bytes) -> bool:
+        return bool(self._all("SELECT 1 FROM turnwise_items_deleted WHERE digest = ?", digest))
+
+    def _bump(self, user_id: str) -> None:
+        update = "UPDATE turnwise_item_owners SET changes = changes + 1 WHERE space = ? AND user_id = ?"
+        self._cursor.execute(update, (self._space, user_id))
+
+    # Vectors are kept elsewhere: which are missing there, and which are of no item any more
+
+    def pending(self, embedding: str, limit: int) -> list[Pending]:
+        """Return items whose text has no vectors of this embedding."""
+        select = f"SELECT user_id, id, text FROM {_OWNED} WHERE space = ? AND {_LACKS} LIMIT ?"  # noqa: S608
+        rows = self._all(select, self._space, embedding, embedding, limit)
+        return [
+            Pending(user_id=user_id, id=name, text=text)
+            for user_id, name, text in rows
+            if all(isinstance(value, str) for value in (user_id, name, text))
+        ]
+
+    def lacking(self, embedding: str) -> int:
+        """Return how many items have no vectors of this embedding."""
+        select = f"SELECT count(*) FROM {_OWNED} WHERE space = ? AND {_LACKS}"  # noqa: S608
+        return int(self._all(select, self._space, embedding, embedding)[0][0])
+
+    def mark(self, items: Sequence[Pending], embedding: str) -> None:
+        """Record that these have vectors of this embedding, or that nobody needs those: the texts were changed."""
+        # Sorted, so that processes never wait for each other in a circle.
+        digests = {self.digest(item.user_id, item.id): item for item in items}
+        for digest, item in sorted(digests.items(), key=lambda pair: pair[0]):
+            update = "UPDATE turnwise_items SET embedded = ? WHERE digest = ? AND text = ?"
+            self._cursor.execute(update, (embedding, digest, item.text))
+            if not self._cursor.rowcount:
+                self._drop([item.key])
+
+    def unmark(self) -> None:
+        """Record that no item has a vector."""
+        of_space = "owner IN (SELECT owner FROM turnwise_item_owners WHERE space = ?)"
+        self._cursor.execute(f"UPDATE turnwise_items SET embedded = '' WHERE {of_space}", (self._space,))  # noqa: S608
+
+    def embedded(self) -> Iterator[tuple[str, Pending]]:
+        """Yield each item with what its vectors are made by, the latest first."""
+        select = f"SELECT embedded, user_id, id, text FROM {_OWNED} WHERE space = ? ORDER BY row DESC"  # noqa: S608
+        for embedded, user_id, name, text in self._all(select, self._space):
+            if all(isinstance(value, str) for value in (user_id, name, text)):
+                yield embedded, Pending(user_id=user_id, id=name, text=text)
+
+    def dropped(self, limit: int | None) -> list[str]:
+        """Return keys of vectors that are of no item any more."""
+        select = "SELECT key FROM turnwise_vectors_dropped WHERE space = ?"
+        return [key for (key,) in self._all(select + ("" if limit is None else f" LIMIT {limit:d}"), self._space)]
+
+    def undrop(self, keys: Sequence[str]) -> None:
+        """Record that these vectors are gone."""
+        self._undrop(keys)
+
+    def _drop(self, keys: Sequence[str]) -> None:
+        insert = "INSERT OR IGNORE INTO turnwise_vectors_dropped (space, key) VALUES (?, ?)"
+        self._cursor.executemany(insert, [(self._space, key) for key in keys])
+
+    def _undrop(self, keys: Iterator[str] | Sequence[str]) -> None:
+        delete = "DELETE FROM turnwise_vectors_dropped WHERE space = ? AND key = ?"
+        self._cursor.executemany(delete, [(self._space, key) for key in keys])
+
+    def count(self) -> int:
+        """Return how many items there are, of all users."""
+        return int(self._all(f"SELECT count(*) FROM {_OWNED} WHERE space = ?", self._space)[0][0])  # noqa: S608
+
+    def _all(self, statement: str, *values: Any) -> list[Any]:
+        self._cursor.execute(statement, values)
+        rows: list[Any] = self._cursor.fetchall()
+        return rows
+
+
+_SEEN = "(agent IS NULL OR agent = ?)"
+"""Whether a scope sees a row. Compared with NULL, an agent is nobody's."""
+
+_LACKS = "(embedded < ? OR embedded > ?)"
+"""Whether a row is to have vectors of an embedding, and has none: by the index, which no inequality uses."""
+
+
+def _row(user_id: str, values: Sequence[Any]) -> Row:
+    number, *values = values
+    item = item_of(user_id, values)
+    return Row(row=number, agent=values[AGENT], item=item, key=key_of(user_id, item.id, item.text))
+
+
+def _doomed(values: Sequence[Any]) -> Doomed:
+    row, digest, *rest = values
+    return Doomed(row, bytes(digest), *rest)
+
+
+def _range(owner: int) -> tuple[int, int]:
+    return owner * ROWS, (owner + 1) * ROWS - 1
+
+
+def _types(types: Collection[MemoryType]) -> str:
+    return f"type IN ({_marks(types)})" if types else "1 = 0"
+
+
+def _marks(values: Collection[Any]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for first in range(0, len(values), _AT_ONCE):
+        yield values[first : first + _AT_ONCE]
+
+
+def _matching(which: ItemFilter) -> tuple[str, list[Any]]:
+    """Return the conditions of a filter, each with AND before it, and their values."""
+    conditions: list[str] = []
+    values: list[Any] = []
+
+    def need(condition: str, *of: Any) -> None:
+        conditions.append(f" AND {condition}")
+        values.extend(of)
+
+    if which.types is not None:
+        need(_types(which.types), *(str(kind) for kind in which.types))
+    if which.session_id is not None:
+        need("session_id = ?", which.session_id)
+    if which.turn_index is not None:
+        need("turn_index = ?", which.turn_index)
+    if which.used_since is not None:
+        need("used >= ?", which.used_since)
+    if which.as_of is not None:
+        need("created_at <= ?", which.as_of)
+    if not which.superseded and which.as_of is None:
+        need("superseded_at IS NULL")
+    elif not which.superseded:
+        need("(superseded_at IS NULL OR superseded_at > ?)", which.as_of)
+    if which.live_at is not None:
+        need("(expires_at IS NULL OR expires_at > ?)", which.live_at)
+        if which.as_of is None:
+            need("status = 'active'")
+    return "".join(conditions), values

@@ -1,0 +1,97 @@
+"""`ItemWords`: analyses the words of one item, passage by passage, up to a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import NamedTuple
+
+from turnwise.memory.longterm.base import MemoryItem
+from turnwise.memory.longterm.recall.analyzer import speaker_words, stem, stems, words
+from turnwise.memory.longterm.recall.word_frequency import log_frequency
+
+MOST_WORDS = 10_000
+"""The most different words of an item's text that are indexed. A text of 50 KB has fewer. Of a text with more, passages
+are found by those of their words that are among the first."""
+
+MOST_NAMED = 256
+"""The most words of an item's topic and names together that are indexed."""
+
+
+LONGEST_NAME = 32
+"""How many words a name may have by which its item is found."""
+
+
+class Part(NamedTuple):
+    """What a passage is found by."""
+
+    stems: tuple[str, ...]
+    """The search keys of its words, each once."""
+    words: tuple[str, ...]
+    """Its words, each once."""
+
+
+class ItemWords:
+    """The words of one item. Its passages are analysed in order, each once, since the limit is the item's."""
+
+    def __init__(self, item: MemoryItem) -> None:
+        self._known: set[str] = set()
+        """The different words of the text so far."""
+        called = [name[:_NAMED_CHARS] for name in (item.topic, item.name, *item.aliases) if name]
+        self._named = list(islice((word for name in called for word in words(name)), MOST_NAMED))
+        self._day = day_of(item.created_at).split()
+        self.speakers = tuple(dict.fromkeys(map(stem, speaker_words(item.text))))
+        """The stems of the name that the text begins with."""
+        self.names = tuple(_names(item))
+        """The stems of its names, each with the log frequency of its rarest word."""
+
+    def part(self, said: Sequence[str]) -> Part:
+        """Return what the next passage is found by.
+
+        Args:
+            said: the words of the passage, in order.
+        """
+        own = [*self._within(said), *self._named]
+        keys = (key for found in stems([*own, *self._day]) for key in found)
+        return Part(tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(own)))
+
+    def _within(self, said: Sequence[str]) -> Sequence[str]:
+        """Return the words that are among the first `MOST_WORDS` different ones of the item."""
+        known = self._known
+        if len(known) + len(said) <= MOST_WORDS:
+            known.update(said)
+            return said
+        kept = []
+        for word in said:
+            if word in known or len(known) < MOST_WORDS:
+                known.add(word)
+                kept.append(word)
+        return kept
+
+
+def _names(item: MemoryItem) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name in islice((item.name, *item.aliases), MOST_NAMED):
+        parts = words(name) if name and len(name) <= _NAMED_CHARS else []
+        if 0 < len(parts) <= LONGEST_NAME:
+            yield tuple(map(stem, parts)), min(map(log_frequency, parts))
+
+
+_NAMED_CHARS = MOST_NAMED * 16
+"""How many characters of a topic or a name are read."""
+
+
+def day_of(created_at: float) -> str:
+    """Return the day of a time as words; empty if there is none."""
+    try:
+        day = datetime.fromtimestamp(created_at, UTC)
+    except (OverflowError, ValueError, OSError):
+        return ""
+    # Without the day of the week: who names one means a day of this week, or of every week.
+    return f"{day.year} {_MONTHS[day.month - 1]} {day.day}" if created_at else ""
+
+
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
+    "december",
+)

@@ -1,0 +1,139 @@
+"""Parses a message into a query: its sentences, and the words of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from turnwise.memory.longterm.recall.analyzer import language_of, stems_of, words
+from turnwise.memory.longterm.recall.word_frequency import log_frequency
+
+MAX_CHARS = 8_000
+"""Of a message with more characters, only the beginning and the end are read, half of this each."""
+
+MAX_PARTS = 32
+"""The most sentences of a query. Of more, the first and the last ones are used."""
+
+MAX_TERMS = 96
+"""The most different words of a query. Of more, the rarest are used."""
+
+WINDOW = 24
+"""A sentence with more words is split into windows of this many words, which overlap by half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A word of a query."""
+
+    word: str
+    stems: tuple[str, ...]
+    """Its search keys. A passage that has any of them matches."""
+    log_frequency: float
+    """The natural logarithm of the word's frequency in its language."""
+    language: str
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parsed message. Each part is scored independently of the others."""
+
+    terms: tuple[Term, ...]
+    """No word twice."""
+    parts: tuple[tuple[int, ...], ...]
+    """The positions of each part's terms."""
+    said: tuple[str, ...]
+    """All of its words, in order."""
+
+
+def parse(text: str) -> Query:
+    """Return a text as a query."""
+    if len(text) > MAX_CHARS:
+        text = f"{text[: MAX_CHARS // 2]}\n{text[-MAX_CHARS // 2 :]}"
+    return _parse(text)
+
+
+@lru_cache(maxsize=512)
+def _parse(text: str) -> Query:
+    sentences = [found for sentence in _SENTENCE_END.split(text) if (found := words(sentence))]
+    said = [word for sentence in sentences for word in sentence]
+    language = language_of(said)
+    frequencies = {word: log_frequency(word, language) for word in dict.fromkeys(said)}
+    rarest = [_term(word, language) for word in sorted(frequencies, key=frequencies.__getitem__)[:MAX_TERMS]]
+    places = {term.word: at for at, term in enumerate(rarest)}
+    windows = [window for sentence in sentences for window in _windows(sentence)]
+    if len(windows) > MAX_PARTS:
+        windows = windows[: MAX_PARTS // 2] + windows[-MAX_PARTS // 2 :]
+    parts = [tuple(dict.fromkeys(places[word] for word in window if word in places)) for window in windows]
+    return Query(tuple(rarest), tuple(dict.fromkeys(filter(None, parts))), tuple(said))
+
+
+@lru_cache(maxsize=100_000)
+def _term(word: str, language: str) -> Term:
+    return Term(word, stems_of(word, language), log_frequency(word, language), language)
+
+
+def question_of(prompt: str, before: str = "") -> str:
+    """Return the query text for a prompt. If the prompt refers back to the one before, that prompt is included."""
+    if not before or not refers_back(prompt):
+        return prompt
+    said = words(before[-MAX_CHARS // 4 :])
+    language = language_of(said)
+    about = [word for word in dict.fromkeys(said) if log_frequency(word, language) < _TELLING]
+    asks = " ".join(_SENTENCE_END.split(prompt[-MAX_CHARS // 4 :])[-1:])
+    return f"{prompt}\n{' '.join(about[-WINDOW // 2 :])} {asks}" if about else prompt
+
+
+def refers_back(prompt: str) -> bool:
+    """Return whether a prompt can hardly be understood without the one before it, as far as words of English show.
+
+    That is a question with hardly a word that says what it is about, or with a pronoun for somebody whom it has not
+    spoken of.
+    """
+    said = words(prompt[: MAX_CHARS // 4])
+    if not said or len(said) > _LONGEST_FOLLOW_UP:
+        return False
+    asks = "?" in prompt or "\uff1f" in prompt or not _ASKING.isdisjoint(said)
+    if not asks:
+        return False
+    content = sum(log_frequency(word) < _TELLING for word in said)
+    pointing = next((at for at, word in enumerate(said) if word in _PERSONS), None)
+    if pointing is not None and _SOMEBODY.isdisjoint(said[:pointing]):
+        return True
+    if content > _LITTLE:
+        return False
+    if not _POINTING.isdisjoint(said) and len(said) <= _SHORT:
+        return True
+    return content <= 1 and _asks_for_more(said)
+
+
+def _asks_for_more(said: Sequence[str]) -> bool:
+    """Return whether words with little content ask for more, rather than how somebody is."""
+    for at, word in enumerate(said):
+        if word in _DETAILS:
+            return True
+        if word in ("what", "how"):
+            return _ADDRESSED.isdisjoint(said[at + 1 : at + 5])
+    return False
+
+
+def _windows(sentence: Sequence[str]) -> list[Sequence[str]]:
+    if len(sentence) <= WINDOW:
+        return [sentence]
+    return [sentence[start : start + WINDOW] for start in range(0, len(sentence) - WINDOW // 2, WINDOW // 2)]
+
+
+_SENTENCE_END = re.compile(r"(?<=[.!?\u2026:;])\s+|[\u3002\uff01\uff1f\uff1a\uff1b]|\n+")
+"""Also a colon: what stands before one often says only why somebody asks."""
+
+_TELLING = -8.5
+"""A word that is less frequent in general says what a text is about."""
+
+_LONGEST_FOLLOW_UP, _SHORT, _LITTLE = 30, 10, 2
+_PERSONS = frozenset(("he", "she", "him", "her", "his", "hers", "they", "them", "their", "theirs"))
+_SOMEBODY = frozenset(("my", "our", "your", "a", "an", "some", "any", "each", "every", "somebody", "someone"))
+_POINTING = frozenset(("it", "its", "this", "that", "these", "those", "there", "then", "one", "ones", "same", "such"))
+_DETAILS = frozenset(("when", "where", "why", "which", "who", "whom", "whose", "more", "else", "details", "exactly"))
+_ASKING = _DETAILS | {"what", "how", "did", "does", "do", "is", "are", "was", "were", "has", "have", "tell", "explain"}
+_ADDRESSED = frozenset(("you", "your", "ya", "up", "going", "things"))

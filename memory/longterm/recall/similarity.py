@@ -1,0 +1,116 @@
+"""`Similarity`: vector similarity of short texts and a query, with a cache of vectors."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from turnwise.errors import StoreError
+from turnwise.memory.longterm.recall.embedding_function import portable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+BATCH = 64
+"""The most texts of one call of the embedding function."""
+
+MOST_CHARS = 8_000
+"""How many characters of a text are embedded."""
+
+
+class Similarity:
+    """Vectors of short texts, made when they are first needed. Thread-safe. A pickle has the settings only.
+
+    Args:
+        embedding: a Chroma embedding function.
+        held: how many vectors are cached, the most recently used.
+        limit_s: how long the embedding function may take for one query, in seconds. What it has made until then, and
+            the call that is under way, is cached; the next query goes on from there.
+    """
+
+    def __init__(self, embedding: Any, *, held: int = 20_000, limit_s: float = 1.0) -> None:
+        self._embedding = embedding
+        self._held = held
+        self._limit_s = limit_s
+        self._threads = ThreadPoolExecutor(2, "turnwise-similarity")
+        self._vectors: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _similarity, (portable(self._embedding), self._held, self._limit_s)
+
+    def of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
+        """Return the cosine of the query and each text, from -1 to 1. Makes what it has no vector of, `BATCH` at once.
+
+        Blocks for `limit_s` at most. If the dimension of the function's vectors changed, cached ones are made anew.
+
+        Raises:
+            StoreError: the embedding function failed, took too long, or its vectors differ in dimension.
+        """
+        import numpy as np
+
+        if not texts:
+            return np.zeros(0)
+        given_up = threading.Event()
+        work = self._threads.submit(self._of, query, [text[:MOST_CHARS] for text in texts], given_up.is_set)
+        try:
+            return work.result(self._limit_s)
+        except TimeoutError as error:
+            work.cancel()
+            given_up.set()
+            raise StoreError(f"the embedding function has not answered within {self._limit_s:g} s") from error
+
+    def close(self) -> None:
+        """Start no further calls; do not wait for running ones."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _of(self, query: str, texts: Sequence[str], is_given_up: Callable[[], bool]) -> NDArray[np.float64]:
+        import numpy as np
+
+        with self._lock:
+            found = {text: self._vectors[text] for text in texts if text in self._vectors}
+        missing = [text for text in dict.fromkeys(texts) if text not in found]
+        try:
+            asked = _unit(getattr(self._embedding, "embed_query", self._embedding)([query])[0])
+            if any(vector.shape != asked.shape for vector in found.values()):
+                found, missing = {}, [*dict.fromkeys(texts)]
+            for start in range(0, len(missing), BATCH):
+                if is_given_up():
+                    raise TimeoutError("nobody waits for it any more")
+                some = missing[start : start + BATCH]
+                made = dict(zip(some, map(_unit, self._embedding(some)), strict=True))
+                self._keep(made)
+                found |= made
+            cosines: NDArray[np.float32] = np.stack([found[text] for text in texts]) @ asked
+        except Exception as error:
+            raise StoreError(f"the embedding function failed: {error!r}"[:_WHY_CHARS]) from error
+        self._keep(found)
+        return cosines.astype(np.float64)
+
+    def _keep(self, vectors: dict[str, NDArray[np.float32]]) -> None:
+        """Cache these vectors, as the most recently used."""
+        with self._lock:
+            for text, vector in vectors.items():
+                self._vectors[text] = vector
+                self._vectors.move_to_end(text)
+            while len(self._vectors) > self._held:
+                self._vectors.popitem(last=False)
+
+
+_WHY_CHARS = 300
+
+
+def _similarity(embedding: Any, held: int, limit_s: float) -> Similarity:
+    return Similarity(embedding, held=held, limit_s=limit_s)
+
+
+def _unit(vector: Any) -> NDArray[np.float32]:
+    import numpy as np
+
+    array = np.asarray(vector, dtype=np.float32)
+    return array / (float(np.linalg.norm(array)) or 1.0)

@@ -1,0 +1,658 @@
+"""`UserIndex`: the in-memory index of one user's items: passages, their words, names and vectors."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from bisect import bisect, bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rapidfuzz import process
+from rapidfuzz.distance import OSA
+
+from turnwise.memory.background import check_awaited
+from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.longterm.base import MemoryItem, Scope, first_of_each
+from turnwise.memory.longterm.items.base import ItemFilter
+from turnwise.memory.longterm.items.rows import NOTHING, Revision, Row
+from turnwise.memory.longterm.items.rules import matches
+from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, words
+from turnwise.memory.longterm.recall.item_words import ItemWords, Part
+from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
+from turnwise.memory.longterm.recall.query import Query, Term, parse
+from turnwise.memory.longterm.recall.ranking import Asked, Matched, Weights, match, rank
+from turnwise.memory.longterm.recall.word_frequency import is_frequent, log_frequency
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Vectors = NDArray[np.float32]
+    Places = NDArray[np.int64]
+
+MOST_PASSAGES = 3
+"""How many passages of an item are shown."""
+
+ONE_EDIT, TWO_EDITS = 4, 8
+"""From how many letters on an unknown word is corrected by one edit, and by two."""
+
+Place = tuple[str, int, Spans, int, int]
+"""Where a passage stands among a user's: session, turn, blocks, row, start."""
+
+COMPARED = 300_000
+"""How many words of the user's those of a query are compared with at most, to correct misspelt ones."""
+
+ADDED = 64
+"""How many passages are added at once while others wait who look for vectors."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A passage as it comes: with its row, and the key of its vector, empty if it has none."""
+
+    row: Row
+    passage: Passage
+    key: str
+    item_words: ItemWords | None = field(compare=False)
+    """Analyses the passages of its row; None once this one is indexed."""
+    part: Part | None = field(default=None, compare=False)
+
+    def analyse(self) -> Part:
+        """Return what the passage is found by. Those of a row are analysed in their order."""
+        if self.part is None:
+            check_awaited()
+            passage, text = self.passage, self.row.item.text[self.passage.start : self.passage.stop]
+            said = words(text if passage.start == 0 else passage.speaker + text)
+            self.item_words = self.item_words or ItemWords(self.row.item)
+            self.part = self.item_words.part(said)
+        return self.part
+
+
+_NOWHERE = np.zeros(0, dtype=np.int64)
+
+_ROOM = 64
+"""For how many vectors there is room at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """How the items of an index match the words of a query; see `UserIndex.match`."""
+
+    query: Query
+    seen: NDArray[np.bool_] | None
+    """Of each passage, whether its item is asked for; None if all are."""
+    matched: Matched
+    """Of those that are asked for."""
+
+
+class UserIndex:
+    """One user's items as of a revision. Immutable except for its vectors.
+
+    The constructor makes an empty index; `grown` returns a new one with rows added. Items of a session stand together,
+    in their order.
+    """
+
+    def __init__(self) -> None:
+        self.revision = NOTHING
+        self.rows: list[Row] = []
+        """The row of each passage."""
+        self._passages: list[Passage] = []
+        self._places: list[Place] = []
+        self._words = _Words()
+        self._where = _NOWHERE
+        """Where the passages are, in the order in which they came; -1 for those that are gone."""
+        self._sessions = _NOWHERE
+        self._facts = np.zeros(0, dtype=bool)
+        """Of each passage, whether its item is a fact and not what was said in a turn."""
+        self._categories = np.zeros(0, dtype=np.int8)
+        """Of each passage, the number of its item's category."""
+        self._codes: dict[str, int] = {}
+        self._special = 0
+        """How many items are for one agent only, were superseded, expire or are resolved."""
+        self._pinned: list[Row] = []
+        self._latest = 0.0
+        self._items = 0
+        self._text_bytes = 0
+
+    def grown(self, revision: Revision, more: Sequence[Row]) -> UserIndex:
+        """Return the index of a later revision, with these rows added, each of a number that no row here has."""
+        return self.changed(revision, arrivals_of(more))
+
+    def changed(self, revision: Revision, came: Sequence[Arrival], gone: Collection[int] = ()) -> UserIndex:
+        """Return the index of a later revision: without the rows of some numbers, and with the passages of others.
+
+        Only these are analysed. An index that is grown from is the latest of its user: earlier ones find no more what
+        is gone.
+
+        Args:
+            came: all passages of rows; each row has a number that no row that stays has.
+        """
+        if gone:
+            return self._without(set(gone)).changed(revision, came)
+        new = UserIndex()
+        placed = sorted((_place(one.row, one.passage), at) for at, one in enumerate(came))
+        order = [at for _, at in placed]
+        at = np.array([bisect(self._places, place) for place, _ in placed], dtype=np.int64)
+        rows = [came[number].row for number in order]
+        new.revision = revision
+        new.rows = _merged(self.rows, rows, at)
+        new._places = _merged(self._places, [place for place, _ in placed], at)
+        new._codes = codes = dict(self._codes)
+        new._sessions = np.insert(self._sessions, at, [_code(row, codes) for row in rows])
+        facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
+        new._facts = np.insert(self._facts, at, facts)
+        new._categories = np.insert(self._categories, at, [_NUMBERS[row.item.type.category] for row in rows])
+        passages = [came[number].passage for number in order]
+        new._passages = _merged(self._passages, passages, at)
+        # Where the old passages are now, and where the new ones are, in the order in which they came.
+        moved = self._where + np.searchsorted(at, self._where, side="right")
+        old = np.where(self._where < 0, -1, moved)
+        new._where = np.concatenate([old, (at + np.arange(len(at)))[np.argsort(np.array(order, dtype=np.int64))]])
+        new._words = self._words.grown(len(self._where), came)
+        more = list({one.row.row: one.row for one in came}.values())
+        new._special = self._special + sum(not _is_plain(row) for row in more)
+        new._pinned = [*self._pinned, *(row for row in more if row.item.pinned)]
+        new._latest = max([self._latest, *(row.item.created_at for row in more)])
+        new._items = self._items + len(more)
+        new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
+        return new
+
+    def _without(self, gone: set[int]) -> UserIndex:
+        """Return the index without the rows of these numbers."""
+        stays = np.array([row.row not in gone for row in self.rows], dtype=bool)
+        if stays.all():
+            return self
+        new, places = UserIndex(), np.append(np.where(stays, np.cumsum(stays) - 1, -1), -1)
+        new.revision, new._codes, new._latest = self.revision, self._codes, self._latest
+        new.rows = list(compress(self.rows, stays))
+        new._places, new._passages = list(compress(self._places, stays)), list(compress(self._passages, stays))
+        new._sessions, new._facts, new._categories = self._sessions[stays], self._facts[stays], self._categories[stays]
+        new._where = places[self._where]
+        new._words = self._words
+        new._words.remove(np.flatnonzero((self._where >= 0) & (new._where < 0)).tolist())
+        lost = list({row.row: row for row in compress(self.rows, ~stays)}.values())
+        new._special = self._special - sum(not _is_plain(row) for row in lost)
+        new._pinned = [row for row in self._pinned if row.row not in gone]
+        new._items = self._items - len(lost)
+        new._text_bytes = self._text_bytes - sum(len(row.item.text) for row in lost)
+        return new
+
+    @property
+    def gone(self) -> int:
+        """How many passages came and are gone. They take a place still."""
+        return len(self._where) - len(self.rows)
+
+    def pinned(self, scope: Scope, which: ItemFilter, expired: Collection[int] = ()) -> list[MemoryItem]:
+        """Return the items that are pinned and that the scope sees. Numbers of rows in `expired` are left out."""
+        agents = (None, scope.agent)
+        rows = (row for row in self._pinned if row.agent in agents and row.row not in expired)
+        return [row.item for row in rows if matches(row.item, which)]
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory it takes."""
+        return 3 * self._text_bytes + 900 * len(self.rows) + 4 * self._words.dimensions * len(self._where)
+
+    def missing(self) -> list[str]:
+        """Return the keys of the vectors that it does not have."""
+        return self._words.missing(len(self._where))
+
+    def take(self, vectors: Mapping[str, Vectors]) -> None:
+        """Take these vectors, by key. A passage without one of its own takes that of its item."""
+        self._words.take(vectors)
+
+    def by_key(self) -> dict[str, Vectors]:
+        """Return the vectors that it has."""
+        return self._words.by_key(len(self._where))
+
+    def similarities(self, vector: Vectors | None) -> NDArray[np.float64] | None:
+        """Return each passage's vector similarity to a vector, NaN without a vector; None if no passage has one."""
+        similarities = None if vector is None else self._words.similarities(vector, len(self._where))
+        if similarities is None:
+            return None
+        found, stays = np.empty(len(self.rows)), self._where >= 0
+        found[self._where[stays]] = similarities[stays]
+        return found
+
+    def match(
+        self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()
+    ) -> Match:
+        """Return how the items that the scope sees match the words of a query.
+
+        Args:
+            expired: numbers of rows that are left out.
+        """
+        found = self._words.find(query, len(self._where))
+        terms, places = found.terms, self._where[found.serials]
+        speakers, named = self._where[found.speakers], [(int(self._where[at]), logs) for at, logs in found.named]
+        sessions = self._sessions
+        seen = self._seen(scope, which, expired)
+        if seen is not None:
+            new = np.cumsum(seen) - 1
+            is_seen = seen[places]
+            terms, places = terms[is_seen], new[places[is_seen]]
+            speakers = new[speakers[seen[speakers]]]
+            named = [(int(new[at]), logs) for at, logs in named if seen[at]]
+            sessions = sessions[seen]
+        asked = Asked(
+            terms=terms,
+            places=places,
+            log_frequencies=found.log_frequencies,
+            is_corrected=found.is_corrected,
+            parts=query.parts,
+            speakers=speakers,
+            named=named,
+        )
+        return Match(query=query, seen=seen, matched=match(asked, sessions, weights))
+
+    def rank(
+        self, match: Match, *, limit: int, similarities: NDArray[np.float64] | None = None, per_category: bool = False
+    ) -> list[MemoryItem]:
+        """Return up to `limit` items that bear on a query, or with `per_category` of each category, the best first.
+
+        Args:
+            match: what this index returned.
+            similarities: each passage's vector similarity to the query; None without vectors.
+        """
+        facts, seen, groups = self._facts, match.seen, self._categories if per_category else None
+        if seen is not None:
+            facts, similarities = facts[seen], None if similarities is None else similarities[seen]
+            groups = None if groups is None else groups[seen]
+        most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
+        ranked = rank(match.matched, facts=facts, similarities=similarities, limit=most, groups=groups)
+        places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
+        words = [match.query.terms[term].word for term in match.matched.found.tolist()]
+        said = match.matched.has[:, ranked.places].T.tolist()
+        shown_items = self._shown(places.tolist(), ranked.scores.tolist(), words, said)
+        return first_of_each(shown_items, limit) if per_category else shown_items[:limit]
+
+    def _shown(
+        self, places: Sequence[int], scores: Sequence[float], words: Sequence[str], said: Sequence[Sequence[float]]
+    ) -> list[MemoryItem]:
+        """Return the items of these passages, each once, with its score, its passages and the words that it has.
+
+        Args:
+            said: of each passage, and each of the words, whether it has it.
+        """
+        found: dict[int, tuple[MemoryItem, float, list[Passage], dict[str, None]]] = {}
+        for at, score, has_it in zip(places, scores, said, strict=True):
+            row = self.rows[at]
+            if (known := found.get(row.row)) is None:
+                known = found[row.row] = row.item, score, [], {}
+            _, _, passages, has = known
+            has.update(dict.fromkeys(compress(words, has_it)))
+            if len(passages) < MOST_PASSAGES:
+                passages.append(self._passages[at])
+        return [
+            replace(
+                item,
+                score=score,
+                words=tuple(has),
+                passage=None if passages[0].stop - passages[0].start == len(item.text) else shown(item.text, passages),
+            )
+            for item, score, passages, has in found.values()
+        ]
+
+    def _seen(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
+        """Return for each passage whether its item is asked for; None if all are."""
+        is_of_now = which.as_of is None or which.as_of >= self._latest
+        if not self._special and is_of_now and which.types is None and not expired:
+            return None
+        agents, gone = (None, scope.agent), set(expired)
+        return np.array(
+            [row.agent in agents and row.row not in gone and matches(row.item, which) for row in self.rows], dtype=bool
+        )
+
+
+def index_of(items: Sequence[MemoryItem]) -> UserIndex:
+    """Return an index of items that are asked for all."""
+    rows = [Row(row=at, agent=None, item=item, key=str(at)) for at, item in enumerate(items)]
+    return UserIndex().grown(Revision(1, 0, len(rows)), rows)
+
+
+def find(
+    user_index: UserIndex,
+    query: str,
+    *,
+    limit: int,
+    weights: Weights,
+    similarities: NDArray[np.float64] | None = None,
+    per_category: bool = False,
+) -> list[MemoryItem]:
+    """Return up to `limit` items of an index that bear on the query, the best first, of whatever user and time."""
+    match = user_index.match(parse(query), Scope(user_id=""), _EVER, weights=weights)
+    return user_index.rank(match, limit=limit, similarities=similarities, per_category=per_category)
+
+
+_NUMBERS = {category: number for number, category in enumerate(MemoryCategory)}
+
+
+_EVER = ItemFilter(superseded=True)
+
+
+class _Found:
+    """The matches of a query in some items."""
+
+    def __init__(self) -> None:
+        self.terms = self.serials = _NOWHERE
+        """Pairs of a term's number, ascending, and a passage that has it; some twice."""
+        self.log_frequencies: list[float] = []
+        self.is_corrected: list[bool] = []
+        self.speakers = _NOWHERE
+        self.named: list[tuple[int, float]] = []
+
+
+class _Words:
+    """Which passages have which words, by their numbers in the order in which they came.
+
+    Indexes that grow one from the other share it: it is only ever added to, and each looks at what it has itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Held where something is added."""
+        self._count = 0
+        self._passages: list[Arrival | None] = []
+        """None in the place of those that are gone."""
+        self._vectors: Vectors = np.zeros((0, 0), dtype=np.float32)
+        """One a passage, NaN without one, and room for more; no columns while there are none."""
+        self._waiting: dict[str, list[int]] = {}
+        """Passages without a vector, by the key of that."""
+        self._parts: dict[str, list[str]] = {}
+        """The keys in `_waiting` of items of several passages, by the key of the item."""
+        self._having: dict[str, array[int]] = {}
+        """Passages by the stems of their words, in ascending order."""
+        self._speakers: dict[str, list[int]] = {}
+        """By the stems of the name that their item begins with."""
+        self._names: dict[str, list[tuple[tuple[str, ...], float, int]]] = {}
+        """Names by their first stem: all of their stems, the frequency of the rarest word, the passage."""
+        self._known: dict[str, int] = {}
+        """All words, with the number of passages that have them."""
+        self._alike: dict[tuple[str, int], list[str]] = {}
+        """All words by their first letter and how many they have."""
+
+    def grown(self, count: int, more: Sequence[Arrival]) -> _Words:
+        """Return the words of the first `count` passages and of these: itself if what it has besides begins alike.
+
+        So when a recall and a save read the same new items at once, they are taken in once.
+        """
+        done = 0
+        while done < len(more):
+            with self._lock:
+                there = self._passages[count + done : count + len(more)]
+                is_alike = there == more[done : done + len(there)]
+            if not is_alike:
+                return self._forked(count, more)
+            done += len(there)
+            some = more[done : done + ADDED]
+            for one in some:
+                one.analyse()  # without the lock, for which an event loop may wait
+            with self._lock:
+                if self._count == count + done:
+                    self._add(some)
+                    done += len(some)
+        return self
+
+    def _forked(self, count: int, more: Sequence[Arrival]) -> _Words:
+        """Return words of their own, of the first `count` passages and of these."""
+        new = _Words()
+        for one in [*_again(self._passages[:count]), *more]:
+            new._add([one])
+        new.take(self.by_key(count))
+        return new
+
+    def remove(self, serials: Sequence[int]) -> None:
+        """Remove passages, all of their rows, from what they are found by."""
+        removed = _again([self._passages[serial] for serial in serials])
+        parts = [one.analyse() if one else None for one in removed]
+        with self._lock:
+            for serial, one, part in zip(serials, removed, parts, strict=True):
+                if one is None or part is None or self._passages[serial] is None:
+                    continue
+                self._passages[serial] = None
+                for stemmed in part.stems:
+                    _drop(self._having, stemmed, serial)
+                for word in part.words:
+                    self._lose(word)
+                item_words = one.item_words or ItemWords(one.row.item)
+                for stemmed in item_words.speakers:
+                    _drop(self._speakers, stemmed, serial)
+                for phrase, _ in item_words.names:
+                    entries = self._names.get(phrase[0], [])
+                    self._names[phrase[0]] = [entry for entry in entries if entry[2] != serial]
+                if self.dimensions:
+                    self._vectors[serial] = np.nan
+                if serial in (waiting := self._waiting.get(one.key, [])):
+                    waiting.remove(serial)
+                    if not waiting:
+                        del self._waiting[one.key]
+
+    def _lose(self, word: str) -> None:
+        """Count a word of a passage that is gone."""
+        if word not in self._known:
+            return
+        self._known[word] -= 1
+        if not self._known[word]:
+            del self._known[word]
+            if alike := self._alike.get((word[0], len(word))):
+                alike.remove(word)
+
+    # Vectors
+
+    @property
+    def dimensions(self) -> int:
+        """How many dimensions vectors have; 0 while there are none."""
+        return int(self._vectors.shape[1])
+
+    def missing(self, count: int) -> list[str]:
+        """Return the keys of the vectors that the first `count` passages do not have, in the order they came."""
+        with self._lock:
+            return [key for key, serials in self._waiting.items() if serials[0] < count]
+
+    def take(self, vectors: Mapping[str, Vectors]) -> None:
+        """Take those of these vectors that passages do not have. Of another dimension, they take the place of all."""
+        if not vectors:
+            return
+        dimensions = len(next(iter(vectors.values())))
+        with self._lock:
+            if self.dimensions != dimensions:
+                self._vectors = np.full((max(self._count, _ROOM), dimensions), np.nan, dtype=np.float32)
+                self._waiting, self._parts = {}, {}
+                for at, passage in enumerate(self._passages):
+                    if passage is not None:
+                        self._await_vector(at, passage)
+            for key, vector in sorted(vectors.items(), key=lambda each: each[0] in self._parts):
+                for each in (key, *self._parts.pop(key, ())):
+                    if serials := self._waiting.pop(each, None):
+                        self._vectors[serials] = vector
+
+    def by_key(self, count: int) -> dict[str, Vectors]:
+        """Return the vectors that the first `count` passages have."""
+        with self._lock:
+            if not self.dimensions:
+                return {}
+            there = np.flatnonzero(~np.isnan(self._vectors[:count, 0])).tolist()
+            return {one.key: self._vectors[at] for at in there if (one := self._passages[at])}
+
+    def similarities(self, vector: Vectors, count: int) -> Vectors | None:
+        """Return the similarity of the first `count` passages to a vector; None if none has one of its dimension."""
+        vectors = self._vectors  # which may be replaced meanwhile
+        if vectors.shape[1] != len(vector):
+            return None
+        similarities: Vectors = vectors[:count] @ vector
+        return similarities
+
+    def _await_vector(self, at: int, passage: Arrival) -> None:
+        key, whole = passage.key, passage.row.key
+        if not key:
+            return
+        if key not in self._waiting and key != whole:
+            self._parts.setdefault(whole, []).append(key)
+        self._waiting.setdefault(key, []).append(at)
+
+    # Words
+
+    def find(self, query: Query, count: int) -> _Found:
+        """Return what the first `count` passages have of a query."""
+        found = _Found()
+        speakers: set[int] = set()
+        meant: dict[str, str] = {}
+        compared = 0
+        # Copies, as nothing can be added to an array while numpy looks at it.
+        serials, stops = array("q"), [0]
+        for term in query.terms:
+            meant_stems, log, right = term.stems, term.log_frequency, None
+            if not self._add_having(serials, meant_stems, count) and compared < COMPARED:
+                alike = self._like(term)
+                compared += len(alike)
+                if right := self._corrected(term, alike):
+                    meant[term.word] = right
+                    meant_stems, log = stems([right])[0], log_frequency(right, term.language)
+                    self._add_having(serials, meant_stems, count)
+            stops.append(len(serials))
+            found.log_frequencies.append(log)
+            found.is_corrected.append(right is not None)
+            for each in meant_stems:
+                if speaking := self._speakers.get(each):
+                    speakers.update(speaking[:])
+        pairs = np.repeat(np.arange(len(query.terms)), np.diff(stops)), np.frombuffer(serials, dtype=np.int64)
+        is_there = pairs[1] < count
+        found.terms, found.serials = pairs[0][is_there], pairs[1][is_there]
+        found.speakers = np.array(sorted(at for at in speakers if at < count), dtype=np.int64)
+        if self._names:
+            found.named = self._named([stem(meant.get(word, word)) for word in query.said], count)
+        return found
+
+    def _named(self, said: Sequence[str], count: int) -> list[tuple[int, float]]:
+        """Return the passages of the first `count` whose name is said, each with the log frequency of the name."""
+        there, named = set(said), dict[int, float]()
+        runs: dict[int, set[tuple[str, ...]]] = {}
+        for first in there:
+            for name, log, passage in self._names.get(first, ())[:]:
+                if len(name) not in runs:
+                    runs[len(name)] = {tuple(said[at : at + len(name)]) for at in range(len(said) - len(name) + 1)}
+                is_said = name in runs[len(name)] or (is_dense(first[0]) and there.issuperset(name))
+                if is_said and passage < count:
+                    named[passage] = min(log, named.get(passage, log))
+        return sorted(named.items(), reverse=True)
+
+    def _add_having(self, serials: array[int], stems: Iterable[str], count: int) -> bool:
+        """Add the passages that have one of these stems; return whether one is of the first `count`."""
+        is_found = False
+        for each in stems:
+            if having := self._having.get(each, _NONE)[:]:
+                serials += having
+                is_found |= having[0] < count
+        return is_found
+
+    def _like(self, term: Term) -> list[str]:
+        """Return the words of the user's that a word may stand for if it is misspelt."""
+        word = term.word
+        if len(word) < ONE_EDIT or not word.isalpha() or is_dense(word[0]) or is_frequent(word, term.language):
+            return []
+        most = _edits(word)
+        lengths = range(len(word) - most, len(word) + most + 1)
+        return [each for length in lengths for each in self._alike.get((word[0], length), ())[:]]
+
+    def _corrected(self, term: Term, alike: Sequence[str]) -> str | None:
+        """Return the one of these words that a misspelt one stands for, if there is one."""
+        word, most = term.word, _edits(term.word)
+        near = process.extract(word, alike, scorer=OSA.distance, score_cutoff=most, limit=8)
+        return min(near, key=lambda each: (each[1], -len(self._having.get(stem(each[0]), ()))))[0] if near else None
+
+    def _add(self, more: Sequence[Arrival | None]) -> None:
+        if self.dimensions and (lacks := self._count + len(more) - len(self._vectors)) > 0:
+            room = np.full((max(lacks, len(self._vectors)), self.dimensions), np.nan, dtype=np.float32)
+            self._vectors = np.concatenate([self._vectors, room])
+        for arrival in more:
+            at = self._count
+            if arrival is not None:
+                self._await_vector(at, arrival)
+                self._add_words(at, arrival)
+                arrival.part = arrival.item_words = None
+            self._passages.append(arrival)
+            self._count += 1
+
+    def _add_words(self, at: int, arrival: Arrival) -> None:
+        part = arrival.analyse()
+        for found in part.stems:
+            if (having := self._having.get(found)) is None:
+                having = self._having[found] = array("q")
+            having.append(at)
+        for word in part.words:
+            if len(word) >= ONE_EDIT - 1:
+                if word not in self._known:
+                    self._alike.setdefault((word[0], len(word)), []).append(word)
+                self._known[word] = self._known.get(word, 0) + 1
+        item_words = arrival.item_words or ItemWords(arrival.row.item)
+        for stemmed in item_words.speakers:
+            self._speakers.setdefault(stemmed, []).append(at)
+        for phrase, rarest in item_words.names:
+            self._names.setdefault(phrase[0], []).append((phrase, rarest, at))
+
+
+def arrivals_of(rows: Iterable[Row]) -> list[Arrival]:
+    """Return the passages of rows, in order."""
+    found: list[Arrival] = []
+    for row in rows:
+        passages, item_words = passages_of(row.item.text), ItemWords(row.item)
+        keys = vector_keys(row.key, min(len(passages), MOST_VECTORS))
+        keys += [""] * (len(passages) - len(keys))
+        found += [Arrival(row, passage, key, item_words) for passage, key in zip(passages, keys, strict=True)]
+    return found
+
+
+def _again(passages: Sequence[Arrival | None]) -> list[Arrival | None]:
+    """Return passages as they came, to be analysed again."""
+    item_words = {one.row.row: ItemWords(one.row.item) for one in passages if one}
+    return [one and Arrival(one.row, one.passage, one.key, item_words[one.row.row]) for one in passages]
+
+
+def _drop(serials: dict[str, Any], key: str, serial: int) -> None:
+    """Remove a passage from those that have a word."""
+    if (having := serials.get(key)) is None:
+        return
+    at = bisect_left(having, serial)
+    if at < len(having) and having[at] == serial:
+        having.pop(at)
+    if not having:
+        del serials[key]
+
+
+def _edits(word: str) -> int:
+    """Return by how many edits a word is corrected at most."""
+    return 1 if len(word) < TWO_EDITS else 2
+
+
+_NONE = array("q")
+
+
+def _is_plain(row: Row) -> bool:
+    item = row.item
+    return row.agent is None and item.superseded_at is None and item.expires_at is None and item.status == "active"
+
+
+def _place(row: Row, passage: Passage) -> Place:
+    source = row.item.source
+    turn = -1 if source.turn_index is None else source.turn_index
+    return source.session_id or "", turn, source.spans, row.row, passage.start
+
+
+def _code(row: Row, codes: dict[str, int]) -> int:
+    """Return a number for the row's session; one without a session is a session of its own."""
+    session = row.item.source.session_id
+    return -1 - row.row if session is None else codes.setdefault(session, len(codes))
+
+
+def _merged(old: list[Any], more: list[Any], at: NDArray[np.int64]) -> list[Any]:
+    """Return a list with each of `more` before what was at its position."""
+    merged, start = [], 0
+    for one, stop in zip(more, at.tolist(), strict=True):
+        merged += old[start:stop]
+        merged.append(one)
+        start = stop
+    return merged + old[start:]

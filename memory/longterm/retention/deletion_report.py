@@ -1,0 +1,52 @@
+"""`Forgotten`: the report of what was deleted from sessions and memories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from turnwise.memory.longterm.retention.deletion import Erasure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """Counts of what was removed, and the results of the verification.
+
+    What went with a whole session counts, too: its turns.
+    """
+
+    sessions: int = 0
+    turns: int = 0
+    """Turns that no later request contains."""
+    summaries: int = 0
+    """Summaries that covered a forgotten turn. The other blocks that they covered are back in their place."""
+    waiting: int = 0
+    """Turns that waited to be saved to long-term memory, and will not be."""
+    notes: int = 0
+    """Texts of working memory."""
+    items: Mapping[str, int] = field(default_factory=dict)
+    """Items deleted from long-term memories, by the name of the memory."""
+    erased: Mapping[str, Erasure] = field(default_factory=dict)
+    """The verification of each memory's deletion, by the name of the memory; empty if none was requested."""
+    was_checked: bool = False
+    """Whether a verification was requested and made, in all long-term memories there are, if any."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether the deletion was verified in all long-term memories and nothing was found.
+
+        Without a memory nothing can be left in one.
+        """
+        is_whole = self.was_checked and self.items.keys() <= self.erased.keys()
+        return is_whole and all(erasure.verified for erasure in self.erased.values())
+
+    def __add__(self, other: Forgotten) -> Forgotten:
+        counts = {
+            one.name: getattr(self, one.name) + getattr(other, one.name)
+            for one in fields(self)
+            if one.name not in ("items", "erased", "was_checked")
+        }
+        names = [*dict.fromkeys((*self.items, *other.items))]
+        items = {name: self.items.get(name, 0) + other.items.get(name, 0) for name in names}
+        erased, was_checked = {**self.erased, **other.erased}, self.was_checked or other.was_checked
+        return Forgotten(items=items, erased=erased, was_checked=was_checked, **counts)

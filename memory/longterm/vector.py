@@ -1,0 +1,934 @@
+"""`VectorMemory`: a long-term memory that ranks items by words, neighbouring items and vectors together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from turnwise.errors import ConfigError, StoreError
+from turnwise.memory.background import check_awaited, has_time, on_thread, watch
+from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
+from turnwise.memory.conversation.required_arguments import needs
+from turnwise.memory.longterm.base import (
+    ItemChanges,
+    Label,
+    MemoryItem,
+    ProfiledRecall,
+    Recall,
+    Scope,
+    is_local,
+    recalled,
+)
+from turnwise.memory.longterm.index.default_embedding import ChromaDefault
+from turnwise.memory.longterm.index.locations import SYNC_CHANGES, ChromaFolder, PostgresVectors
+from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, VectorIndex, no_vectors
+from turnwise.memory.longterm.items.base import ItemFilter
+from turnwise.memory.longterm.items.changes import pin, update
+from turnwise.memory.longterm.items.rows import ROWS, Loaded, Pending, Revision, key_of
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.items.texts import still_contained, to_delete
+from turnwise.memory.longterm.lexical import beside, profile_of
+from turnwise.memory.longterm.recall.passages import item_key, vector_keys, vectors_of
+from turnwise.memory.longterm.recall.query import parse
+from turnwise.memory.longterm.recall.ranking import Weights
+from turnwise.memory.longterm.retention.deletion import texts_of
+from turnwise.memory.longterm.retention.retention import Expiry, Retention, Uses
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.base import Page
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from turnwise.memory.longterm.index.vector_index import Health
+    from turnwise.memory.longterm.recall.growth import Growth
+    from turnwise.memory.longterm.recall.user_index import Match, UserIndex
+
+    _Match = tuple[list[MemoryItem], Match]
+    """A profile, and how items match a query by words."""
+
+    _Making = tuple[Future[NDArray[np.float32]], float, threading.Event]
+    """Vectors that are being made, for how many seconds they are waited for, and what ends the work."""
+    _Vectors = tuple[NDArray[np.float32] | None, str | None]
+    _Rows = Sequence[NDArray[np.float32]]
+    _Fresh = tuple[Pending, Mapping[str, NDArray[np.float32]]]
+    """An item with its vectors, by their keys."""
+
+Given = TypeVar("Given")
+
+SPACE = "vectors"
+"""The space of the items of a memory that is opened by a path or a URL; see `ItemStore`."""
+
+LOADED = 2_000
+"""Maximum new items of a user that are read at once."""
+
+FETCHED = 1_000
+"""Maximum vectors that are read at once when much is new of a user."""
+
+BATCH = 64
+"""Maximum texts per call of the embedding function. Also the number of forgotten items whose vectors `forget` deletes;
+`catch_up` deletes the rest."""
+
+DELETED = 4
+"""Maximum items whose vectors are deleted in one step. Chroma serves others between two steps."""
+
+NOTED = 64
+"""Maximum items that are taken at once from the list of items whose vectors are to be deleted."""
+
+PUSHED = 50
+"""Number of no-op deletions in one step of `overwrite`. Chroma serves others between two steps."""
+
+HELD = 512
+"""Maximum vectors that wait in memory for Chroma. With more, `remember` waits until Chroma has them."""
+
+QUICK = 20_000
+"""Maximum passages for answering a batch on the event loop: those of the queries' users, and `ASKED` per query."""
+
+QUICK_EACH = 2_000
+"""Maximum passages per user for answering on the event loop."""
+
+QUICK_CHARS = 4_000
+"""Maximum characters of the queries of a batch that is answered on the event loop."""
+
+ASKED = 200
+"""Number of passages that a query counts as; see `QUICK`."""
+
+REST = 2.0
+"""The pause after each step of a deletion, as a multiple of the step's duration."""
+
+
+_log = logging.getLogger(__name__)
+
+DEFAULT = ChromaDefault()
+"""Chroma's own default embedding."""
+
+
+@needs(items="pass where the items are kept, such as VectorMemory('items.db')")
+class VectorMemory:
+    """Finds what was said by words, by what was said around it, and by vectors, in one user's items at a time.
+
+    `VectorMemory("memory.db")` is all it takes: items in that file, vectors in the folder `memory.db-vectors`, made by
+    Chroma's default embedding once that is on this machine; see `ChromaDefault`. Until then, and with `embedding=None`
+    for good, items are found by words alone. `VectorMemory("postgresql://...")` keeps items and vectors in that
+    database, so that a cluster needs no file.
+
+    Items are durable in the SQLite file when `remember` returns. Their vectors are used at once, and go to Chroma
+    `keep_s` later, many together; those that a kill takes along are made anew by `catch_up`. Each passage of a long
+    item has a vector, up to `MOST_VECTORS` of them. While Chroma or the embedding function fails, recall goes by words
+    alone: a `DegradedRecall`; `catch_up` makes up for it. Users are isolated: one user's items never affect another
+    user's results.
+
+    Each item is indexed in memory once: of an item the first `item_words.MOST_WORDS` different words in the first
+    `passages.MOST_PASSAGES` passages, which is all of a text of 50 KB. A user of whom much is new, as after a restart,
+    is read and indexed in steps, between which others are answered; a recall that has no time for all of it finds what
+    is indexed, as a `DegradedRecall`, and the next one goes on from there.
+
+    Pickles as its settings. For one event loop. Each verb takes one transaction, and one call of the embedding function
+    for each `BATCH` texts.
+
+    Args:
+        items: the store of the items; or the path of the SQLite file, or the URL of the PostgreSQL, that has them in
+            the space `SPACE`.
+        index: their vectors. It is closed with this. If left out, a folder beside the file, or that PostgreSQL.
+        embedding: what makes vectors, any of Chroma's embedding functions; None for no vectors. One that does not
+            pickle travels by its `name()` and `get_config()`, and is built in the actor; its keys come from the
+            environment there. Given without an index only: that has one of its own.
+        weights: what counts how much.
+        cache_bytes: how much of the users' items, words and vectors is held in memory; to recall for a user who is not
+            costs some milliseconds more for each hundred items.
+        pause_s: how long vectors are left alone after a failure.
+        embed_s: how long the embedding function may take for what is kept, and
+        query_s: for what is asked; then it goes on without vectors.
+        keep_s: how long the vectors of new items are held in memory before Chroma is given them, in seconds. Chroma
+            takes 15 ms to write one vector, and one more for each other, so it is given many at once. With 0 it has
+            them when `remember` returns.
+        retention: how long it keeps what nobody uses; for good if left out.
+        clock: tells the time, in seconds since the epoch, of uses and updates.
+        name: its name in sessions, see `Label`; `max_tokens` likewise.
+    """
+
+    limits_categories = True
+    """See `base.limits_categories`."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the items, or their vectors, are in files on one machine."""
+        return is_local(self._store) or bool(self._index.paths())
+
+    def __init__(
+        self,
+        items: SQLItems | str | Path,
+        index: VectorIndex | None = None,
+        *,
+        embedding: EmbeddingFunction | None = DEFAULT,
+        weights: Weights | None = None,
+        cache_bytes: int = 256 << 20,
+        pause_s: float = 5.0,
+        embed_s: float = 60.0,
+        query_s: float = 1.0,
+        keep_s: float = 2.0,
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.time,
+        name: str | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        check_whole_number("VectorMemory.cache_bytes", cache_bytes, most=sys.maxsize)
+        for setting, value in {"pause_s": pause_s, "embed_s": embed_s, "query_s": query_s, "keep_s": keep_s}.items():
+            check_seconds(f"VectorMemory.{setting}", value, may_be_0=setting in ("pause_s", "keep_s"))
+        self.label = Label(name=name, max_tokens=max_tokens)
+        """Its name and limit in sessions."""
+        self._store = items if isinstance(items, SQLItems) else SQLItems(_url(items), space=SPACE)
+        if index is None:
+            index = no_vectors() if embedding is None else VectorIndex(_place_of(self._store, items), embedding)
+        elif embedding is not DEFAULT:
+            raise ConfigError("VectorMemory.embedding", embedding, "give it to the index")
+        self._index = index
+        self._weights = weights or Weights()
+        self._cache_bytes = cache_bytes
+        self._user_indexes: dict[str, UserIndex] = {}
+        """The least recently used first."""
+        self._sizes: dict[str, int] = {}
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+        """Held where the indexes are changed, as answers are made on threads."""
+        self._behind: set[str] = set()
+        """Users whose index is known to lack items."""
+        self._growing: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        """By user, held by whoever brings their index up to date."""
+        self.trouble: str | None = None
+        """Why vectors are left alone for `pause_s`, or were until they work again; None if they work."""
+        self._pause_s = pause_s
+        self._again_at = 0.0
+        self._embed_s = embed_s
+        self._query_s = query_s
+        self._keep_s = keep_s
+        self._embedders = ThreadPoolExecutor(2, "turnwise-embedding")
+        """Threads of their own: one that hangs takes none from the others."""
+        self._retention = retention
+        self._clock = clock
+        self._uses = Uses(self._store.touch)
+        self._deleting = asyncio.Lock()
+        self._fresh: dict[str, _Fresh] = {}
+        """What Chroma is to be given, by the keys of the items."""
+        self._keeping = asyncio.Lock()
+        """Held while Chroma is given vectors."""
+        self._keeper: asyncio.Task[None] | None = None
+        self._to_make = 0
+        """How many items had no vectors when `catch_up` began to make them; 0 when none has none."""
+        self._made = 0
+        """Of how many of these it has made them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings: dict[str, Any] = {
+            "weights": self._weights,
+            "cache_bytes": self._cache_bytes,
+            "pause_s": self._pause_s,
+            "embed_s": self._embed_s,
+            "query_s": self._query_s,
+            "keep_s": self._keep_s,
+            "retention": self._retention,
+            "clock": self._clock,
+        }
+        return partial(VectorMemory, **settings), (self._store, self._index), self.label
+
+    def __setstate__(self, label: Label) -> None:
+        self.label = label
+
+    # The verbs of a long-term memory
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
+        return (await self.remember_many([(scope, items)]))[0]
+
+    async def recall(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
+        per_category: bool = False,
+    ) -> Sequence[MemoryItem]:
+        await self.prepare(scope)
+        asked = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of, per_category=per_category)
+        return (await self.recall_many_with_profiles([asked]))[0].found
+
+    async def recall_with_profile(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        per_category: bool = False,
+    ) -> ProfiledRecall:
+        """See `Profiled`: what is pinned is in the profile. One look at the file does for both."""
+        await self.prepare(scope)
+        more = {"with_profile": True, "per_category": per_category}
+        asked = Recall(scope=scope, query=query, limit=limit, types=types, **more)
+        return (await self.recall_many_with_profiles([asked]))[0]
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """See `Profiled.pin`."""
+        return await pin(self._store, scope, id, pinned)
+
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        vectors = await self._vectors_of_texts([] if text is None else [text])
+        item = await update(self._store, scope, id, text, at=self._clock(), type=type, **changes)
+        if item is not None and vectors is not None and item.text in vectors:
+            await self._keep([Pending(user_id=scope.user_id, id=id, text=item.text)], vectors)
+        return item is not None
+
+    async def list_items(
+        self,
+        scope: Scope,
+        *,
+        types: Collection[MemoryType] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[MemoryItem]:
+        """See `Listing.list_items`."""
+        return await self._store.query(scope, ItemFilter(types=types), cursor=cursor, limit=limit)
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        """See `LongTermMemory.forget`.
+
+        On return all these items are deleted, and the vectors of up to `BATCH` of them; `catch_up` deletes the rest.
+        """
+        deleted = await self._store.delete(scope, ids, turn_index=turn_index)
+        await self._remove({scope.user_id: deleted[:BATCH]})
+        return len(deleted)
+
+    async def sweep(self) -> int:
+        """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
+
+        Raises:
+            StoreError: the store fails. Items deleted before that stay deleted; the next sweep deletes the rest.
+        """
+        if self._retention is None:
+            return 0
+        since, types = self._retention.since(self._clock()), self._retention.expiring(None)
+        await self._uses.write()
+        swept = 0
+        while deleted := await self._store.sweep(since, types=types):
+            await self._remove(deleted)
+            swept += sum(map(len, deleted.values()))
+        return swept
+
+    async def close(self) -> None:
+        if self._keeper:
+            self._keeper.cancel()
+        await self.flush()
+        with self._lock:
+            for user in list(self._user_indexes):
+                self._take_down(user)
+        await self._uses.close()
+        await self._store.close()
+        self._embedders.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._index.close)
+
+    async def prepare(self, scope: Scope) -> None:
+        """Bring the user's index up to date, in steps between which others have their turn, as far as there is time.
+
+        What is asked with many others finds little to do then. Who gives up leaves what was done to the next one.
+
+        Raises:
+            StoreError: the items cannot be read.
+        """
+        user = scope.user_id
+        held, current = self._user_indexes.get(user), self._store.revisions([user])
+        if held is not None and (user not in self._behind if current is None else current[user] == held.revision):
+            return
+        async with self._growing.setdefault(user, asyncio.Lock()):
+            await self._grow(user)
+
+    async def _grow(self, user: str) -> None:
+        held, is_all = self._user_indexes.get(user), False
+        while not is_all:
+            known = {} if held is None else {user: held.revision}
+            loaded = (await self._store.load([user], known, most=LOADED))[user]
+            growth = await on_thread(_growth, held, loaded)
+            while not growth.is_done:
+                await on_thread(growth.step)
+                self._hold(user, growth.index, is_behind=not (loaded.is_all and growth.is_done))
+                if not growth.is_done and not has_time():
+                    return
+            held, is_all = growth.index, loaded.is_all
+            self._hold(user, held, is_behind=not is_all)
+            if not is_all and not has_time():
+                return
+        if held is None or not self._index.is_ready or len(missing := held.missing()) <= FETCHED:
+            return
+        for start in range(0, len(missing), FETCHED):
+            await on_thread(self._give_vectors, {user: held}, missing[start : start + FETCHED])
+            if not has_time():
+                return
+
+    def _hold(self, user: str, user_index: UserIndex, *, is_behind: bool) -> None:
+        """Hold a user's index in memory, and take down those that were not used for longest."""
+        with self._lock:
+            self._take_down(user)
+            self._user_indexes[user] = user_index
+            self._sizes[user] = user_index.bytes
+            self._held_bytes += self._sizes[user]
+            if is_behind:
+                self._behind.add(user)
+            while self._held_bytes > self._cache_bytes and len(self._user_indexes) > 1:
+                self._take_down(next(iter(self._user_indexes)))
+
+    # Many at once
+
+    async def remember_many(self, batch: Sequence[tuple[Scope, Sequence[MemoryItem]]]) -> list[Collection[str]]:
+        """Do each `remember` of the batch: one transaction, one call of the embedding function."""
+        vectors = await self._vectors_of_texts([item.text for _, items in batch for item in items])
+        now = self._clock()
+        fresh = await self._store.add(batch, at=now, with_vectors=True)
+        if self._retention is not None:
+            for scope, items in batch:
+                self._uses.note(scope.user_id, [item.id for item in items], now)
+        if vectors is not None:
+            await self._keep(fresh, vectors)
+        await self._lay_out_again([scope.user_id for scope, _ in batch])
+        return [{item.id for item in items} for _, items in batch]
+
+    async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
+        """Answer each question of the batch: one call of the embedding function, one look at the file."""
+        return [answer.found for answer in await self.recall_many_with_profiles(batch)]
+
+    async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
+        """Answer each question of the batch, with the profile where it is wanted; likewise."""
+        if not batch:
+            return []
+        with self._lock:
+            held = {
+                user: self._user_indexes[user] for one in batch if (user := one.scope.user_id) in self._user_indexes
+            }
+        known = {user: user_index.revision for user, user_index in held.items()}
+        users = dict.fromkeys(one.scope.user_id for one in batch)
+        now = self._clock()
+        expiry = self._expiry(now, users)
+        embedding = self._begin_vectors([one.query for one in batch if one.query], queries=True)
+        if expiry is None and self._store.revisions(users) == known and self._is_quick(batch, held):
+            matches = [self._match(one, held[one.scope.user_id], now) for one in batch]
+            made = await self._vectors_of(embedding)
+            before = self.trouble
+            answers = self._ranked(batch, held, matches, made, {})
+            self._note_recalled(users)
+        else:
+            made, loaded = await asyncio.gather(
+                self._vectors_of(embedding), self._store.load(users, known, expiry, most=LOADED)
+            )
+            before = self.trouble
+            answers = await on_thread(self._answer, batch, loaded, made, held, now)
+        if made[0] is not None and self.trouble is before:
+            self._recover()
+        if self._retention is not None and self._retention.refresh:
+            for one, answer in zip(batch, answers, strict=True):
+                self._uses.note(one.scope.user_id, [item.id for item in (*answer.profile, *answer.found)], now)
+        return answers
+
+    # What keeps it whole
+
+    async def catch_up(self, *, limit: int = BATCH) -> int:
+        """Make the vectors of items that have none, and delete those of up to `limit` deleted items.
+
+        Call it until it returns 0: when the memory is opened, after `remember` or `forget`, and after a failure. In a
+        session manager, the memory's actor does so in the background.
+
+        Returns how many items still lack vectors, counted up to `limit`, plus how many vectors are still to be
+        deleted. While the embedding function is not ready, no item counts as lacking vectors.
+
+        Args:
+            limit: about how many vectors one call makes.
+
+        Raises:
+            StoreError: the embedding function or Chroma still fails; nothing is lost.
+        """
+        await self.flush()
+        is_ready = self._index.is_ready
+        pending = await self._store.pending(self._index.embedding, limit) if is_ready else []
+        if pending := [one for one in pending if one.key not in self._fresh]:
+            await self._make(pending, limit)
+        for _ in range(0, limit, NOTED):
+            if not await self._delete_dropped():
+                break
+        self._recover()
+        left = len(await self._store.pending(self._index.embedding, limit)) if is_ready else 0
+        if not left:
+            self._to_make = 0
+        return left + len(await self._store.dropped(limit))
+
+    async def rebuild(self) -> int:
+        """Compute the vectors of all items again, into a new collection; return the number of items.
+
+        Afterwards Chroma's files contain nothing of the old collection, deleted vectors included. Needed when the
+        dimension of the embedding function's vectors changes; if its name or config changes, `catch_up` is enough.
+
+        Call it while nothing else uses the memory. Until it returns, recalls may find items by words alone. If it fails
+        or the process ends, call it again.
+
+        Raises:
+            StoreError: the embedding function is not ready, and no vector was dropped; or it fails, or Chroma does.
+        """
+        if not self._index.is_ready:
+            why = "is not ready: no vector was dropped, try again later"
+            raise StoreError(f"embedding function {self._index.embedding} {why}")
+        await self.flush()
+        await asyncio.to_thread(self._index.drop)
+        await asyncio.to_thread(self._index.scrub)
+        await self._store.unmark()
+        with self._lock:
+            for user in list(self._user_indexes):
+                self._take_down(user)
+        while await self.catch_up():
+            pass
+        return await self._store.count()
+
+    async def check(self) -> Health:
+        """Check that the index has the expected vectors.
+
+        `Health.ok` ignores `strays`: vectors of deleted items.
+        """
+        await self.flush()
+        keys, others = await self._store.keys(self._index.embedding)
+        return await asyncio.to_thread(self._index.check, keys, others)
+
+    # Erasing
+
+    async def texts(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
+        """Return texts and topics of the items that `forget` would delete with these arguments."""
+        return texts_of(await to_delete(self._store, scope, ids, turn_index))
+
+    async def keys(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
+        """Return the keys of the vectors of the items that `forget` would delete with these arguments."""
+        items = await to_delete(self._store, scope, ids, turn_index)
+        keys = [(key_of(scope.user_id, item.id, item.text), item.text) for item in items]
+        return list(dict.fromkeys(name for key, text in keys for name in (key, *(n for n, _ in vectors_of(key, text)))))
+
+    async def still_contains(self, texts: Collection[str]) -> set[str]:
+        """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
+        return await still_contained(self._store, texts)
+
+    async def overwrite(self, keys: Collection[str]) -> None:
+        """Overwrite vectors that were deleted in Chroma's files, and see that nothing of these keys is anywhere.
+
+        Works in small steps, between which recalls and saves go on. The cost grows with what was deleted, and with what
+        Chroma has not written into its files yet: at most some thousand vectors. On a server, checks only that the
+        vectors are deleted; the server decides when its files lose them.
+
+        Raises:
+            StoreError: Chroma fails, or a vector is still there. Nothing is lost; call it again.
+        """
+        await self.flush()
+        while await self._delete_dropped():
+            pass
+        left = len(await asyncio.to_thread(self._index.get, list(keys)))
+        if self._index.paths():
+            for _ in range(0, SYNC_CHANGES, PUSHED):
+                await _in_turn(self._index.push, PUSHED)
+            left += await asyncio.to_thread(self._index.overwrite, keys)
+        if left:
+            raise StoreError(f"{left} deleted vectors could not be erased; repeat the deletion")
+
+    async def scrub(self, files: Collection[str] | None = None) -> None:
+        """Rewrite all files, or only the given ones: O(size of the files). Recalls and saves wait until it is done.
+
+        On a server, deleted data is deleted from the tables; the server decides when its files lose it.
+
+        Raises:
+            StoreError: Chroma fails, or another process uses the file. Nothing is lost; call it again.
+        """
+        of_text = {str(path) for path in self._store.paths()}
+        if files is None or not of_text.isdisjoint(files):
+            await self._store.scrub()
+        if files is None or not of_text.issuperset(files):
+            await self.overwrite([])
+            await asyncio.to_thread(self._index.scrub)
+
+    def paths(self) -> Sequence[Path]:
+        """Return all files and folders that it keeps something in; none if a server keeps the vectors."""
+        folders = self._index.paths()
+        return [] if folders is None else [*self._store.paths(), *folders]
+
+    # Vectors
+
+    def _begin_vectors(self, texts: Sequence[str], *, queries: bool = False) -> _Making | None:
+        """Begin to make the vectors of texts or queries, on a thread; None if there are none now."""
+        if not texts or self._pauses() or not self._index.is_ready:
+            return None
+        embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
+        given_up = threading.Event()
+        return self._embedders.submit(_embedded, embed, texts, given_up.is_set), limit_s, given_up
+
+    async def _vectors_of(self, making: _Making | None) -> _Vectors:
+        """Return the vectors that `_begin_vectors` began to make, or None and why there are none.
+
+        Raises:
+            ConfigError: they have another dimension than those that are kept.
+        """
+        if making is None:
+            return None, self.trouble
+        try:
+            vectors = await _made(*making)
+        except StoreError as error:
+            self._pause(error)
+            return None, str(error)
+        self._index.check_dimensions(vectors)
+        return vectors, None
+
+    async def _vectors_of_texts(self, texts: Sequence[str]) -> Mapping[str, _Rows] | None:
+        """Return the vectors of each text's passages; None if there are none now.
+
+        Raises:
+            ConfigError: they have another dimension than those that are kept.
+        """
+        parts = {text: [said for _, said in vectors_of("", text)] for text in texts}
+        vectors, _ = await self._vectors_of(self._begin_vectors([said for each in parts.values() for said in each]))
+        return None if vectors is None else _by_text(parts, vectors)
+
+    async def _keep(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
+        """Hold the vectors of new items, by text, until Chroma is given them."""
+        for one in pending:
+            self._fresh[one.key] = one, _keyed(one, vectors[one.text])
+        if not self._keep_s or sum(len(each) for _, each in self._fresh.values()) > HELD:
+            await self.flush()
+        elif self._fresh and (self._keeper is None or self._keeper.done()):
+            self._keeper = asyncio.create_task(self._flush_later())
+            watch(self._keeper, f"keeping vectors of {self._store!r}")
+
+    async def _flush_later(self) -> None:
+        await asyncio.sleep(self._keep_s)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Give Chroma the vectors of what was remembered, now. If that fails, `catch_up` makes them anew."""
+        async with self._keeping:
+            held = dict(self._fresh)
+            if not held:
+                return
+            try:
+                await self._add(list(held.values()))
+                if not self._deleting.locked():
+                    await self._delete_dropped(DELETED)
+                self._recover()
+            except (StoreError, ConfigError) as error:
+                self._pause(error)
+            finally:
+                for key, fresh in held.items():
+                    if self._fresh.get(key) is fresh:
+                        del self._fresh[key]
+
+    async def _make(self, pending: Sequence[Pending], limit: int) -> None:
+        """Make the vectors of the first of these items, some `limit` at once, and tell how far that is."""
+        if not self._to_make:
+            self._to_make, self._made = await self._store.lacking(self._index.embedding), 0
+        parts: dict[str, list[str]] = {}
+        for one in pending:
+            if sum(map(len, parts.values())) < limit:
+                parts[one.text] = [said for _, said in vectors_of("", one.text)]
+        texts = [said for each in parts.values() for said in each]
+        made = [
+            await _made(self._embedders.submit(self._index.embed, texts[start : start + BATCH]), self._embed_s)
+            for start in range(0, len(texts), BATCH)
+        ]
+        by_text = _by_text(parts, [vector for vectors in made for vector in vectors])
+        done = [one for one in pending if one.text in parts]
+        await self._add([(one, _keyed(one, by_text[one.text])) for one in done])
+        before, self._made = self._made, self._made + len(done)
+        if self._to_make > limit and 10 * before // self._to_make < 10 * self._made // self._to_make:
+            _log.info("%r: %d of %d items have their vectors", self._store, self._made, self._to_make)
+
+    async def _add(self, items: Sequence[_Fresh]) -> None:
+        """Give Chroma the vectors of items."""
+        import numpy as np
+
+        all_of = [(one, key, vector) for one, vectors in items for key, vector in vectors.items()]
+        await asyncio.to_thread(
+            self._index.add,
+            [key for _, key, _ in all_of],
+            [one.user_id for one, _, _ in all_of],
+            np.array([vector for _, _, vector in all_of]),
+            items=[one.key for one, _, _ in all_of],
+        )
+        await self._store.mark([one for one, _ in items], self._index.embedding)
+
+    async def _remove(self, deleted: Mapping[str, Collection[str]]) -> None:
+        """Remove deleted items, by user, from the indexes in memory, and delete their vectors."""
+        if not deleted:
+            return
+        try:
+            await self._lay_out_again(deleted)
+        except StoreError:
+            with self._lock:
+                for user in deleted:
+                    self._take_down(user)
+        await self.flush()  # else it would give Chroma what is deleted here
+        try:
+            for _ in range(0, sum(map(len, deleted.values())), NOTED):
+                if not await self._delete_dropped():
+                    break
+        except StoreError as error:
+            self._pause(error)
+
+    async def _delete_dropped(self, limit: int = NOTED) -> int:
+        """Delete from Chroma some vectors of items that are gone; return how many it took, none if there are none."""
+        async with self._deleting:
+            if keys := await self._store.dropped(limit):
+                for start in range(0, len(keys), DELETED):
+                    await _in_turn(self._index.delete, keys[start : start + DELETED])
+                await self._store.undrop(keys)
+            return len(keys)
+
+    def _pauses(self) -> bool:
+        return self.trouble is not None and time.monotonic() < self._again_at
+
+    def _pause(self, error: StoreError | ConfigError) -> None:
+        self.trouble, self._again_at = str(error), time.monotonic() + self._pause_s
+
+    def _recover(self) -> None:
+        self.trouble = None
+
+    # Ranking
+
+    def _expiry(self, now: float, users: Collection[str]) -> Expiry | None:
+        if self._retention is None:
+            return None
+        since = self._retention.since(now)
+        used = {user: self._uses.noted(user, since) for user in users}
+        return Expiry(since, sorted(self._retention.expiring(None)), used)
+
+    def _is_quick(self, batch: Sequence[Recall], held: Mapping[str, UserIndex]) -> bool:
+        """Return whether a batch takes some milliseconds: the users have few items, and no vectors are to be read."""
+        sizes = [len(held[one.scope.user_id].rows) for one in batch]
+        if max(sizes) > QUICK_EACH or sum(sizes) + ASKED * len(sizes) > QUICK:
+            return False
+        if sum(len(one.query) for one in batch) > QUICK_CHARS:
+            return False
+        return not self._index.is_ready or not any(user_index.missing() for user_index in held.values())
+
+    def _note_recalled(self, users: Iterable[str]) -> None:
+        """Put these users' indexes last among those that are taken down."""
+        with self._lock:
+            for user in users:
+                if (user_index := self._user_indexes.pop(user, None)) is not None:
+                    self._user_indexes[user] = user_index
+
+    def _answer(
+        self,
+        batch: Sequence[Recall],
+        loaded: Mapping[str, Loaded],
+        made: _Vectors,
+        held: dict[str, UserIndex],
+        now: float,
+    ) -> list[ProfiledRecall]:
+        user_indexes, troubles = self._lay_out(loaded, held)
+        users = [one.scope.user_id for one in batch]
+        matches = [
+            self._match(one, user_indexes[user], now, loaded[user].expired)
+            for one, user in zip(batch, users, strict=True)
+        ]
+        return self._ranked(batch, user_indexes, matches, made, troubles)
+
+    def _match(self, one: Recall, user_index: UserIndex, now: float, expired: Sequence[int] = ()) -> _Match:
+        """Return the profile, if it is wanted, and how items match the query by words."""
+        which = ItemFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
+        profile = profile_of(user_index.pinned(one.scope, which, expired), ()) if one.with_profile else []
+        return profile, user_index.match(parse(one.query), one.scope, which, weights=self._weights, expired=expired)
+
+    def _ranked(
+        self,
+        batch: Sequence[Recall],
+        user_indexes: Mapping[str, UserIndex],
+        matches: Sequence[_Match],
+        made: _Vectors,
+        troubles: Mapping[str, str],
+    ) -> list[ProfiledRecall]:
+        """Return the answers, once the vectors of the queries are made."""
+        rows, trouble = made
+        vectors = iter(()) if rows is None else iter(rows)
+        answers: list[ProfiledRecall] = []
+        for one, (profile, match) in zip(batch, matches, strict=True):
+            check_awaited()
+            user_index = user_indexes[one.scope.user_id]
+            similarities = user_index.similarities(next(vectors, None) if one.query else None)
+            most = max(one.limit, 0) + len(profile)
+            ranked = user_index.rank(match, limit=most, similarities=similarities, per_category=one.per_category)
+            best = beside(profile, ranked, one.limit, per_category=one.per_category)
+            found = recalled(best, trouble or troubles.get(one.scope.user_id))
+            answers.append(ProfiledRecall(profile=profile, found=found))
+        return answers
+
+    def _lay_out(
+        self, loaded: Mapping[str, Loaded], held: dict[str, UserIndex]
+    ) -> tuple[dict[str, UserIndex], dict[str, str]]:
+        """Return the users' indexes as of the revisions that were loaded, with all the vectors that can be had.
+
+        Also why there are vectors that could not be had, by user.
+        """
+        user_indexes: dict[str, UserIndex] = {}
+        troubles: dict[str, str] = {}
+        for user, found in loaded.items():
+            growth = _growth(held.get(user), found)
+            growth.step()  # one only, as others wait; `prepare` takes the others
+            user_indexes[user] = growth.index
+            if not (found.is_all and growth.is_done):
+                troubles[user] = _BEHIND
+        whole = {user: user_index for user, user_index in user_indexes.items() if user not in troubles}
+        lacking, trouble = self._give_vectors(whole) if self._index.is_ready else ([], None)
+        for user, user_index in user_indexes.items():
+            self._hold(user, user_index, is_behind=user in troubles)
+        return user_indexes, troubles | ({} if trouble is None else dict.fromkeys(lacking, trouble))
+
+    def _give_vectors(
+        self, user_indexes: Mapping[str, UserIndex], some: Collection[str] | None = None
+    ) -> tuple[list[str], str | None]:
+        """Let indexes have the vectors that they lack; return the users whose Chroma was asked for, and its error.
+
+        Args:
+            some: keys of some of these vectors; all if left out.
+        """
+        lacking: dict[str, set[str]] = {}
+        for user, user_index in user_indexes.items():
+            if missing := user_index.missing() if some is None else list(some):
+                user_index.take(self._held_vectors(missing))
+                missing = user_index.missing() if some is None else missing
+                if missing:
+                    lacking[user] = set(missing)
+        if not lacking or self._pauses():
+            return [*lacking], self.trouble if self._pauses() else None
+        try:
+            vectors = self._index.get([key for keys in lacking.values() for key in keys])
+        except StoreError as error:
+            self._pause(error)
+            return [*lacking], str(error)
+        for user, keys in lacking.items():
+            user_indexes[user].take({key: vectors[key] for key in keys if key in vectors})
+        return [*lacking], None
+
+    async def _lay_out_again(self, users: Collection[str]) -> None:
+        """Bring what is held of these users up to date, so that it need not be done when they recall."""
+        with self._lock:
+            held = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
+        if held:
+            known = {user: user_index.revision for user, user_index in held.items()}
+            loaded = await self._store.load(held, known, most=LOADED)
+            await on_thread(self._lay_out, loaded, held)
+
+    def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """Return those of these vectors that Chroma is still to be given."""
+        held = {key: fresh for key in keys if (fresh := self._fresh.get(item_key(key)))}
+        return {key: vector for key, (_, vectors) in held.items() if (vector := vectors.get(key)) is not None}
+
+    def _take_down(self, user: str) -> None:
+        self._behind.discard(user)
+        if self._user_indexes.pop(user, None) is not None:
+            self._held_bytes -= self._sizes.pop(user)
+
+
+def _growth(held: UserIndex | None, loaded: Loaded) -> Growth:
+    """Return the growth of what is held of a user to what was loaded."""
+    from turnwise.memory.longterm.recall.growth import Growth, growth_between
+    from turnwise.memory.longterm.recall.user_index import UserIndex
+
+    if held is not None and loaded.base != held.revision:
+        return growth_between(held, loaded.more, loaded.revision)
+    owner, changes, _ = loaded.revision
+    return Growth(
+        UserIndex() if held is None else held,
+        loaded.more,
+        (),
+        loaded.revision,
+        revision_at=lambda row: Revision(owner, changes, row.row - owner * ROWS + 1),
+    )
+
+
+def _embedded(
+    embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str], is_given_up: Callable[[], bool]
+) -> NDArray[np.float32]:
+    """Return the vectors of texts, of some at once, until nobody waits for them any more."""
+    made = [embed(texts[:BATCH])]
+    for start in range(BATCH, len(texts), BATCH):
+        if is_given_up():
+            raise StoreError("nobody waits for the vectors any more")
+        made.append(embed(texts[start : start + BATCH]))
+    if len(made) == 1:
+        return made[0]
+    import numpy as np
+
+    return np.concatenate(made)
+
+
+async def _made(
+    work: Future[NDArray[np.float32]], limit_s: float, given_up: threading.Event | None = None
+) -> NDArray[np.float32]:
+    """Return the vectors that are being made; StoreError if that takes too long. Who gives up ends the work."""
+    try:
+        if work.done():
+            return work.result()
+        async with asyncio.timeout(limit_s):
+            return await asyncio.wrap_future(work)
+    except TimeoutError:
+        raise StoreError(f"the embedding function has not answered within {limit_s:g} s") from None
+    finally:
+        if given_up is not None:
+            given_up.set()
+
+
+def _keyed(one: Pending, vectors: _Rows) -> dict[str, NDArray[np.float32]]:
+    """Return the vectors of an item by their keys."""
+    return dict(zip(vector_keys(one.key, len(vectors)), vectors, strict=True))
+
+
+def _by_text(parts: Mapping[str, Sequence[str]], vectors: Iterable[NDArray[np.float32]]) -> dict[str, _Rows]:
+    """Return the vectors of each text, made of its parts in their order."""
+    left = iter(vectors)
+    return {text: [next(left) for _ in said] for text, said in parts.items()}
+
+
+def _url(path: str | Path) -> str:
+    """Return the URL of a file of SQLite, if it is not one already."""
+    return path if isinstance(path, str) and "://" in path else f"sqlite:///{Path(path).expanduser().absolute()}"
+
+
+def _place_of(store: SQLItems, given: object) -> ChromaFolder | PostgresVectors:
+    """Return where the vectors of items are kept: in a folder beside their file, or in their PostgreSQL.
+
+    Raises:
+        ConfigError: they are in a PostgreSQL whose URL is not known.
+    """
+    if store.is_local:
+        return ChromaFolder(f"{store.paths()[0]}-vectors")
+    if not isinstance(given, str):
+        raise ConfigError("VectorMemory.index", None, "pass an index, such as VectorIndex(PostgresVectors(url))")
+    return PostgresVectors(given)
+
+
+_BEHIND = "not all items are indexed yet: later recalls find the others"
+
+
+async def _in_turn(work: Callable[[Given], object], given: Given) -> None:
+    """Do some work on a thread, and leave the machine to others for a while."""
+    began = time.monotonic()
+    await asyncio.to_thread(work, given)
+    await asyncio.sleep(REST * (time.monotonic() - began))

@@ -1,0 +1,242 @@
+"""The laws of `ItemStore` in memory and in SQL, and the schema and files of `SQLItems`."""
+
+import asyncio
+import pickle
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from item_verbs import count, purge, sweep
+from open_stores import run_with
+from turnwise.errors import ConfigError, CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.items import conformance as contract
+from turnwise.memory.longterm.items.base import ALL, SPACE, ItemStore
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.rules import TOMBSTONE_S
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.items.sql_statements import Statements
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.conformance.laws import Law, check_law
+from turnwise.memory.stores.sql.store import SQLStore
+
+MakeItems = Callable[[], ItemStore]
+
+USER = Scope(user_id="u")
+
+
+def items(count: int, **values: Any) -> list[MemoryItem]:
+    return [MemoryItem(id=str(at), text=f"text {at}", created_at=float(at), **values) for at in range(count)]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database, empty at first."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/facts.db"
+    return str(request.getfixturevalue("database"))
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def make_items(request: pytest.FixtureRequest, tmp_path: Path) -> MakeItems:
+    """Opens stores on the same data, empty at first."""
+    if request.param == "memory":
+        facts = InMemoryItems()
+        return lambda: facts
+    url = f"sqlite:///{tmp_path}/facts.db" if request.param == "sqlite" else request.getfixturevalue("database")
+    return partial(SQLItems, url)
+
+
+def using(url: str, use: Callable[[SQLItems], Awaitable[Any]]) -> Any:
+    """Return the result of `use` with an open store."""
+    return run_with(SQLItems(url), use)
+
+
+@pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
+def test_item_stores_obey_the_law_that(law: Law, make_items: MakeItems) -> None:
+    """Cases 50, 51, 53 and 54, as each law says."""
+    asyncio.run(check_law(law, make_items))
+
+
+def test_a_broken_law_of_item_stores_is_named() -> None:
+    class Forgetful(InMemoryItems):
+        def _forget(self, user_id: str, ids: Any) -> None:
+            """Keep them, and say they are gone."""
+
+    stores: dict[str, ItemStore] = {}
+    with pytest.raises(AssertionError, match=r"^check_a_scope_sees_.*: |^check_deleted_items_.*: "):
+        asyncio.run(contract.check_item_store(lambda law: stores.setdefault(law, Forgetful())))
+
+
+def test_the_suite_contains_every_law() -> None:
+    checks = [value for name, value in vars(contract).items() if name.startswith("check_")]
+    assert [check for check in checks if check not in (contract.check_item_store, check_law)] == list(contract.LAWS)
+
+
+async def test_facts_and_sessions_share_a_database(url: str) -> None:
+    store, facts = SQLStore(url), SQLItems(url)
+    await asyncio.gather(store.create(SessionRecord(session_id="s")), facts.put(USER, items(3)))
+    await store.delete(SessionKey("s"))
+    assert await count(facts, USER) == 3
+    await store.create(SessionRecord(session_id="s"))
+    await purge(facts, "u")
+    assert (await store.get(SessionKey("s"))).session_id == "s"
+    await asyncio.gather(store.close(), facts.close())
+
+
+async def test_stores_that_open_a_new_database_at_once_all_work(url: str) -> None:
+    stores = [SQLItems(url) for _ in range(6)]
+    await asyncio.gather(*(facts.put(Scope(user_id=f"u{at}"), items(3)) for at, facts in enumerate(stores)))
+    for at in range(6):
+        assert await count(stores[0], Scope(user_id=f"u{at}")) == 3
+    await asyncio.gather(*(facts.close() for facts in stores))
+
+
+def test_facts_and_deletions_survive_reopening_the_store(url: str) -> None:
+    using(url, lambda facts: facts.put(USER, items(2000)))
+    assert len(using(url, lambda facts: facts.delete(USER, [str(at) for at in range(1000)]))) == 1000
+    assert using(url, lambda facts: facts.put(USER, items(2001))) == ["2000"]
+    assert list(using(url, lambda facts: facts.query(USER, limit=2000))) == items(2001)[:999:-1]
+
+
+def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
+    facts = SQLItems(url, lock_timeout_s=3.0, connections=2)
+    again = pickle.loads(pickle.dumps(facts))
+    assert repr(again) == repr(facts) and again._settings == facts._settings
+    asyncio.run(facts.close())
+    asyncio.run(again.close())
+    in_memory = InMemoryItems()
+    assert isinstance(pickle.loads(pickle.dumps(in_memory)), InMemoryItems)
+    asyncio.run(in_memory.put(USER, items(1)))
+    with pytest.raises(TypeError, match="that has items"):
+        pickle.dumps(in_memory)
+
+
+async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
+    """Case 54: neither in SQLite's file nor in its log, while the store is open; nor is it legible who had it."""
+    text = "She was born in Trondheim. " * 300
+    sarah = Scope(user_id="sarah-connor", agent="agent-x")
+
+    source = Source(session_id="sarah-session")
+    about = [MemoryItem(id=f"sarah-{at}", text=text, topic="Trondheim", source=source) for at in range(20)]
+
+    def words() -> set[bytes]:
+        found = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        return {word for word in (b"Trondheim", b"sarah", b"once-more", b"agent-x") if word in found}
+
+    facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
+    await facts.put(USER, items(50))
+    await facts.put(sarah, about)
+    assert words() == {b"Trondheim", b"sarah"}
+    await purge(facts, "sarah-connor")
+    assert words() == set()
+    await facts.put(sarah, [MemoryItem(id="once-more", text=text, type=MemoryType.SKILL)])
+    assert words() == {b"Trondheim", b"sarah", b"once-more", b"agent-x"}
+    await facts.delete(sarah, ["once-more", "sarah-5"])
+    assert words() == set()
+    assert await count(facts, USER) == 50
+    await facts.close()
+
+
+def edit(path: Path, statement: str) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        assert connection.execute(statement).rowcount == 1
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["text = x'ff'", "type = 'no'", "topic = x'00'", "spans = '[[1]]'", "aliases = '{'", "status = 'no'", "uses = 'x'"],
+)
+def test_a_corrupt_fact_raises_an_error_that_names_it_and_can_be_deleted(tmp_path: Path, change: str) -> None:
+    url = f"sqlite:///{tmp_path}/facts.db"
+    using(url, lambda facts: facts.put(USER, items(4)))
+    edit(tmp_path / "facts.db", f"UPDATE turnwise_items SET {change} WHERE id = '0'")
+    for use in (lambda facts: facts.query(USER), lambda facts: facts.get(USER, ["1", "0"]), lambda facts: facts.scan()):
+        with pytest.raises(CorruptRecordError, match=r"^corrupt record item '0' of user 'u' in the store: ") as error:
+            using(url, use)
+        assert error.value.key == "item '0' of user 'u'"
+    assert list(using(url, lambda facts: facts.query(USER, limit=2))) == items(4)[:1:-1]
+    assert using(url, lambda facts: purge(facts, "u")) == ["0", "1", "2", "3"]
+
+
+async def test_ids_of_deleted_facts_are_refused_for_ninety_days(
+    make_items: MakeItems, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    facts = make_items()
+    await facts.put(USER, items(3))
+    assert await facts.delete(USER, ["0", "never there"]) == ["0"]
+    now += TOMBSTONE_S - 60
+    assert await purge(facts, "u", session_id="of nobody") == []
+    assert await facts.delete(USER, ["1"]) == ["1"]
+    late = [*items(2), replace(items(1)[0], id="never there")]
+    assert await facts.put(USER, late) == [], "given again by who was away for long"
+    now += 120
+    assert await facts.delete(USER, ["2"]) == ["2"]
+    assert await facts.put(USER, late) == ["0", "never there"]
+    await facts.close()
+
+
+def test_facts_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/facts.db"
+    using(url, lambda facts: facts.put(USER, items(2)))
+    edit(tmp_path / "facts.db", "UPDATE turnwise_meta SET value = '2' WHERE name = 'items_version'")
+    with pytest.raises(SchemaVersionError, match="has schema version 2, this turnwise writes 1"):
+        using(url, lambda facts: facts.query(USER))
+
+
+def test_a_missing_database_is_a_store_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"unable to open database file; is it reachable, writable"):
+        using(f"sqlite:///{tmp_path}/missing/facts.db", lambda facts: facts.query(USER))
+    with pytest.raises(StoreURLError):
+        SQLItems("redis://h")
+
+
+def test_pages_are_read_by_an_index(tmp_path: Path) -> None:
+    """So that a page costs the same however many items its user and others have."""
+
+    async def plan(facts: SQLItems) -> str:
+        await facts.put(USER, items(2))
+        statements: list[tuple[str, Any]] = []
+
+        class Spy:
+            def execute(self, statement: str, values: Any) -> None:
+                statements.append((statement, values))
+
+            def fetchall(self) -> list[Any]:
+                return []
+
+        Statements(Spy(), SPACE).query(USER, ALL, None, 10)
+        statement, values = statements[-1]
+        with sqlite3.connect(tmp_path / "facts.db") as connection:
+            return str(connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall())
+
+    whole = using(f"sqlite:///{tmp_path}/facts.db", plan)
+    assert "turnwise_items_created (owner=?)" in whole and "TEMP B-TREE" not in whole
+
+
+async def test_spaces_of_one_database_are_separate(url: str) -> None:
+    stores = [SQLItems(url), SQLItems(url, space="other")]
+    for number, store in enumerate(stores):
+        assert await store.put(USER, items(number + 1)) == [str(at) for at in range(number + 1)]
+    assert [len(await store.scan()) for store in stores] == [1, 2]
+    assert await purge(stores[1], "u") == ["0", "1"]
+    assert [len(await store.query(USER)) for store in stores] == [1, 0]
+    assert await sweep(stores[1], 1e12) == 0 and await sweep(stores[0], 1e12) == 1
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+def test_the_name_of_a_space_is_checked(tmp_path: Path) -> None:
+    for space in ("", "a b", "ä", "x" * 65):
+        with pytest.raises(ConfigError, match="space="):
+            SQLItems(f"sqlite:///{tmp_path}/facts.db", space=space)

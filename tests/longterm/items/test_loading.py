@@ -1,0 +1,214 @@
+"""What `SQLItems` gives to memories that hold indexes and vectors of its items."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedError, StoreURLError
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.items.changes import update
+from turnwise.memory.longterm.items.rows import NOTHING, key_of
+from turnwise.memory.longterm.items.rules import TOMBSTONE_S
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.recall.ranking import Weights
+from turnwise.memory.longterm.recall.user_index import find, index_of
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.sql.touched_pages import noting
+from vector_memories import bytes_in, item
+
+ANN = Scope(user_id="ann")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Iterator[SQLItems]:
+    """A store that is closed after the test."""
+    text = SQLItems(f"sqlite:///{tmp_path}/memory.db")
+    yield text
+    asyncio.run(text.close())
+
+
+async def ids_with(text: SQLItems, user: str, query: str) -> list[str]:
+    """Return the ids of the user's items that have a word of the query."""
+    found = await text.load([user], {})
+    items = [row.item for row in found[user].more]
+    loose = Weights(reach=0, margin=float("-inf"), part=0.0)
+    return [item.id for item in find(index_of(items), query, limit=1000, weights=loose)]
+
+
+async def test_items_are_found_by_forms_accents_scripts_and_days(text: SQLItems) -> None:
+    items = [
+        item("go", "She goes hiking"),
+        item("cafe", "Das Café ist zu"),
+        item("tokyo", "東京タワーに行った"),
+        item("may", "nothing to see", created_at=1683547200.0),
+    ]
+    await text.add([(ANN, items)])
+    assert await ids_with(text, "ann", "Did she go on a hike?") == ["go"]
+    assert await ids_with(text, "ann", "cafe") == ["cafe"]
+    assert await ids_with(text, "ann", "東京") == ["tokyo"]
+    assert await ids_with(text, "ann", "What was in May?") == ["may"]
+
+
+async def test_ids_of_forgotten_items_are_refused_for_ninety_days(
+    text: SQLItems, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    both = [item("1", "a zebra"), item("2", "a zebra")]
+    await text.add([(ANN, both)])
+    await text.delete(ANN, ["1"])
+    now += TOMBSTONE_S - 60
+    await text.delete(ANN, ["2"])
+    await text.add([(ANN, both)])
+    assert await ids_with(text, "ann", "zebra") == []
+    now += 120
+    await text.delete(ANN, ["3"])
+    await text.add([(ANN, both)])
+    assert await ids_with(text, "ann", "zebra") == ["1"]
+
+
+async def test_items_are_returned_as_they_were_saved(text: SQLItems) -> None:
+    whole = MemoryItem(
+        id="'%_",
+        text="NUL \0 and 🦀",
+        type=MemoryType.SKILL,
+        topic="t",
+        source=Source(session_id="s", turn_index=3, spans=(Span("log", 1, 2),)),
+        created_at=1.5,
+        superseded_at=2.5,
+        superseded_by="x",
+    )
+    await text.add([(Scope(user_id="ann", agent="hr"), [whole])])
+    found = (await text.load(["ann"], {}))["ann"]
+    (row,) = found.more
+    assert (row.item, row.agent, row.key) == (whole, "hr", key_of("ann", whole.id, whole.text))
+    found = (await text.load(["ann"], {"ann": found.revision}))["ann"]
+    assert (found.base, found.more) == (found.revision, [])
+    await text.add([(ANN, [item("2")])])
+    later = (await text.load(["ann"], {"ann": found.revision}))["ann"]
+    assert (later.base, [row.item.id for row in later.more]) == (found.revision, ["2"])
+    await text.delete(ANN, ["2"])
+    last = (await text.load(["ann"], {"ann": later.revision}))["ann"]
+    assert (last.base, [row.item.id for row in last.more]) == (NOTHING, [whole.id])
+
+
+async def test_one_invalid_item_refuses_the_whole_call(text: SQLItems) -> None:
+    for bad in (" ", "\ud800"):
+        with pytest.raises(InvalidMemoryError):
+            await text.add([(ANN, [item("1"), item("2", bad)])])
+    assert await text.count() == 0
+
+
+async def test_forgetting_a_session_or_a_user_keeps_the_others(text: SQLItems) -> None:
+    for user in ("ann", "bob"):
+        items = [item(f"{name}{at}", source=Source(session_id=name)) for name in "st" for at in range(3)]
+        await text.add([(Scope(user_id=user, agent="hr"), items)], with_vectors=True)
+    assert len(await text.delete(Scope(user_id="ann", session_id="s"))) == 3
+    assert len(await text.delete(Scope(user_id="ann"))) == 3
+    assert len(await text.delete(Scope(user_id="ann"))) == 0
+    assert await text.count() == 6
+    assert len(await text.dropped()) == 6
+
+
+async def test_agents_change_only_what_they_see(text: SQLItems) -> None:
+    hr, it = Scope(user_id="ann", agent="hr"), Scope(user_id="ann", agent="it")
+    await text.add([(hr, [item("1", type=MemoryType.SKILL), item("2")])])
+    assert await update(text, it, "1", "x", at=9.0) is None
+    assert len(await text.delete(it, ["1"])) == 0
+    assert await update(text, it, "2", "changed", at=9.0) is not None
+    assert await update(text, hr, "1", "shared now", type=MemoryType.FACTS, at=9.0) is not None
+    assert len(await text.delete(it, ["1"])) == 1
+
+
+async def test_items_without_vectors_are_pending_until_they_have_them(text: SQLItems) -> None:
+    await text.add([(ANN, [item("1"), item("2")])], with_vectors=True)
+    await text.add([(ANN, [item("without")])])
+    pending = await text.pending("a", 10)
+    assert [one.key for one in pending] == [key_of("ann", "1", "A fact"), key_of("ann", "2", "A fact")]
+    await update(text, ANN, "2", "B fact", at=9.0)
+    await text.mark(pending, "a")
+    assert [one.text for one in await text.pending("a", 10)] == ["B fact"]
+    assert len(await text.pending("b", 10)) == 2
+    assert await text.dropped() == [key_of("ann", "2", "A fact")]
+    await update(text, ANN, "2", "A fact", at=9.0)
+    assert await text.dropped() == [key_of("ann", "2", "B fact")]
+
+
+async def test_words_of_forgotten_items_are_in_no_file(text: SQLItems, tmp_path: Path) -> None:
+    await text.add(
+        [(ANN, [item(str(at), f"xylophone{at} quizzical") for at in range(50)] + [item("stays", "lighthouse")])]
+    )
+    await text.delete(ANN, [str(at) for at in range(50)])
+    await text.close()
+    held = bytes_in(tmp_path)
+    assert b"lighthouse" in held
+    assert b"xylophon" not in held
+    assert b"quizzic" not in held
+
+
+async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) -> None:
+    """In pages of the file that were written, and in rows: as many when others have ten times as much."""
+    counts = []
+    for others in (10, 100):
+        text = SQLItems(f"sqlite:///{tmp_path}/{others}.db")
+        for user in range(others):
+            items = [item(str(at), f"fact {at} of user {user}: the zyzzyva is a weevil {at}") for at in range(20)]
+            await text.add([(Scope(user_id=f"user-{user}"), items)])
+
+        async def changes(text: SQLItems = text) -> int:
+            return await text._read(lambda connection: cast(Any, connection.connection.dbapi_connection).total_changes)
+
+        await text._on_thread(text._empty_log)
+        before = await changes()
+        pages: dict[Path, set[int]] = {}
+        with noting(pages):
+            assert len(await text.delete(Scope(user_id="user-5"))) == 20
+        counts.append((sum(map(len, pages.values())), await changes() - before))
+        assert await text.count() == 20 * (others - 1)
+        await text.close()
+        assert b"of user 5:" not in (tmp_path / f"{others}.db").read_bytes()
+    (few, rows), (many, more_rows) = counts
+    assert few > 0 and many < 2 * few and rows == more_rows
+
+
+async def test_many_items_are_deleted_in_several_transactions(text: SQLItems, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnwise.memory.longterm.items.sql.AT_ONCE", 3)
+    await text.add([(ANN, [item(str(at), f"xylophone {at}") for at in range(20)])])
+    done: list[str] = []
+
+    async def forget() -> None:
+        assert len(await text.delete(ANN)) == 20
+        done.append("forgotten")
+
+    async def write() -> None:
+        for at in range(3):
+            await text.add([(Scope(user_id="bob"), [item(str(at))])])
+            done.append("written")
+
+    await asyncio.gather(forget(), write())
+    assert done == ["written", "written", "written", "forgotten"]
+    assert await text.count() == 3
+    assert await ids_with(text, "ann", "xylophone") == []
+
+
+async def test_a_corrupt_record_is_an_error(text: SQLItems, tmp_path: Path) -> None:
+    await text.add([(ANN, [item("1")])])
+    with sqlite3.connect(tmp_path / "memory.db") as database:
+        database.execute("UPDATE turnwise_items SET spans = '{'")
+    with pytest.raises(CorruptRecordError, match="'1'"):
+        await text.load(["ann"], {})
+
+
+async def test_other_databases_are_refused_and_closing_is_final(tmp_path: Path) -> None:
+    with pytest.raises(StoreURLError):
+        SQLItems("redis://host")
+    text = SQLItems(f"sqlite:///{tmp_path}/memory.db")
+    await text.close()
+    with pytest.raises(StoreClosedError):
+        await text.count()

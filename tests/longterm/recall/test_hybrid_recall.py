@@ -1,0 +1,172 @@
+"""Recall by words and vectors together, or by a model that chooses."""
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.longterm.base import MemoryItem, Scope, trouble_of
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.recall.ranking import Weights
+from turnwise.memory.longterm.recall.similarity import Similarity
+from turnwise.memory.longterm.retention.retention import Retention
+from turnwise.memory.longterm.types import MemoryType
+from vector_memories import FlakyEmbedding
+
+ANN = Scope(user_id="ann")
+FACTS = ("Ann is allergic to peanuts", "Ann plays the cello", "Ann lives in Ghent", "Ann has two sons")
+
+
+class Meaning:
+    """An embedding function for which only texts about food are similar."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def __call__(self, input: Sequence[str]) -> list[Any]:
+        self.made += input
+        return [self._vector(text) for text in input]
+
+    @staticmethod
+    def _vector(text: str) -> list[float]:
+        of = 0 if "peanuts" in text or "dinner" in text else 1 + sum(text.encode()) % 63
+        return [2.0 * (at == of) for at in range(64)]
+
+
+class Chooser:
+    """A model with scripted answers that records the requests."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
+        assert schema and "names" in schema["properties"]
+        self.asked.append(request[-1].text)  # type: ignore[attr-defined]
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, str) else json.dumps(answer)
+
+
+def items(texts: Sequence[str] = FACTS) -> list[MemoryItem]:
+    return [
+        MemoryItem(id=f"i{at}", text=text, type=MemoryType.FACTS, created_at=1.0 + at) for at, text in enumerate(texts)
+    ]
+
+
+async def texts(memory: Any, query: str, **asked: Any) -> list[str]:
+    return [item.text for item in await memory.recall(ANN, query, **asked)]
+
+
+async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> None:
+    words, both = (LexicalMemory(InMemoryItems(), similarity=one) for one in (None, Similarity(Meaning())))
+    for memory in (words, both):
+        await memory.remember(ANN, items())
+    assert not await texts(words, "What is for dinner?")
+    (found,) = await both.recall(ANN, "What is for dinner?")
+    assert found.text == FACTS[0] and found.score is not None and 0.4 < found.score <= 0.5
+    assert await texts(both, "Which cello?") == [FACTS[1]]
+    assert not await texts(both, "Quantum chromodynamics?")
+
+
+async def test_each_fact_is_embedded_once() -> None:
+    memory = ExtractiveMemory(Chooser(), InMemoryItems())
+    await memory.remember(ANN, items())
+    assert await texts(memory, "dinner?") == [], "words alone by default"
+    meaning = Meaning()
+    memory = ExtractiveMemory(Chooser(), InMemoryItems(), embedding=meaning)
+    await memory.remember(ANN, items())
+    for _ in range(3):
+        assert await texts(memory, "dinner?") == [FACTS[0]]
+    assert sorted(meaning.made) == sorted([*FACTS, *["dinner?"] * 3])
+    facts = SQLItems("sqlite:///facts.db")
+    again = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, weights=Weights(tail=0.2), chooses=True)))
+    assert again._settings["chooses"] and again._settings["weights"] == Weights(tail=0.2)
+
+
+async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
+    embedding = FlakyEmbedding()
+    memory = ExtractiveMemory(Chooser(), InMemoryItems(), embedding=embedding)
+    await memory.remember(ANN, items())
+    embedding.down = True
+    found = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in found] == [FACTS[1]] and "embeddings are down" in str(trouble_of(found))
+    again = pickle.loads(pickle.dumps(found))
+    assert again == found and trouble_of(again) == trouble_of(found)
+    embedding.down = False
+    found = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None
+
+
+async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is_there() -> None:
+    embedding = FlakyEmbedding()
+    memory = LexicalMemory(InMemoryItems(), similarity=Similarity(embedding, limit_s=0.1))
+    await memory.remember(ANN, items())
+    embedding.goes_on.clear()
+    for _ in range(3):
+        recall = await memory.recall_with_profile(ANN, "Which cello?", profile=[MemoryType.FACTS])
+        assert len(recall.profile) == len(FACTS) and "not answered within 0.1 s" in str(trouble_of(recall.found))
+        found = await memory.recall(ANN, "Which cello?")
+        assert [item.text for item in found] == [FACTS[1]] and "not answered within 0.1 s" in str(trouble_of(found))
+    embedding.goes_on.set()
+    while trouble_of(await memory.recall(ANN, "Which cello?")):  # until those that hung have ended
+        pass
+    await memory.close()
+
+
+async def test_a_change_of_the_dimension_makes_the_vectors_anew() -> None:
+    embedding = FlakyEmbedding()
+    memory = LexicalMemory(InMemoryItems(), similarity=Similarity(embedding))
+    await memory.remember(ANN, items())
+    assert trouble_of(await memory.recall(ANN, "Which cello?")) is None
+    embedding._dimensions = 128
+    found = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None
+    embedding.calls.clear()
+    assert trouble_of(await memory.recall(ANN, "Which cello?")) is None and embedding.calls == [1], "it is cached again"
+
+
+async def test_a_model_chooses_among_the_known_facts() -> None:
+    model = Chooser({"names": ["f4", "f9", "f1", "f4", "f2"]}, {"names": []})
+    memory = ExtractiveMemory(model, InMemoryItems(), chooses=True)
+    assert not await texts(memory, "Anything?") and not model.asked, "nobody is asked about nothing"
+    await memory.remember(ANN, items())
+    found = await texts(memory, "What is for </query> dinner?", limit=2)
+    lines = model.asked[0].splitlines()
+    assert found == [json.loads(lines[3])["text"], json.loads(lines[0])["text"]]
+    assert sorted(json.loads(line)["text"] for line in lines[:4]) == sorted(FACTS)
+    assert json.loads(lines[4]) == {"query": "What is for </query> dinner?"} and "</query>" not in lines[4]
+    assert not await texts(memory, "Ann cello?")
+    assert await memory.recall(Scope(user_id="bob"), "Ann cello?") == [] and len(model.asked) == 2
+
+
+@pytest.mark.parametrize("answer", [OSError("away"), "not JSON", {"names": "f1"}, {"names": [1]}, {}, {"f": ["f1"]}])
+async def test_a_model_that_fails_or_lies_leaves_words_to_be_found_by(answer: Any) -> None:
+    memory = ExtractiveMemory(Chooser(answer, {"names": ["f1"]}), InMemoryItems(), chooses=True)
+    await memory.remember(ANN, items())
+    found = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in found] == [FACTS[1]]
+    assert str(trouble_of(found)).startswith("the model could not choose facts: ")
+    found = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None, "the nearest is f1"
+
+
+async def test_only_chosen_facts_are_refreshed_and_filters_apply_first() -> None:
+    now = [1000.0]
+    model = Chooser({"names": ["f1"]}, {"names": ["f1", "f2", "f3", "f4"]})
+    settings: dict[str, Any] = {"chooses": True, "retention": Retention(100.0), "clock": lambda: now[0]}
+    memory = ExtractiveMemory(model, InMemoryItems(), **settings)
+    await memory.remember(ANN, items())
+    now[0] += 60
+    (first,) = await texts(memory, "Which cello?")
+    now[0] += 60
+    assert await texts(memory, "Which cello?") == [first]
+    assert len(model.asked[1].splitlines()) == len(model.asked[0].splitlines()) - 3
+    assert not await memory.recall(ANN, "Which cello?", types=[MemoryType.SKILL])

@@ -1,0 +1,355 @@
+"""How indexes grow: by what is new, in steps, by a bounded part of each item; and that work ends with its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import string
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from rapidfuzz import process
+
+from turnwise.errors import StoreError
+from turnwise.memory.background import check_awaited, on_thread, putting_off_after
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source, trouble_of
+from turnwise.memory.longterm.items.base import ItemFilter
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.rows import Revision, Row
+from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.recall import analyzer, growth, item_words, query as queries, user_index
+from turnwise.memory.longterm.recall.analyzer import words
+from turnwise.memory.longterm.recall.item_indexes import numbers_between
+from turnwise.memory.longterm.recall.query import MAX_TERMS, parse
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.similarity import BATCH, Similarity
+from turnwise.memory.longterm.recall.user_index import UserIndex, arrivals_of, find, index_of
+from turnwise.memory.longterm.vector import VectorMemory
+from vector_memories import item
+
+ANN, BOB = Scope(user_id="ann"), Scope(user_id="bob")
+
+
+def distinct(count: int, seed: int = 1) -> str:
+    """Return a text of so many different words, of seven letters on average."""
+    dice, found = random.Random(seed), dict[str, None]()
+    while len(found) < count:
+        found["".join(dice.choices(string.ascii_lowercase, k=dice.randint(5, 9)))] = None
+    return " ".join(found)
+
+
+@pytest.fixture
+def analysed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts of the passages that were analysed."""
+    texts: list[str] = []
+
+    def watched(text: str) -> list[str]:
+        texts.append(text)
+        return words(text)
+
+    monkeypatch.setattr(user_index, "words", watched)
+    return texts
+
+
+Make = Callable[[], Any]
+
+
+@pytest.fixture(params=["lexical", "vector"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Make memories of the same items, as processes that start one after the other."""
+    facts = InMemoryItems()
+    is_lexical = request.param == "lexical"
+    return lambda: LexicalMemory(facts) if is_lexical else VectorMemory(tmp_path / "x.db", embedding=None)
+
+
+async def ids(memory: Any, query: str, scope: Scope = ANN) -> list[str]:
+    return [each.id for each in await memory.recall(scope, query)]
+
+
+async def test_only_items_that_are_new_or_changed_are_analysed(make: Make, analysed: list[str]) -> None:
+    memory = make()
+    await memory.remember(ANN, [item(str(number), f"Note {number} about a walrus") for number in range(50)])
+    assert await ids(memory, "walrus") and len(analysed) == 50
+    analysed.clear()
+    await memory.remember(ANN, [item("new", "The lighthouse is white")])
+    assert await ids(memory, "lighthouse") == ["new"] and analysed == ["The lighthouse is white"]
+    analysed.clear()
+    await memory.update(ANN, "7", "Note 7 about a harpsichord")
+    assert await ids(memory, "harpsichord") == ["7"]
+    assert set(analysed) <= {"Note 7 about a walrus", "Note 7 about a harpsichord"}
+    analysed.clear()
+    await memory.forget(ANN, ["new"])
+    assert await ids(memory, "lighthouse") == [] and set(analysed) <= {"The lighthouse is white"}
+    analysed.clear()
+    await memory.pin(ANN, "9", True)
+    assert "7" not in await ids(memory, "walrus") and set(analysed) <= {"Note 9 about a walrus"}
+    await memory.close()
+
+
+async def test_what_is_forgotten_is_in_no_index(make: Make) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("1", "The walrus is called Antje"), item("2", "The seal is called Robbie")])
+    await memory.remember(ANN, [item(str(number), f"Note {number}") for number in range(3, 9)])
+    assert await ids(memory, "walrus") == ["1"]
+    await memory.forget(ANN, ["1"])
+    held = memory._user_indexes["ann"] if isinstance(memory, VectorMemory) else _held(memory)
+    assert "walrus" not in held._words._known and "Antje" not in repr((held.rows, held._words._passages))
+    await memory.close()
+
+
+def _held(memory: LexicalMemory) -> UserIndex:
+    (listed,) = memory._indexes._lists.values()
+    assert listed.index is not None
+    return listed.index
+
+
+TEXTS = ("Ann: hello", "Bob: a walrus", "no name", "the walrus and a seal", "seals, walruses: 7 of them")
+
+
+@given(st.data())
+def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
+    rows: dict[int, Row] = {}
+    grown = UserIndex()
+    for step in range(data.draw(st.integers(1, 5))):
+        gone = data.draw(st.sets(st.sampled_from(sorted(rows)))) if rows else set[int]()
+        new = data.draw(st.sets(st.integers(0, 12), max_size=6)) - (rows.keys() - gone)
+        more = []
+        for number in sorted(new):
+            source = Source(session_id=data.draw(st.sampled_from(["a", "b", None])), turn_index=number)
+            named = data.draw(st.sampled_from([None, "Blue Whale"]))
+            text = data.draw(st.sampled_from(TEXTS))
+            made = item(f"{number} {step}", text, source=source, name=named, pinned=number % 2 == 0)
+            more.append(Row(row=number, agent=None, item=made, key=str(number)))
+        rows = {number: row for number, row in rows.items() if number not in gone} | {row.row: row for row in more}
+        grown = grown.changed(Revision(1, step, len(rows)), arrivals_of(more), gone)
+        once = UserIndex().grown(Revision(1, step, len(rows)), [rows[number] for number in sorted(rows)])
+        assert grown.rows == once.rows and grown._special == once._special and grown._items == once._items
+        assert sorted(grown._words._known.items()) == sorted(once._words._known.items())
+        assert grown._words._having.keys() == once._words._having.keys()
+        assert grown._words._speakers.keys() == once._words._speakers.keys()
+        assert len(grown.missing()) == len(once.missing())
+        for asked in ("Ann walrus", "hello", "Bob", "seal", "is it a blue whale?", "wallrus"):
+            for weights in (FACTS, Weights()):
+                assert find(grown, asked, limit=9, weights=weights) == find(once, asked, limit=9, weights=weights)
+
+
+@given(
+    st.lists(
+        st.none() | st.integers(0, 40).map(lambda number: number << 20), max_size=20, unique_by=lambda n: n or object()
+    )
+)
+def test_numbers_differ_and_ascend_where_there_is_room(known: list[int | None]) -> None:
+    numbers = numbers_between(known)
+    assert len(set(numbers)) == len(known) and all(had in (None, has) for had, has in zip(known, numbers, strict=True))
+    there = [number for number in known if number is not None]
+    if there == sorted(there):
+        assert numbers == sorted(numbers)
+
+
+# An item's part
+
+
+def test_an_item_has_a_bounded_part_in_an_index() -> None:
+    sizes = []
+    for count in (30_000, 60_000):
+        made = index_of([MemoryItem(id="huge", text=distinct(count))])
+        sizes.append((len(made._words._known), len(made._words._having)))
+        assert len(made.rows) <= 2_048
+    assert sizes[0] == sizes[1] and sizes[0][0] == item_words.MOST_WORDS
+    assert len(index_of([MemoryItem(id="huge", text="A word. " * 500_000)]).rows) <= 2_048
+
+
+def test_a_text_of_fifty_kilobytes_is_found_by_each_of_its_words() -> None:
+    text = distinct(6_600)
+    assert len(text) > 50_000
+    made = index_of([MemoryItem(id="long", text=text), MemoryItem(id="other", text="a walrus")])
+    said = text.split()
+    assert set(said) == made._words._known.keys() - {"walrus"}
+    for word in said[:: len(said) // 20]:
+        assert [each.id for each in find(made, f"What about {word}?", limit=3, weights=FACTS)] == ["long"]
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 200_000, "word " * 40_000, "名前" * 50_000, "a b. " * 40_000, "A: b\n" * 40_000]
+)
+def test_odd_texts_of_any_size_are_indexed(text: str) -> None:
+    made = index_of([MemoryItem(id="odd", text=text, topic=text, name=text, aliases=(text,))])
+    assert len(made.rows) <= 2_048 and len(made._words._known) <= item_words.MOST_WORDS + item_words.MOST_NAMED
+    assert len(find(made, text, limit=3, weights=FACTS)) <= 1
+
+
+# Queries
+
+
+def test_of_a_long_query_only_the_words_that_are_used_are_stemmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stemmed: list[str] = []
+    real = analyzer.stems_of
+
+    def watched(word: str, language: str) -> tuple[str, ...]:
+        stemmed.append(word)
+        return real(word, language)
+
+    monkeypatch.setattr(queries, "stems_of", watched)
+    asked = parse(distinct(30_000, seed=7))
+    assert len(asked.terms) == MAX_TERMS == len(stemmed)
+
+
+def test_a_query_is_compared_with_a_bounded_number_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    real = process.extract
+
+    def watched(word: str, known: Sequence[str], **options: Any) -> Any:
+        compared.append(len(known))
+        return real(word, known, **options)
+
+    monkeypatch.setattr(process, "extract", watched)
+    monkeypatch.setattr(user_index, "COMPARED", 20_000)
+    alike = [
+        f"zq{''.join(letters)}x" for letters in zip(*[iter(distinct(4_000, seed=3).replace(" ", ""))] * 5, strict=False)
+    ]
+    made = index_of([MemoryItem(id=str(at), text=" ".join(alike[at : at + 50])) for at in range(0, len(alike), 50)])
+    find(made, " ".join(f"zq{word}" for word in distinct(96, seed=4).split()), limit=3, weights=FACTS)
+    assert 0 < sum(compared) <= 20_000 + max(compared)
+
+
+# Steps, and work that nobody waits for
+
+
+async def test_work_on_a_thread_ends_with_its_caller() -> None:
+    began, ended = threading.Event(), threading.Event()
+    steps = 0
+
+    def work() -> None:
+        nonlocal steps
+        try:
+            while True:
+                began.set()
+                steps += 1
+                check_awaited()
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(on_thread(work))
+    assert await asyncio.to_thread(began.wait, 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(ended.wait, 60)
+    check_awaited()  # what is called elsewhere goes on
+
+
+async def test_a_recall_that_was_given_up_stops_and_the_next_one_goes_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one item has some 100 passages. Each is analysed once, but for the one that the recall stopped at."""
+    memory = make()
+    await memory.remember(ANN, [item("huge", distinct(12_000))])
+    analysed, stop_at = list[str](), 10
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def watched(text: str) -> list[str]:
+        analysed.append(text)
+        if len(analysed) == stop_at:
+            reached.set()
+            goes_on.wait()
+        return words(text)
+
+    monkeypatch.setattr(user_index, "words", watched)
+    task = asyncio.create_task(memory.recall(ANN, "What was it?"))
+    assert await asyncio.to_thread(reached.wait, 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    goes_on.set()
+    await memory.recall(BOB, "And then?")
+    assert len(analysed) == stop_at
+    await memory.recall(ANN, "What was it?")
+    whole = set(analysed)
+    assert len(analysed) - len(whole) <= stop_at and len(whole) > 50
+    await memory.close()
+
+
+async def test_a_process_that_meets_a_large_user_finds_more_at_each_recall(make: Make, analysed: list[str]) -> None:
+    memory = make()
+    texts = [
+        f"Note k{number}x tells of {' '.join(random.Random(number).choices(NOUNS, k=12))}" for number in range(3_000)
+    ]
+    await memory.remember(ANN, [item(str(number), text) for number, text in enumerate(texts)])
+    memory = make()
+    found, recalls, sizes = list[str](), 0, list[int]()
+    while len(found) < 2:
+        with putting_off_after(0):
+            answers = [await memory.recall(ANN, f"What does note k{number}x tell of?") for number in (0, 2_999)]
+        found = [answer[0].id for answer in answers if answer]
+        assert len(found) == 2 or any(map(trouble_of, answers))
+        recalls += 1
+        sizes.append(len(analysed))
+    assert found == ["0", "2999"] and 1 < recalls < 30
+    assert len(analysed) <= 3_000 and max(b - a for a, b in zip([0, *sizes], sizes, strict=False)) < 1_500
+    with putting_off_after(0):
+        last = [await memory.recall(ANN, "What does note k7x tell of?") for _ in range(9)][-1]
+    assert trouble_of(last) is None and len(analysed) == 3_000
+    await memory.close()
+
+
+NOUNS = [f"{one}{two}" for one in ("stone", "water", "iron", "summer", "night") for two in ("bridge", "mill", "road")]
+
+
+async def test_a_huge_item_of_one_user_holds_up_no_other(make: Make, analysed: list[str]) -> None:
+    """On one thread, so that the steps of both take turns."""
+    memory = make()
+    await memory.remember(BOB, [item("1", "a walrus")])
+    assert await ids(memory, "walrus", BOB) == ["1"]
+    await memory.remember(ANN, [item(str(at), distinct(25_000, seed=at)) for at in range(2)])
+    await memory.remember(BOB, [item("2", "a lighthouse")])
+    analysed.clear()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    slow = asyncio.create_task(memory.recall(ANN, "What was it?"))
+    while not analysed and not slow.done():
+        await asyncio.sleep(0)
+    assert await ids(memory, "lighthouse", BOB) == ["2"]
+    passages = growth.STEP_CHARS // 800 + 1
+    assert len(analysed) <= 8 * passages and not slow.done()
+    slow.cancel()
+    await memory.close()
+
+
+def test_vectors_are_made_in_batches_until_nobody_waits() -> None:
+    calls: list[int] = []
+    goes_on = threading.Event()
+
+    class Slow:
+        def __call__(self, input: Sequence[str]) -> list[Any]:
+            calls.append(len(input))
+            if len(calls) == 2:
+                goes_on.wait()
+            return [[1.0, float(len(text))] for text in input]
+
+        def embed_query(self, input: Sequence[str]) -> list[Any]:
+            return [[1.0, 0.0] for _ in input]
+
+    similarity = Similarity(Slow(), limit_s=0.01)
+    texts = [f"text {number}" for number in range(10 * BATCH)]
+    with pytest.raises(StoreError, match="not answered"):
+        similarity.of("query", texts)
+    goes_on.set()
+    similarity._threads.shutdown(wait=True)
+    assert calls == [BATCH, BATCH], "the third batch is not begun"
+    assert len(similarity._vectors) == 2 * BATCH, "what was made is kept"
+
+
+async def test_lists_of_one_user_have_indexes_of_their_own(analysed: list[str]) -> None:
+    memory = LexicalMemory(InMemoryItems())
+    await memory.remember(ANN, [item("1", "a walrus"), item("2", "a seal")])
+    everything = await memory.items(ANN)
+    some = ItemFilter(types=())
+    for _ in range(3):
+        assert await memory.ranked(ANN, "walrus", everything, limit=3)
+        assert not await memory.ranked(ANN, "walrus", [], some, limit=3)
+    assert len(analysed) == 2
+    await memory.close()

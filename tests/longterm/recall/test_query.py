@@ -1,0 +1,318 @@
+"""Queries from messages, and what they find: sentences, misspelt words, names, follow-ups, passages."""
+
+import pickle
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from turnwise.errors import ConfigError
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm.base import MemoryItem, Source
+from turnwise.memory.longterm.recall import word_frequency
+from turnwise.memory.longterm.recall.analyzer import stem
+from turnwise.memory.longterm.recall.irregular_forms import BASES
+from turnwise.memory.longterm.recall.passages import LONG, SIZE, passages_of, shown
+from turnwise.memory.longterm.recall.query import MAX_PARTS, MAX_TERMS, parse, question_of
+from turnwise.memory.longterm.recall.ranking import FACTS, Weights
+from turnwise.memory.longterm.recall.user_index import find, index_of
+from turnwise.memory.longterm.recall.word_frequency import COMMON, RARE, log_frequency
+from turnwise.memory.longterm.types import MemoryType
+
+SAID = [
+    "Ann: I adopted a greyhound from the shelter in Ghent.",
+    "Bob: How lovely! What do you call it?",
+    "Ann: Pickles. She sleeps on the sofa all day.",
+    "Ann: We painted the kitchen green last weekend.",
+    "Bob: I am learning the bassoon, the neighbours hate it.",
+    "Ann: My sister moved to Lisbon to work for a shipyard.",
+]
+
+
+OWNED = ("kettle", "lamp", "desk", "chair", "sofa", "piano", "boat", "car", "bicycle", "tent", "stove", "shelf", "drum")
+
+
+def items(*texts: str, session: str | None = None) -> list[MemoryItem]:
+    """Return facts, or what was said in the turns of a session."""
+    kind = MemoryType.INTERACTION if session else MemoryType.GENERAL
+    return [
+        MemoryItem(
+            id=str(at), text=text, type=kind, source=Source(session_id=session, turn_index=at if session else None)
+        )
+        for at, text in enumerate(texts)
+    ]
+
+
+def ids(of: list[MemoryItem], query: str, weights: Weights = FACTS) -> list[str]:
+    return [item.id for item in find(index_of(of), query, limit=10, weights=weights)]
+
+
+BARE = "Where did Ann adopt the greyhound?"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        BARE,
+        f"Hi! Quick one before I forget it again: {BARE} Thanks, a brief answer is fine.",
+        f"Hello there, hope you are doing well. {BARE} Thank you so much!",
+        f"What a day. The train was late and it rained. I had soup. {BARE} Anyway, no rush. See you.",
+        "where did ann adopt the greyhound thanks",
+        "ann greyhound adopted where",
+        "Where did Ann adopt the grayhound?",
+        "Where did Ann adopt the greyhuond?",
+    ],
+)
+def test_text_around_a_question_does_not_hide_the_answer(message: str) -> None:
+    assert ids(items(*SAID, session="s"), message, Weights())[0] == "0"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Hi!",
+        "Thanks, that was great.",
+        "ok cool",
+        "Good morning! How are you?",
+        "Translate this into Finnish, please.",
+        "def add(a, b):\n    return a + b",
+        "",
+        "?!",
+        "🦀",
+        "the of and",
+    ],
+)
+def test_a_message_without_a_subject_recalls_nothing(message: str) -> None:
+    assert ids(items(*SAID, session="s"), message, Weights()) == []
+
+
+def test_neighbouring_turns_are_recalled_too() -> None:
+    asked = "Where was the greyhound adopted?"
+    assert ids(items(*SAID, session="s"), asked, Weights())[:3] == ["0", "1", "2"]
+    assert ids(items(*SAID), BARE) == ["0"], "facts have no neighbours"
+
+
+def test_a_name_or_alias_in_the_query_comes_before_plain_words() -> None:
+    known = items("The ship was launched in Bergen in spring.", "Work on it goes on in a shipyard.", "Ships rust.")
+    known[1] = replace(known[1], name="Project Aurora", aliases=("PX 7", "小船"))
+    for query in ("How far is project aurora, the ship?", "What about PX-7 and ships?", "小船很好", "Project Auorra?"):
+        assert ids(known, query)[0] == "1", query
+    assert ids(known, "The aurora over the project", Weights(reach=0))[:1] != ["0"]
+
+
+def test_a_misspelt_word_matches_the_users_own_words_only() -> None:
+    known = items("Ann plays the bassoon.", "Ann owns a violin.")
+    assert ids(known, "Who has the basoon?") == ["0"]
+    assert ids(known, "Who has a balloon?") == [], "a word that people use is not misspelt"
+    assert ids(known, "Who has the vassoon?") == [], "the first letter is right"
+    (found,) = find(index_of(known), "Who plays the basoon?", limit=1, weights=FACTS)
+    assert found.words == ("basoon", "plays", "the")
+
+
+def test_similar_facts_are_cut_and_similar_turns_are_not() -> None:
+    known = items("The user is allergic to peanuts.", "The user is allergic to nothing else.", "Peanuts are cheap.")
+    assert ids(known, "Am I allergic to peanuts?") == ["0"]
+    assert ids(known, "Am I allergic to peanuts?", Weights()) == ["0"]
+    assert len(ids(known, "Am I allergic to peanuts?", replace(FACTS, tail=0.0))) == 3
+    context = [replace(item, type=MemoryType.CONTEXT) for item in known]
+    assert ids(context, "Am I allergic to peanuts?") == ["0"], "the circumstances are facts too"
+    happened = [replace(item, type=MemoryType.INTERACTION) for item in known]
+    assert len(ids(happened, "Am I allergic to peanuts?")) == 3, "of turns nothing is cut"
+    mixed = [*known, replace(happened[2], id="3")]
+    assert set(ids(mixed, "Am I allergic to peanuts?")) == {"0", "3"}, "of both, facts only"
+
+
+def test_a_sentence_of_common_words_finds_a_fact_with_nearly_all_of_them() -> None:
+    known = items(*(f"The user owns a {word}." for word in OWNED), "The user lives in Paris.")
+    home = str(len(OWNED))
+    assert ids(known, "Where do I live?") == [home]
+    assert ids(known, "Where do I live?", replace(FACTS, share=2.0)) == [], "it shares no more than is by chance"
+    assert ids(known, "Where do I live, zeppelin?") == [], "most of what it says is nowhere"
+    assert ids(known, "Where do I live?", replace(FACTS, least=8.0)) == [], "it is too little for what was once said"
+    assert ids(known, "Do I own things?") == [], "what is in every fact tells nothing"
+
+
+def test_one_word_of_a_long_sentence_finds_nothing() -> None:
+    assert ids(items(*SAID), "The greyhound and a zeppelin.") == ["0"]
+    assert ids(items(*SAID), "The greyhound, a zeppelin, quokkas, vuvuzelas, isotopes and xylophones.") == []
+
+
+@pytest.mark.parametrize(
+    ("message", "similarity", "found"),
+    [
+        ("Whippets and xylophones?", 0.5, ["0"]),
+        ("Whippets and xylophones?", 0.4, []),
+        ("Hi! How are you?", 0.9, []),
+    ],
+)
+def test_vectors_find_similar_items_for_questions(message: str, similarity: float, found: list[str]) -> None:
+    near = np.array([similarity, *[0.1] * (len(SAID) - 1)])
+    user_index = index_of(items(*SAID))
+    assert [item.id for item in find(user_index, message, limit=10, weights=FACTS, similarities=near)] == found
+
+
+def test_a_vector_that_is_similar_to_all_items_does_not_count() -> None:
+    known = items(*(f"The user owns a {word}." for word in OWNED))
+    near = np.full(len(OWNED), 0.6)
+    near[-1] = 0.8
+    found = find(index_of(known), "Whippets and xylophones?", limit=3, weights=Weights(), similarities=near)
+    assert [item.id for item in found] == [str(len(OWNED) - 1)]
+
+
+def test_a_question_after_a_colon_is_a_query_of_its_own() -> None:
+    known = items("The user is allergic to peanuts.", "The user ordered a desk.")
+    assert ids(known, "Quick check before I bring the cake: what am I allergic to?") == ["0"]
+
+
+def test_a_weekday_finds_items_that_name_it_and_not_items_saved_on_it() -> None:
+    monday = 1_700_477_000.0
+    known = [
+        replace(item, created_at=monday) for item in items("The user sings in a choir.", "The bin goes out on Monday.")
+    ]
+    assert ids(known, "What about Monday?") == ["1"]
+    assert ids(known[:1], "What about Monday?") == []
+    assert ids(known[:1], "What about November 2023?") == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        ("The user bought a bassoon.", "What did I buy?"),
+        ("The user will buy a bassoon.", "Where was it bought?"),
+        ("The user has two children.", "Does he have a child?"),
+        ("The user flew to Reykjavik.", "Where do I fly?"),
+    ],
+)
+def test_irregular_forms_of_a_word_find_each_other(said: str, asked: str) -> None:
+    assert ids(items("The user owns a violin.", said, "Rain is wet."), asked) == ["1"]
+
+
+def test_the_stemmer_finds_no_base_of_an_irregular_form() -> None:
+    assert len(BASES) > 150
+    for form, base in BASES.items():
+        assert base not in BASES and stem(form) != stem(base), (form, base)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "before", "asked"),
+    [
+        ("When exactly?", "Did Ann adopt a greyhound?", True),
+        ("And where does she live?", "Tell me about the greyhound of Ann.", True),
+        ("Okay. Why?", "Ann moved to Lisbon.", True),
+        ("Thanks!", "Did Ann adopt a greyhound?", False),
+        ("How are you?", "Did Ann adopt a greyhound?", False),
+        ("My neighbour lost a coin. Must she report it?", "Did Ann adopt a greyhound?", False),
+        ("Where can I buy a bassoon in Ghent?", "Did Ann adopt a greyhound?", False),
+        ("When exactly?", "", False),
+    ],
+)
+def test_a_follow_up_includes_the_prompt_that_it_refers_to(prompt: str, before: str, asked: bool) -> None:
+    query = question_of(prompt, before)
+    assert query.startswith(prompt) and (query != prompt) == asked
+    if asked:
+        assert any(word in query.split("\n")[1] for word in ("ann", "greyhound", "lisbon"))
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_query_of_bounded_size(text: str) -> None:
+    for each in (text, text * 50):
+        query = parse(each)
+        assert len(query.terms) <= MAX_TERMS and len(query.parts) <= MAX_PARTS
+        assert all(0 <= at < len(query.terms) for part in query.parts for at in part)
+
+
+def test_the_query_of_a_long_message_is_its_beginning_and_its_end() -> None:
+    known = items(*SAID)
+    filler = "Nothing of it matters here. " * 400_000
+    assert ids(known, f"{BARE} {filler}") == ids(known, f"{filler} {BARE}") == ["0"]
+
+
+def test_common_words_are_frequent_and_names_are_not() -> None:
+    assert log_frequency("the") == log_frequency("hello") == COMMON
+    assert log_frequency("question") > log_frequency("violin") > log_frequency("greyhound") >= RARE
+    assert log_frequency("xyzzy") == RARE
+    assert log_frequency("frage", "german") > log_frequency("geige", "german")
+
+
+def test_a_long_turn_is_found_by_any_passage_and_shows_it() -> None:
+    chatter = "We talked about the weather and the food for a while. " * 40
+    text = f"user: {chatter}\nassistant: {chatter}The lighthouse keeper is called Ingrid. {chatter}"
+    long = MemoryItem(id="long", text=text, source=Source(session_id="s", turn_index=9))
+    (found, *_) = find(
+        index_of([*items(*SAID, session="s"), long]), "Who keeps the lighthouse?", limit=3, weights=Weights()
+    )
+    assert found.id == "long" and found.text == text
+    assert found.passage is not None and "called Ingrid." in found.passage
+    assert found.passage.startswith("[…] assistant: ") and found.passage.endswith(" […]")
+    assert len(found.passage) <= 3 * SIZE + 100
+
+
+@given(st.text(alphabet="ab. \n:?", max_size=4000), st.integers(0, 3))
+def test_passages_cover_their_text_in_order(text: str, more: int) -> None:
+    text += "word. " * more * 200
+    passages = passages_of(text)
+    assert [passage.start for passage in passages] == sorted(passage.start for passage in passages)
+    covered = "".join(char for at, char in enumerate(text) if any(p.start <= at < p.stop for p in passages))
+    assert covered.split() == text.split()
+    assert all(passage.stop - passage.start <= (LONG if len(passages) == 1 else SIZE) for passage in passages)
+    assert not text.strip() or shown(text, passages).strip()
+
+
+def test_blank_and_huge_items_can_be_saved_and_recalled() -> None:
+    known = items("...", "🦀🦀", "x" * 1_000_000, "word " * 200_000, *SAID)
+    assert ids(known, BARE) == ["4"]
+    assert ids(known, "🦀") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("tail", 1.5, "from 0 to 1"),
+        ("before", -0.1, "from 0 to 1"),
+        ("part", float("nan"), "from 0 to 1"),
+        ("vectors", -1, "from 0 to a million"),
+        ("vectors", True, "from 0 to a million"),
+        ("name", "20", "from 0 to a million"),
+        ("reach", 2.5, "a whole number"),
+        ("text_words", 0, "from 1 to a million"),
+        ("similar", None, "a number"),
+        ("margin", float("nan"), "a number"),
+        ("saturation", 0.0, "from 0.01 to a million"),
+        ("speaker", float("inf"), "from 0 to a million"),
+        ("common", 11.0, "below Weights.rare, which is 11.0"),
+    ],
+)
+def test_a_weight_out_of_range_is_refused_by_name(name: str, value: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Weights\.{name}={re.escape(repr(value))}: must be .*{why}"):
+        replace(FACTS, **{name: value})
+
+
+def test_items_outlive_pickling_with_all_of_their_values() -> None:
+    made = MemoryItem(
+        id="1", text="a", source=Source(session_id="s", spans=(Span("l", 0, 2),)), score=0.5, words=("a",)
+    )
+    copied = pickle.loads(pickle.dumps(made))
+    assert [getattr(copied, each.name) for each in fields(MemoryItem)] == [
+        getattr(made, each.name) for each in fields(MemoryItem)
+    ]
+    assert "MemoryItem" in repr(copied) and len(pickle.dumps(made)) < 600
+
+
+def test_queries_that_come_first_at_the_same_time_load_the_words_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def slowly(language: str) -> dict[str, float]:
+        read.append(language)
+        time.sleep(0.05)
+        return {"whale": -9.0}
+
+    monkeypatch.setattr(word_frequency, "_tables", {})
+    monkeypatch.setattr(word_frequency, "_read", slowly)
+    with ThreadPoolExecutor(8) as threads:
+        assert {*threads.map(log_frequency, ["whale"] * 8)} == {-9.0}
+    assert read == ["english"]

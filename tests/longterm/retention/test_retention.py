@@ -1,0 +1,401 @@
+"""Retention: unused items expire and are swept, and uses refresh them; case 48."""
+
+import asyncio
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extraction_models import Model, fact, told
+from item_verbs import count
+from turnwise.errors import ConfigError, StoreError
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.longterm.base import Scope, Source
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
+from turnwise.memory.longterm.index.locations import ChromaInMemory
+from turnwise.memory.longterm.index.vector_index import VectorIndex
+from turnwise.memory.longterm.items.base import ItemFilter
+from turnwise.memory.longterm.items.in_memory import InMemoryItems
+from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.longterm.recall.ranking import Weights
+from turnwise.memory.longterm.retention.retention import Retention, Sweeping, Use, Uses
+from turnwise.memory.longterm.static import StaticMemory
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.vector import VectorMemory
+from turnwise.testing.embedding import HashEmbedding
+from vector_memories import item
+
+pytestmark = pytest.mark.usefixtures("restless")
+
+ANN, BOB = Scope(user_id="ann"), Scope(user_id="bob", agent="hr")
+KEEP_S = 100.0
+SKILL = MemoryType.SKILL
+
+Memory = LexicalMemory | ExtractiveMemory | VectorMemory
+Make = Callable[..., Memory]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["lexical", "sqlite", "extractive", "vector"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
+    """Makes memories on the same data, in which unused items expire after 100 s."""
+    facts = InMemoryItems()
+    index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
+
+    def make(**changes: Any) -> Memory:
+        facts._closed = False
+        settings: dict[str, Any] = {"retention": Retention(KEEP_S, **changes), "clock": clock}
+        if request.param == "vector":
+            return VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
+        if request.param == "extractive":
+            return ExtractiveMemory(Model(), facts, **settings)
+        return LexicalMemory(
+            facts if request.param == "lexical" else SQLItems(f"sqlite:///{tmp_path}/f.db"), **settings
+        )
+
+    return make
+
+
+async def ids(memory: Memory, query: str = "walrus", scope: Scope = ANN, **asked: Any) -> list[str]:
+    return sorted(found.id for found in await memory.recall(scope, query, **{"limit": 5000, **asked}))
+
+
+async def test_unused_items_expire_and_are_swept(make: Make, clock: Clock) -> None:
+    """Whenever it was created; and it does not come back."""
+
+    memory = make()
+    assert isinstance(memory, Sweeping)
+    one, two = item("1", "a walrus", created_at=5.0), item("2", "a walrus too", created_at=2e6)
+    await memory.remember(ANN, [one])
+    await memory.remember(BOB, [item("1", "a walrus", type=SKILL)])
+    clock.now += 60
+    await memory.remember(ANN, [two])
+    assert await ids(memory) == ["1", "2"]
+    await memory.close()
+    clock.now += KEEP_S
+    memory = make()
+    assert await ids(memory) == ["1", "2"]  # just so long
+    clock.now += 1
+    assert await ids(memory, as_of=6.0) == await ids(memory, types=list(MemoryType), as_of=6.0) == ["1"]
+    await memory.forget(ANN, ["1"])
+    assert await ids(memory, scope=BOB) == []
+    assert await memory.sweep() == 1
+    clock.now += KEEP_S
+    assert await ids(memory) == []
+    assert await memory.sweep() == 1
+    assert await memory.sweep() == 0
+    await memory.remember(ANN, [one, two])
+    await memory.remember(BOB, [one])
+    assert await ids(memory) == await ids(memory, scope=BOB) == []
+    await memory.remember(ANN, [item("3", "a walrus again")])
+    assert await ids(memory) == ["3"]
+    await memory.close()
+
+
+async def test_only_recalled_items_are_refreshed(make: Make, clock: Clock) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("1", "a walrus swims"), item("2", "a lighthouse")])
+    await memory.remember(BOB, [item("1", "a walrus swims")])
+    for _ in range(4):
+        clock.now += KEEP_S - 1
+        # at once, and though it may not be written down yet
+        assert await ids(memory, limit=1) == ["1"]
+    assert await ids(memory, "lighthouse") == []
+    assert await ids(memory, scope=BOB) == []
+    assert await memory.sweep() == 2
+    await memory.close()
+    clock.now += KEEP_S
+    memory = make()
+    assert await ids(memory) == ["1"]
+    await memory.close()
+
+
+async def test_items_of_the_profile_are_refreshed_by_each_request(make: Make, clock: Clock) -> None:
+    memory = make()
+    for scope in (ANN, BOB):
+        await memory.remember(scope, [item("1", "a walrus", pinned=True), item("2", "a boat", type=SKILL)])
+    for _ in range(3):
+        clock.now += KEEP_S - 1
+        found = await memory.recall_with_profile(ANN, "What is 2 + 2?")
+        assert found.found == [] and [each.id for each in found.profile] == ["1"]
+    assert (await memory.recall_with_profile(BOB, "")).profile == []
+    assert await memory.sweep() == 3
+    assert [each.id for each in (await memory.recall_with_profile(ANN, "")).profile] == ["1"]
+    await memory.close()
+
+
+async def test_without_refresh_the_profile_refreshes_nothing(make: Make, clock: Clock) -> None:
+    memory = make(refresh=False)
+    await memory.remember(ANN, [item("1", "a walrus", pinned=True)])
+    clock.now += KEEP_S
+    assert [each.id for each in (await memory.recall_with_profile(ANN, "")).profile] == ["1"]
+    clock.now += 1
+    assert (await memory.recall_with_profile(ANN, "")).profile == []
+    await memory.close()
+
+
+async def test_without_refresh_a_recall_refreshes_nothing(make: Make, clock: Clock) -> None:
+    memory = make(refresh=False)
+    await memory.remember(ANN, [item("1", "a walrus")])
+    clock.now += KEEP_S
+    assert await ids(memory) == ["1"]
+    clock.now += 1
+    assert await ids(memory) == []
+    assert await memory.sweep() == 1
+    await memory.close()
+
+
+async def test_saving_again_or_changing_an_item_refreshes_it(make: Make, clock: Clock) -> None:
+    memory = make(refresh=False)
+    await memory.remember(ANN, [item(name, f"a walrus {name}") for name in "123"])
+    clock.now += 60
+    await memory.remember(ANN, [item("1", "something else")])
+    assert await memory.update(ANN, "2", "a walrus changed")
+    clock.now += 60
+    assert await ids(memory) == ["1", "2"]
+    assert await memory.sweep() == 1
+    assert await ids(memory) == ["1", "2"]
+    clock.now += 60
+    assert await ids(memory) == []
+    assert await memory.sweep() == 2
+    await memory.close()
+
+
+async def test_items_of_other_types_never_expire(make: Make, clock: Clock) -> None:
+    memory = make(types={SKILL, "context"}, refresh=False)
+    kinds = [SKILL, MemoryType.CONTEXT, MemoryType.FACTS, MemoryType.GOALS]
+    await memory.remember(ANN, [item(kind, f"a walrus {kind}", type=kind) for kind in kinds])
+    clock.now += KEEP_S + 1
+    assert await ids(memory) == ["facts", "goals"]
+    assert await ids(memory, types=[SKILL]) == []
+    assert await ids(memory, types=[SKILL, MemoryType.GOALS]) == ["goals"]
+    assert await ids(memory, types=[]) == []
+    assert await memory.sweep() == 2
+    assert await ids(memory) == ["facts", "goals"]
+    await memory.close()
+
+
+async def test_a_sweep_deletes_all_expired_items(make: Make, clock: Clock, small_batches: int) -> None:
+    """In any number; the predecessors of the deleted items are valid again."""
+    many = 1200 // small_batches
+
+    memory = make(refresh=False)
+    await memory.remember(ANN, [item(f"{at}", f"a walrus {at}") for at in range(many)])
+    clock.now += 60
+    old = item("old", "a lighthouse of old", superseded_at=9.0, superseded_by="7", created_at=1.0)
+    await memory.remember(ANN, [old, item("new", "a new lighthouse")])
+    await memory.remember(BOB, [item(f"{at}", f"a walrus {at}") for at in range(many)])
+    assert await ids(memory, "lighthouse") == ["new"]
+    clock.now += 41
+    assert await memory.sweep() == many
+    assert await ids(memory, "lighthouse") == ["new", "old"]
+    assert len(await ids(memory, scope=BOB)) == many
+    clock.now += 60
+    assert await memory.sweep() == many + 2
+    assert await ids(memory, "lighthouse") == []
+    await memory.close()
+
+
+class Unwritable(InMemoryItems):
+    """Can be told to take no note of uses."""
+
+    down = False
+    touched: list[tuple[str, int]]
+
+    async def touch(self, uses: Sequence[Use]) -> None:
+        if self.down:
+            raise StoreError("the disk is full")
+        self.touched += [(use.user_id, len(use.ids)) for use in uses]
+        await super().touch(uses)
+
+
+async def test_a_failed_write_of_uses_is_retried_and_fails_no_recall(clock: Clock) -> None:
+    facts = Unwritable()
+    facts.down, facts.touched = True, []
+    memory = LexicalMemory(facts, retention=Retention(KEEP_S), clock=clock)
+    await memory.remember(ANN, [item("1", "a walrus"), item("2", "a lighthouse")])
+    await memory.remember(BOB, [item("1", "a walrus")])
+    clock.now += 60
+    assert await ids(memory) == await ids(memory, scope=BOB) == ["1"]
+    clock.now += 60
+    assert await ids(memory) == ["1"]
+    with pytest.raises(StoreError, match="full"):
+        await memory.sweep()
+    assert await count(facts, ANN) == 2
+    facts.down = False
+    assert await memory.sweep() == 1
+    assert facts.touched == [("ann", 1), ("bob", 1)]
+    assert await ids(memory) == ["1"]
+    facts.down = True
+    await memory.close()
+
+
+async def test_uses_are_written_in_batches_and_the_latest_counts() -> None:
+    written: list[list[Use]] = []
+
+    async def write(uses: Sequence[Use]) -> None:
+        written.append(list(uses))
+        uses_of.note("ann", ["1"], 11.7)  # meanwhile
+        if len(written) == 1:
+            raise StoreError("away")
+
+    uses_of = Uses(write)
+    await uses_of.write()
+    uses_of.note("ann", [], 1.0)
+    assert written == []
+    uses_of.note("ann", ["1", "2"], 10.2)
+    uses_of.note("ann", ["1"], 9.0)
+    uses_of.note("ann", ["3"], 10.9)
+    uses_of.note("bob", ["1"], 12.0)
+    with pytest.raises(StoreError):
+        await uses_of.write()
+    assert {use.ids: use.at for use in written[0]} == {("1", "2", "3"): 10.9, ("1",): 12.0}
+    assert uses_of.noted("ann", 10.3) == {"1", "3"} and uses_of.noted("nobody", 0.0) == set()
+    uses_of.note("ann", ["1"], 20.0)
+    await uses_of.write()
+    assert {(use.user_id, use.ids): use.at for use in written[1]} == {
+        ("ann", ("1",)): 20.0,
+        ("ann", ("2", "3")): 10.9,
+        ("bob", ("1",)): 12.0,
+    }
+    assert uses_of.noted("ann", 0.0) == uses_of.noted("bob", 0.0) == set()
+
+
+async def test_uses_are_written_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = asyncio.Event()
+    calls: list[Sequence[Use]] = []
+
+    async def write(uses: Sequence[Use]) -> None:
+        calls.append(uses)
+        if len(calls) == 1:
+            raise StoreError("away")
+        written.set()
+
+    monkeypatch.setattr("turnwise.memory.longterm.retention.retention.PAUSE_S", 0.0)
+    uses = Uses(write)
+    uses.note("ann", ["1"], 1.0)
+    while uses.trouble is None:
+        await asyncio.sleep(0)
+    assert str(uses.trouble) == "away"
+    uses.note("ann", ["2"], 2.0)
+    await asyncio.wait_for(written.wait(), 10)
+    assert [use.ids for use in calls[1]] == [("1",), ("2",)]
+    await uses.close()
+    trouble: str | None = vars(uses)["trouble"]  # mypy takes it for what it was above
+    assert trouble is None and len(calls) == 2
+
+
+async def test_expired_facts_are_unknown_and_repeated_facts_are_refreshed(clock: Clock) -> None:
+    facts = InMemoryItems()
+    model = Model()
+    memory = ExtractiveMemory(model, facts, retention=Retention(KEEP_S), clock=clock)
+    await memory.remember(ANN, [told(1, "I live in Graz."), told(2, "I own a boat.")])
+    clock.now += 60
+    await memory.remember(ANN, [told(3, "I live in Graz.")])
+    boat = [fact("Owns a boat", "I own a boat, as you know.", action="ignore", of=name) for name in ("f1", "f2", "f9")]
+    model.say = lambda _: [fact("Paints", "I do paint", action="ignore", of="f1"), *boat[2:]]
+    await memory.remember(ANN, [told(4, "I own a boat, as you know.")])  # of which the model shows nothing
+    clock.now += 60
+    assert [found.text for found in await memory.recall(ANN, "Graz boat")] == ["I live in Graz."]
+    # what was known once is new, also to the model
+    model.say = lambda lines: [fact("I own a boat.")]
+    await memory.remember(ANN, [told(5, "I own a boat.")])
+    assert [line["text"] for line in model.calls[-1] if "known" in line] == ["I live in Graz."]
+    found = await memory.recall(ANN, "boat")
+    assert [(each.text, each.source.turn_index) for each in found] == [("I own a boat.", 5)]
+    model.say = lambda lines: [fact("Owns a boat", "I own a boat, really.", action="ignore", of="f1")]
+    clock.now += 60
+    await memory.remember(ANN, [told(6, "I own a boat, really.")])
+    (shown,) = [line["text"] for line in model.calls[-1] if line.get("known") == "f1"]
+    assert shown == "I own a boat."
+    clock.now += 60
+    assert [found.text for found in await memory.recall(ANN, "Graz boat")] == ["I own a boat."]
+    await memory.close()
+
+
+async def test_an_item_is_not_read_again_after_its_record_is_swept(clock: Clock) -> None:
+    facts = InMemoryItems()
+    model = Model()
+    memory = ExtractiveMemory(model, facts, retention=Retention(KEEP_S), clock=clock)
+    one = told(1, "I live in Graz.")
+    await memory.remember(ANN, [one])
+    for _ in range(2):
+        clock.now += 60
+        assert len(await memory.recall(ANN, "Graz")) == 1
+    assert await memory.sweep() == 2
+    assert not [each for each in await facts.scan() if is_record(each.item.id)]
+    await memory.remember(ANN, [one])
+    assert len(model.calls) == 1
+    assert len(await memory.recall(ANN, "Graz")) == 1
+    assert await memory.forget(ANN, [one.id]) == 1
+    assert await count(facts, ANN, ItemFilter(superseded=True)) == 0
+    await memory.close()
+
+
+async def test_without_retention_nothing_expires(tmp_path: Path, clock: Clock) -> None:
+    text, index = (
+        SQLItems(f"sqlite:///{tmp_path}/memory.db"),
+        VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}"),
+    )
+    for memory in (LexicalMemory(InMemoryItems(), clock=clock), VectorMemory(text, index, clock=clock)):
+        await memory.remember(ANN, [item("1", "a walrus")])
+        clock.now += 1e9
+        assert await memory.sweep() == 0
+        assert await ids(memory) == ["1"]
+        await memory.close()
+    assert not isinstance(StaticMemory(["a"]), Sweeping)
+
+
+def test_retention_is_pickled_with_the_settings(tmp_path: Path) -> None:
+    """In one order, as a memory is found by its settings."""
+    kept = Retention(60.0, types=[MemoryType.SKILL, MemoryType.CONTEXT, MemoryType.SKILL])
+    assert kept == Retention(60.0, types={"context", "skill"})  # type: ignore[arg-type]
+    assert kept.types == (MemoryType.CONTEXT, MemoryType.SKILL)
+    facts = SQLItems(f"sqlite:///{tmp_path}/facts.db")
+    text, index = (
+        SQLItems(f"sqlite:///{tmp_path}/memory.db"),
+        VectorIndex(ChromaInMemory(), HashEmbedding(), name="test"),
+    )
+    for memory in (
+        LexicalMemory(facts, retention=kept, weights=Weights(tail=0.5)),
+        ExtractiveMemory(ids, facts, retention=kept),
+        VectorMemory(text, index, retention=kept, pause_s=1.0),
+    ):
+        again = pickle.loads(pickle.dumps(memory))
+        assert pickle.dumps(again) == pickle.dumps(memory)
+        assert (again._found if isinstance(again, ExtractiveMemory) else again)._retention == kept
+
+
+@pytest.mark.parametrize("keep_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_invalid_retention_is_refused(keep_s: float) -> None:
+    with pytest.raises(ConfigError, match=r"Retention\.keep_s"):
+        Retention(keep_s)
+    with pytest.raises(ConfigError, match=r"Retention\.types"):
+        Retention(1.0, types=["no"])  # type: ignore[list-item]
+
+
+async def test_a_forgotten_turn_does_not_come_back_after_a_sweep(make: Make, clock: Clock) -> None:
+    memory = make()
+    given = [item(f"{at}", f"a walrus {at}", source=Source(session_id="s", turn_index=at)) for at in range(3)]
+    await memory.remember(ANN, given)
+    assert await memory.forget(Scope(user_id="ann", session_id="s"), turn_index=1) == 1
+    clock.now += KEEP_S + 1
+    assert await memory.sweep() == 2
+    await memory.remember(ANN, given)
+    assert await ids(memory) == []
+    await memory.close()

@@ -232,13 +232,15 @@ class SQLItems(SecureDeleteDatabase):
     async def keys(self, embedding: str) -> tuple[list[str], list[str]]:
         """Return the keys of the vectors that there are of this embedding, and of those that may be; latest first."""
 
-        def keys(statements: Statements) -> tuple[list[str], list[str]]:
-            found: tuple[list[str], list[str]] = ([], [])
+        def read(statements: Statements) -> tuple[list[str], list[str]]:
+            there: list[str] = []
+            others: list[str] = []
             for embedded, item in statements.embedded():
-                found[embedded != embedding].extend(key for key, _ in vectors_of(item.key, item.text))
-            return found
+                keys = there if embedded == embedding else others
+                keys += [key for key, _ in vectors_of(item.key, item.text)]
+            return there, others
 
-        return await self._reading(keys)
+        return await self._reading(read)
 
     async def dropped(self, limit: int | None = None) -> list[str]:
         """Return the keys of items that had vectors and are gone or have another text; `limit` at most."""

@@ -111,7 +111,7 @@ class SQLItems(SecureDeleteDatabase):
             for use in uses:
                 statements.touch(use)
 
-        await self._writing_fast([], touch)
+        await self._writing_fast({use.user_id for use in uses}, touch)
 
     async def sweep(
         self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000
@@ -223,7 +223,8 @@ class SQLItems(SecureDeleteDatabase):
 
     async def mark(self, items: Sequence[Pending], embedding: str) -> None:
         """Record that these have vectors of this embedding. The key of an item that is gone, or changed, is dropped."""
-        await self._writing_fast([], lambda statements: statements.mark(items, embedding))
+        users = {item.user_id for item in items}
+        await self._writing_fast(users, lambda statements: statements.mark(items, embedding))
 
     async def unmark(self) -> None:
         """Record that all items of the space are to have vectors, and none has any."""

@@ -258,7 +258,11 @@ class AsyncSessionMemory:
     async def merge_notes(self, content: Any) -> str:
         """Merge the content into the working memory, as its format defines; return the new content.
 
+        Free text is appended, so this call alone is not repeated if the session's process dies before it answers.
+
         Raises:
+            SessionLostError: the session's process has died, or cannot be reached. Read the notes: they may have the
+                content.
             WorkingMemoryError: the result is not in the memory's format, or is too long; nothing was changed.
         """
         return await self._host.ask(verbs.merge_notes(plain_json("content", content, MAX_JSON_BYTES)))

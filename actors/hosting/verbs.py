@@ -71,9 +71,9 @@ async def turn(reader: Reader, index: int | str, held: Spans) -> PackedTurn:
 async def turns(reader: Reader, after: int, limit: int, held: Spans) -> tuple[list[PackedTurn], int | None]:
     """Return a page of turns by index, and the index after which the next page begins; None if there is none."""
     packed = list[PackedTurn]()
-    for each in await reader.reads.turns(after, limit):
-        packed.append(await PackedTurn.pack(each, held))
-        held = _held_with(held, each)
+    for read in await reader.reads.turns(after, limit):
+        packed.append(await PackedTurn.pack(read, held))
+        held = _held_with(held, read)
         if len(packed) % TURNS == 0:
             await asyncio.sleep(0)
     return packed, reader.reads.next_after(packed[-1].record.index) if packed else None
@@ -136,7 +136,7 @@ async def wait(
 async def events(
     reader: Reader, timeout_s: float, after: int, limit: int, run_id: str | None
 ) -> Waited[tuple[list[Event], int, bool]]:
-    """Wait for events of the session or of one run; see `SessionReads.events`."""
+    """Wait for events of the session or of one run; return them, the number to continue after, and if that is all."""
     page = await reader.reads.events(after, limit, run_id=run_id, timeout_s=timeout_s)
     return Waited(page, page[2] or page[1] > after)
 
@@ -150,12 +150,12 @@ async def append(service: SessionService, prompts: tuple[Prompt, ...], key: str,
     core = service.core
     index = await core.admission.append(prompts, key)
     try:
-        found = await core.reads.turn(index)
+        appended = await core.reads.turn(index)
     except TurnNotFoundError:  # a repeated call, whose prompts moved on when their run was rolled back
         if (newest := await core.reads.latest()) is None:
             raise
-        found = newest
-    return await PackedTurn.pack(found, held)
+        appended = newest
+    return await PackedTurn.pack(appended, held)
 
 
 @starts

@@ -338,7 +338,7 @@ class VectorMemory:
         await self.flush()
         with self._lock:
             for user in list(self._user_indexes):
-                self._take_down(user)
+                self._release(user)
         await self._uses.close()
         await self._store.close()
         self._embedders.shutdown(wait=False, cancel_futures=True)
@@ -382,16 +382,16 @@ class VectorMemory:
                 return
 
     def _hold(self, user: str, user_index: UserIndex, *, is_behind: bool) -> None:
-        """Hold a user's index in memory, and take down those that were not used for longest."""
+        """Hold a user's index in memory, and release those that were not used for longest."""
         with self._lock:
-            self._take_down(user)
+            self._release(user)
             self._user_indexes[user] = user_index
             self._sizes[user] = user_index.bytes
             self._held_bytes += self._sizes[user]
             if is_behind:
                 self._behind.add(user)
             while self._held_bytes > self._cache_bytes and len(self._user_indexes) > 1:
-                self._take_down(next(iter(self._user_indexes)))
+                self._release(next(iter(self._user_indexes)))
 
     # Many at once
 
@@ -405,7 +405,7 @@ class VectorMemory:
                 self._uses.note(scope.user_id, [item.id for item in items], now)
         if vectors is not None:
             await self._keep(fresh, vectors)
-        await self._lay_out_again([scope.user_id for scope, _ in batch])
+        await self._refresh([scope.user_id for scope, _ in batch])
         return [{item.id for item in items} for _, items in batch]
 
     async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
@@ -496,7 +496,7 @@ class VectorMemory:
         await self._store.unmark()
         with self._lock:
             for user in list(self._user_indexes):
-                self._take_down(user)
+                self._release(user)
         while await self.catch_up():
             pass
         return await self._store.count()
@@ -678,11 +678,11 @@ class VectorMemory:
         if not deleted:
             return
         try:
-            await self._lay_out_again(deleted)
+            await self._refresh(deleted)
         except StoreError:
             with self._lock:
                 for user in deleted:
-                    self._take_down(user)
+                    self._release(user)
         await self.flush()  # else it would give Chroma what is deleted here
         try:
             for _ in range(0, sum(map(len, deleted.values())), NOTED):
@@ -728,7 +728,7 @@ class VectorMemory:
         return not self._index.is_ready or not any(user_index.missing() for user_index in held.values())
 
     def _note_recalled(self, users: Iterable[str]) -> None:
-        """Put these users' indexes last among those that are taken down."""
+        """Put these users' indexes last among those that are released."""
         with self._lock:
             for user in users:
                 if (user_index := self._user_indexes.pop(user, None)) is not None:
@@ -742,7 +742,7 @@ class VectorMemory:
         held: dict[str, UserIndex],
         now: float,
     ) -> list[ProfiledRecall]:
-        user_indexes, troubles = self._lay_out(loaded, held)
+        user_indexes, troubles = self._updated_indexes(loaded, held)
         users = [one.scope.user_id for one in batch]
         matches = [
             self._match(one, user_indexes[user], now, loaded[user].expired)
@@ -779,7 +779,7 @@ class VectorMemory:
             answers.append(ProfiledRecall(profile=profile, found=found))
         return answers
 
-    def _lay_out(
+    def _updated_indexes(
         self, loaded: Mapping[str, Loaded], held: dict[str, UserIndex]
     ) -> tuple[dict[str, UserIndex], dict[str, str]]:
         """Return the users' indexes as of the revisions that were loaded, with all the vectors that can be had.
@@ -826,21 +826,21 @@ class VectorMemory:
             user_indexes[user].take({key: vectors[key] for key in keys if key in vectors})
         return [*lacking], None
 
-    async def _lay_out_again(self, users: Collection[str]) -> None:
+    async def _refresh(self, users: Collection[str]) -> None:
         """Bring what is held of these users up to date, so that it need not be done when they recall."""
         with self._lock:
             held = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
         if held:
             known = {user: user_index.revision for user, user_index in held.items()}
             loaded = await self._store.load(held, known, most=LOADED)
-            await on_thread(self._lay_out, loaded, held)
+            await on_thread(self._updated_indexes, loaded, held)
 
     def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         """Return those of these vectors that Chroma is still to be given."""
         held = {key: fresh for key in keys if (fresh := self._fresh.get(item_key(key)))}
         return {key: vector for key, (_, vectors) in held.items() if (vector := vectors.get(key)) is not None}
 
-    def _take_down(self, user: str) -> None:
+    def _release(self, user: str) -> None:
         self._behind.discard(user)
         if self._user_indexes.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)

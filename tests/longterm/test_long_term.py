@@ -1,4 +1,4 @@
-"""The laws of `LongTermMemory` on `LexicalMemory`, with each fact store."""
+"""The laws of `LongTermMemory` on `LexicalMemory`, with each item store."""
 
 import asyncio
 from collections.abc import Callable, Collection

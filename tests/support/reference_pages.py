@@ -33,6 +33,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.http.config import PREFIX
 from turnwise.http.problems import status_of
 from turnwise.http.settings import HttpSettings
+from turnwise.memory.longterm.session_memory import MemoryAccess
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"
@@ -359,7 +360,9 @@ def verbs_page() -> str:
             marks = ["reads" if verb.reads else "", "waits" if verb.waits else ""]
             marks += ["uses the engine" if verb.needs_engine else "", "" if verb.repeatable else "is not repeated"]
             about = ", ".join(filter(None, marks))
-            yield f"`{verb.name}`", ", ".join(f"`{name}`" for name in names), cell(verb.carry_out.__doc__), about
+            method = getattr(MemoryAccess, verb.name.removeprefix("memory."), verb.carry_out)
+            does = method.__doc__ if verb.name.startswith("memory.") else verb.carry_out.__doc__
+            yield f"`{verb.name}`", ", ".join(f"`{name}`" for name in names), cell(does), about
 
     return "\n".join(
         ["# Verbs of a session\n", NOTE, ABOUT_VERBS, table("verb | arguments | what it does | kind", rows())]

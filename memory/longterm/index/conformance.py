@@ -32,71 +32,71 @@ _laws: list[Law] = []
 _law = collector(_laws)
 
 
-def _made(count: int, dimensions: int = 8, seed: int = 1) -> Array:
+def _rows(count: int, dimensions: int = 8, seed: int = 1) -> Array:
     """Return unit vectors, one a row."""
     vectors = np.random.default_rng(seed).normal(size=(count, dimensions)).astype(np.float32)
     unit: Array = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit
 
 
-def _same(found: dict[str, Array], keys: list[str], vectors: Array, what: str) -> None:
-    equal(sorted(found), sorted(keys), f"{what}: keys")
+def _same(stored: dict[str, Array], keys: list[str], vectors: Array, what: str) -> None:
+    equal(sorted(stored), sorted(keys), f"{what}: keys")
     for key, vector in zip(keys, vectors, strict=True):
-        equal(bool(np.allclose(found[key], vector, atol=1e-6)), True, f"{what}: whether {key!r} is what was added")
+        equal(bool(np.allclose(stored[key], vector, atol=1e-6)), True, f"{what}: whether {key!r} is what was added")
 
 
 @_law
 async def check_vectors_are_returned_as_they_were_added(vectors: Vectors, other: Vectors) -> None:
     """By their keys, in any order; keys that are not there are left out."""
-    keys, made = [f"k{number}" for number in range(5)], _made(5)
+    keys, rows = [f"k{number}" for number in range(5)], _rows(5)
     equal((vectors.get(keys), vectors.keys(), vectors.dimensions), ({}, set(), None), "what there is at first")
-    vectors.add(keys, ["u"] * 5, made, keys)
-    for each in (vectors, other):
-        _same(each.get([*keys[::-1], "none"]), keys, made, "what there is")
-        equal(each.keys(), set(keys), "the keys")
-        equal(each.dimensions, 8, "how long vectors are")
+    vectors.add(keys, ["u"] * 5, rows, keys)
+    for storage in (vectors, other):
+        _same(storage.get([*keys[::-1], "none"]), keys, rows, "what there is")
+        equal(storage.keys(), set(keys), "the keys")
+        equal(storage.dimensions, 8, "how long vectors are")
     equal(vectors.get([]), {}, "what has no key")
 
 
 @_law
 async def check_an_add_may_be_repeated(vectors: Vectors, other: Vectors) -> None:
     """In part, and together with new ones."""
-    keys, made = [f"k{number}" for number in range(6)], _made(6)
-    vectors.add(keys[:4], ["u"] * 4, made[:4], keys[:4])
-    other.add(keys[2:], ["u"] * 4, made[2:], keys[2:])
-    _same(vectors.get(keys), keys, made, "what there is")
+    keys, rows = [f"k{number}" for number in range(6)], _rows(6)
+    vectors.add(keys[:4], ["u"] * 4, rows[:4], keys[:4])
+    other.add(keys[2:], ["u"] * 4, rows[2:], keys[2:])
+    _same(vectors.get(keys), keys, rows, "what there is")
 
 
 @_law
 async def check_a_deletion_deletes_keys_and_passages_of_items(vectors: Vectors, other: Vectors) -> None:
     """And no others; keys that are not there are ignored, and a deleted key can be added again."""
     keys, items = ["a", "b.0", "b.1", "c.0", "c.1"], ["a", "b", "b", "c", "c"]
-    made = _made(5)
-    vectors.add(keys, ["u", "u", "u", "v", "v"], made, items)
+    rows = _rows(5)
+    vectors.add(keys, ["u", "u", "u", "v", "v"], rows, items)
     other.delete(["a", "b", "none"])
     equal((vectors.keys(), other.get(keys).keys() - {"c.0", "c.1"}), ({"c.0", "c.1"}, set()), "what is left")
     vectors.delete(["c.0"])
     equal(vectors.keys(), {"c.1"}, "what is left")
     vectors.delete(["c.0"])
-    vectors.add(["a"], ["u"], made[:1], ["a"])
-    _same(other.get(["a", "c.1"]), ["a", "c.1"], made[[0, 4]], "what there is again")
+    vectors.add(["a"], ["u"], rows[:1], ["a"])
+    _same(other.get(["a", "c.1"]), ["a", "c.1"], rows[[0, 4]], "what there is again")
 
 
 @_law
 async def check_vectors_of_another_length_are_refused(vectors: Vectors, other: Vectors) -> None:
     """Until all were dropped; nothing of such a call is stored."""
-    made = _made(2)
-    vectors.add(["a", "b"], ["u", "u"], made, ["a", "b"])
+    rows = _rows(2)
+    vectors.add(["a", "b"], ["u", "u"], rows, ["a", "b"])
     try:
-        other.add(["c"], ["u"], _made(1, dimensions=4), ["c"])
+        other.add(["c"], ["u"], _rows(1, dimensions=4), ["c"])
     except ConfigError:
         pass
     else:
         raise AssertionError("vectors of another length were stored")
-    _same(other.get(["a", "b", "c"]), ["a", "b"], made, "what there is")
+    _same(other.get(["a", "b", "c"]), ["a", "b"], rows, "what there is")
     vectors.drop()
     equal((vectors.keys(), vectors.dimensions), (set(), None), "what was dropped")
-    vectors.add(["c"], ["u"], _made(1, dimensions=4), ["c"])
+    vectors.add(["c"], ["u"], _rows(1, dimensions=4), ["c"])
     equal((vectors.keys(), vectors.dimensions), ({"c"}, 4), "what there is then")
 
 
@@ -104,8 +104,8 @@ async def check_vectors_of_another_length_are_refused(vectors: Vectors, other: V
 async def check_many_vectors_are_kept(vectors: Vectors) -> None:
     """More than a page of any storage."""
     keys = [f"k{number}" for number in range(4_500)]
-    made = _made(len(keys), dimensions=4)
-    vectors.add(keys, ["u"] * len(keys), made, keys)
+    rows = _rows(len(keys), dimensions=4)
+    vectors.add(keys, ["u"] * len(keys), rows, keys)
     equal(vectors.keys(), set(keys), "the keys")
     equal(len(vectors.get(keys)), len(keys), "how many there are")
     vectors.delete(keys[:20])
@@ -116,10 +116,10 @@ async def check_many_vectors_are_kept(vectors: Vectors) -> None:
 async def check_closing_twice_is_fine(vectors: Vectors) -> None:
     """The next method opens the storage again."""
     vectors.close()
-    vectors.add(["a"], ["u"], _made(1), ["a"])
+    vectors.add(["a"], ["u"], _rows(1), ["a"])
     vectors.close()
     vectors.close()
-    vectors.add(["b"], ["u"], _made(1), ["b"])
+    vectors.add(["b"], ["u"], _rows(1), ["b"])
     equal({"b"} <= vectors.keys(), True, "whether there is what was added after closing")
 
 

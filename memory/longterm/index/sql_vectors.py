@@ -60,7 +60,7 @@ class SQLVectors(SQLDatabase):
         self.dimensions: int | None = None
         """Of the vectors that are kept; None while there are none, or it was not used yet."""
 
-    def add(self, keys: Sequence[str], users: Sequence[str], given: Array, items: Sequence[str]) -> None:
+    def add(self, keys: Sequence[str], users: Sequence[str], new: Array, items: Sequence[str]) -> None:
         """See `Vectors.add`."""
         rows = [
             {
@@ -70,14 +70,14 @@ class SQLVectors(SQLDatabase):
                 "user_id": blake2b(user.encode(errors="surrogatepass"), digest_size=16).hexdigest(),
                 "vector": np.asarray(vector, dtype="<f4").tobytes(),
             }
-            for key, user, vector, item in sorted(zip(keys, users, given, items, strict=True), key=lambda row: row[0])
+            for key, user, vector, item in sorted(zip(keys, users, new, items, strict=True), key=lambda row: row[0])
         ]
 
         def work(connection: sa.Connection) -> int | None:
             some = sa.select(sa.func.length(vectors.c.vector)).where(vectors.c.collection == self._collection).limit(1)
             size = connection.scalar(some)
             dimensions = None if size is None else size // 4
-            if dimensions in (None, given.shape[1]):
+            if dimensions in (None, new.shape[1]):
                 insert = insert_into(vectors, connection.dialect)
                 replaced = {"vector": insert.excluded.vector, "item": insert.excluded.item}
                 statement = insert.on_conflict_do_update(index_elements=["collection", "key"], set_=replaced)
@@ -85,19 +85,19 @@ class SQLVectors(SQLDatabase):
             return dimensions
 
         self.dimensions = self._do(work)
-        check_dimensions(self.dimensions, given, self._embedding)
-        self.dimensions = given.shape[1]
+        check_dimensions(self.dimensions, new, self._embedding)
+        self.dimensions = new.shape[1]
 
     def get(self, keys: Sequence[str]) -> dict[str, Array]:
         """See `Vectors.get`."""
 
         def work(connection: sa.Connection) -> dict[str, Array]:
-            found: dict[str, Array] = {}
+            stored: dict[str, Array] = {}
             for start in range(0, len(keys), PAGE):
                 some = vectors.c.key.in_(list(keys[start : start + PAGE]))
                 select = sa.select(vectors.c.key, vectors.c.vector).where(self._own, some)
-                found |= {key: np.frombuffer(vector, dtype="<f4") for key, vector in connection.execute(select)}
-            return found
+                stored |= {key: np.frombuffer(vector, dtype="<f4") for key, vector in connection.execute(select)}
+            return stored
 
         there = self._do(work)
         if there:

@@ -105,8 +105,9 @@ def check_change(
             raise ValueError("no change was given: pass a text, a type or another field")
         if unknown := more.keys() - ItemChanges.__annotations__.keys():
             raise ValueError(f"{', '.join(sorted(unknown))} cannot be changed")
-        given = "text" if text is None else text
-        item = MemoryItem(id="?", text=given, type=type or MemoryType.GENERAL, updated_at=at, **more)
+        item = MemoryItem(
+            id="?", text="text" if text is None else text, type=type or MemoryType.GENERAL, updated_at=at, **more
+        )
         item = checked_item(scope, item)
     except InvalidMemoryError as error:
         raise InvalidMemoryError(id[:MAX_SHOWN], error.why) from error
@@ -124,19 +125,19 @@ def changed(item: MemoryItem, text: str | None, type: MemoryType | None, at: flo
     """
     text = item.text if text is None else text
     names = () if item.name is None else (item.name,)
-    gone = dict[str, Any]()
+    removed = dict[str, Any]()
     if _stale((*names, *item.aliases), item.text, text):
-        gone.update(name=None, aliases=())
+        removed.update(name=None, aliases=())
     if item.topic is not None and _stale((item.topic,), item.text, text):
-        gone["topic"] = None
-    return replace(item, text=text, type=type or item.type, updated_at=at, **{**gone, **changes})
+        removed["topic"] = None
+    return replace(item, text=text, type=type or item.type, updated_at=at, **{**removed, **changes})
 
 
 def _stale(names: Collection[str], before: str, after: str) -> bool:
     """Return whether the old text contains one of these names and the new text contains none."""
-    said, says = (f" {' '.join(map(stem, words(text)))} " for text in (before, after))
+    old, new = (f" {' '.join(map(stem, words(text)))} " for text in (before, after))
     phrases = [f" {' '.join(map(stem, words(name)))} " for name in names]
-    return any(phrase in said for phrase in phrases) and not any(phrase in says for phrase in phrases)
+    return any(phrase in old for phrase in phrases) and not any(phrase in new for phrase in phrases)
 
 
 def check_successor(scope: Scope, id: str, item: MemoryItem) -> MemoryItem:

@@ -71,10 +71,10 @@ class InMemoryItems:
     ) -> Page[MemoryItem]:
         self._check_open()
         before = None if cursor is None else parse_cursor(cursor)
-        found = sorted(((row.item.created_at, row.order, row.item) for row in self._rows(scope, which)), reverse=True)
-        found = [entry for entry in found if before is None or entry[:2] < before]
-        page = found[: check_limit(limit)]
-        return Page(tuple(item for *_, item in page), cursor_of(*page[-1][:2]) if len(found) > limit else None)
+        entries = sorted(((row.item.created_at, row.order, row.item) for row in self._rows(scope, which)), reverse=True)
+        entries = [entry for entry in entries if before is None or entry[:2] < before]
+        page = entries[: check_limit(limit)]
+        return Page(tuple(item for *_, item in page), cursor_of(*page[-1][:2]) if len(entries) > limit else None)
 
     async def change(
         self, scope: Scope, id: str, change: Change, *, at: float | None = None, successor: MemoryItem | None = None
@@ -146,14 +146,14 @@ class InMemoryItems:
         self._check_open()
         after = parse_position(cursor)
         users = self._users if user_id is None else {user_id: self._users.get(user_id, {})}
-        found = sorted(
+        entries = sorted(
             (row.order, StoredItem(user, row.agent, row.item))
             for user, rows in users.items()
             for row in rows.values()
             if row.order > after
         )
-        page = found[: check_limit(limit)]
-        return Page(tuple(stored for _, stored in page), str(page[-1][0]) if len(found) > limit else None)
+        page = entries[: check_limit(limit)]
+        return Page(tuple(stored for _, stored in page), str(page[-1][0]) if len(entries) > limit else None)
 
     async def close(self) -> None:
         self._closed = True

@@ -86,17 +86,19 @@ class RedisItems(RedisDatabase):
         return [names[digest] for digest in _texts(await self._do("put", _tag(scope.user_id), _used(at), *rows))]
 
     async def get(self, scope: Scope, ids: Collection[str]) -> dict[str, MemoryItem]:
-        found = await self._do("get", *(_digest(scope.user_id, name) for name in ids), again=True)
-        items = {stored.item.id: stored.item for stored, _ in self._items(found) if stored.agent in (None, scope.agent)}
+        answer = await self._do("get", *(_digest(scope.user_id, name) for name in ids), again=True)
+        items = {
+            stored.item.id: stored.item for stored, _ in self._items(answer) if stored.agent in (None, scope.agent)
+        }
         return {name: items[name] for name in ids if name in items}
 
     async def query(
         self, scope: Scope, which: ItemFilter = ALL, *, cursor: str | None = None, limit: int = 100
     ) -> Page[MemoryItem]:
         args = _filters(scope, which, cursor, check_limit(limit) + 1)
-        found = list(self._items(await self._do("query", *args, again=True)))
-        page = [stored.item for stored, _ in found[:limit]]
-        more = cursor_of(page[-1].created_at, found[limit - 1][1]) if len(found) > limit else None
+        rows = list(self._items(await self._do("query", *args, again=True)))
+        page = [stored.item for stored, _ in rows[:limit]]
+        more = cursor_of(page[-1].created_at, rows[limit - 1][1]) if len(rows) > limit else None
         return Page(tuple(page), more)
 
     async def change(
@@ -108,8 +110,8 @@ class RedisItems(RedisDatabase):
             after = _row(scope, successor, owner_of(scope, successor.type))
         digest = _digest(scope.user_id, id)
         while True:
-            found = await self._do("get", digest, again=True)
-            old = next((stored for stored, _ in self._items(found)), None)
+            answer = await self._do("get", digest, again=True)
+            old = next((stored for stored, _ in self._items(answer)), None)
             if old is not None and old.agent not in (None, scope.agent):
                 return None
             item = None if old is None else old.item
@@ -117,7 +119,7 @@ class RedisItems(RedisDatabase):
             if new is None:
                 return item
             agent = owner_of(scope, new.type) if old is None else owner_after(scope, old.agent, old.item.type, new.type)
-            read = found[1:3] if found else (b"", b"")
+            read = answer[1:3] if answer else (b"", b"")
             args = (_tag(scope.user_id), "" if at is None else float(at), _used(None), *read)
             done = await self._do("change", *args, *_row(scope, new, agent), *after)
             if done != _CHANGED_MEANWHILE:
@@ -153,17 +155,17 @@ class RedisItems(RedisDatabase):
     ) -> Page[StoredItem]:
         tag = "" if user_id is None else _tag(user_id)
         after = parse_position(cursor)
-        found = list(self._items(await self._do("scan", tag, after, check_limit(limit) + 1, again=True)))
-        page = tuple(stored for stored, _ in found[:limit])
-        return Page(page, str(found[limit - 1][1]) if len(found) > limit else None)
+        rows = list(self._items(await self._do("scan", tag, after, check_limit(limit) + 1, again=True)))
+        page = tuple(stored for stored, _ in rows[:limit])
+        return Page(page, str(rows[limit - 1][1]) if len(rows) > limit else None)
 
     async def _do(self, name: str, *args: Argument, again: bool = False) -> Any:
         keys = [f"{{{self._prefix}:{self._space}}}:{key}" for key in KEYS]
         return await self._run(name, keys, args, again=again)
 
-    def _items(self, found: Sequence[Any]) -> Iterator[tuple[StoredItem, int]]:
+    def _items(self, answer: Sequence[Any]) -> Iterator[tuple[StoredItem, int]]:
         """Yield the items that a script returned, each with its number of insertion."""
-        for digest, raw, text in zip(found[::3], found[1::3], found[2::3], strict=True):
+        for digest, raw, text in zip(answer[::3], answer[1::3], answer[2::3], strict=True):
             try:
                 yield _read(digest.decode(), raw, text)
             except UNREADABLE as error:
@@ -243,16 +245,16 @@ def _row(scope: Scope, item: MemoryItem, agent: str | None) -> tuple[Argument, .
 
 def _read(digest: str, raw: bytes, text: bytes) -> tuple[StoredItem, int]:
     """Return an item and its number of insertion; raise ValueError, TypeError or KeyError if the record is damaged."""
-    record, said = json.loads(raw), json.loads(text)
-    if not (isinstance(record, dict) and all(isinstance(value, str) for value in (said, *record.values()))):
+    record, item_text = json.loads(raw), json.loads(text)
+    if not (isinstance(record, dict) and all(isinstance(value, str) for value in (item_text, *record.values()))):
         raise TypeError("a value is not text")
     place, number = record["place"][:-16], int(record["place"][-16:])
     expected = _tag(record["user"]) + _sortable(float(record["created_at"]))
     if _digest(record["user"], record["id"]) != digest or place != expected:
         raise ValueError(f"item {record['id']!r} of user {record['user']!r} has another place")
-    item = decoded([*map((record | {"text": said}).get, COLUMNS)])
+    item = decoded([*map((record | {"text": item_text}).get, COLUMNS)])
     return StoredItem(record["user"], record.get("agent"), item), number
 
 
-def _texts(found: Sequence[bytes]) -> list[str]:
-    return [each.decode() for each in found]
+def _texts(answer: Sequence[bytes]) -> list[str]:
+    return [text.decode() for text in answer]

@@ -111,7 +111,7 @@ class SQLItems(SecureDeleteDatabase):
             for use in uses:
                 statements.touch(use)
 
-        await self._writing_fast([], touch)
+        await self._writing_fast({use.user_id for use in uses}, touch)
 
     async def sweep(
         self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000
@@ -223,7 +223,8 @@ class SQLItems(SecureDeleteDatabase):
 
     async def mark(self, items: Sequence[Pending], embedding: str) -> None:
         """Record that these have vectors of this embedding. The key of an item that is gone, or changed, is dropped."""
-        await self._writing_fast([], lambda statements: statements.mark(items, embedding))
+        users = {item.user_id for item in items}
+        await self._writing_fast(users, lambda statements: statements.mark(items, embedding))
 
     async def unmark(self) -> None:
         """Record that all items of the space are to have vectors, and none has any."""
@@ -232,13 +233,15 @@ class SQLItems(SecureDeleteDatabase):
     async def keys(self, embedding: str) -> tuple[list[str], list[str]]:
         """Return the keys of the vectors that there are of this embedding, and of those that may be; latest first."""
 
-        def keys(statements: Statements) -> tuple[list[str], list[str]]:
-            found: tuple[list[str], list[str]] = ([], [])
+        def read(statements: Statements) -> tuple[list[str], list[str]]:
+            there: list[str] = []
+            others: list[str] = []
             for embedded, item in statements.embedded():
-                found[embedded != embedding].extend(key for key, _ in vectors_of(item.key, item.text))
-            return found
+                keys = there if embedded == embedding else others
+                keys += [key for key, _ in vectors_of(item.key, item.text)]
+            return there, others
 
-        return await self._reading(keys)
+        return await self._reading(read)
 
     async def dropped(self, limit: int | None = None) -> list[str]:
         """Return the keys of items that had vectors and are gone or have another text; `limit` at most."""

@@ -163,12 +163,12 @@ class Statements:
                 new.pop(bytes(digest), None)
         if not new:
             return []
-        ((owner, added),) = self._all(
-            "INSERT INTO turnwise_item_owners (space, user_id, changes, added) VALUES (?, ?, 0, ?) "
-            "ON CONFLICT (space, user_id) DO UPDATE SET added = turnwise_item_owners.added + excluded.added "
-            "RETURNING owner, added",
-            *(self._space, scope.user_id, len(new)),
-        )
+        # No upsert, since in PostgreSQL that would take a new number of an owner each time.
+        update = "UPDATE turnwise_item_owners SET added = added + ? WHERE space = ? AND user_id = ?"
+        insert = "INSERT INTO turnwise_item_owners (added, space, user_id, changes) VALUES (?, ?, ?, 0)"
+        counted = len(new), self._space, scope.user_id
+        returning = " RETURNING owner, added"
+        ((owner, added),) = self._all(update + returning, *counted) or self._all(insert + returning, *counted)
         embedded = "" if with_vectors else None
         rows = [
             (row, owner, digest, used, embedded, *values_of(item, owner_of(scope, item.type)))
@@ -217,8 +217,7 @@ class Statements:
         """Record that a user's items were used, unless they were later."""
         counts = ", uses = uses + 1" if use.counts else ""
         update = f"UPDATE turnwise_items SET used = ?{counts} WHERE digest = ? AND used < ?"  # noqa: S608
-        # Sorted, so that processes never wait for each other in a circle.
-        digests = sorted({self.digest(use.user_id, name) for name in use.ids})
+        digests = {self.digest(use.user_id, name) for name in use.ids}
         self._cursor.executemany(update, [(use.at, digest, use.at) for digest in digests])
 
     # Deleting
@@ -326,11 +325,9 @@ class Statements:
 
     def mark(self, items: Sequence[Pending], embedding: str) -> None:
         """Record that these have vectors of this embedding, or that nobody needs those: the texts were changed."""
-        # Sorted, so that processes never wait for each other in a circle.
-        digests = {self.digest(item.user_id, item.id): item for item in items}
-        for digest, item in sorted(digests.items(), key=lambda pair: pair[0]):
+        for item in items:
             update = "UPDATE turnwise_items SET embedded = ? WHERE digest = ? AND text = ?"
-            self._cursor.execute(update, (embedding, digest, item.text))
+            self._cursor.execute(update, (embedding, self.digest(item.user_id, item.id), item.text))
             if not self._cursor.rowcount:
                 self._drop([item.key])
 

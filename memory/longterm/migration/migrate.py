@@ -1,4 +1,4 @@
-"""`migrate`: copies the memories of a flat namespace, such as LangGraph's, into a fact store."""
+"""`migrate`: copies the memories of a flat namespace, such as LangGraph's, into an item store."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def migrate(
     dry_run: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> MigrationReport:
-    """Copy the memories directly in a flat namespace into a fact store; return a report.
+    """Copy the memories directly in a flat namespace into an item store; return a report.
 
     The source is not changed, and is read as it was at one moment; see `read_flat` for possible sources. Each memory
     becomes an item of its type, with its times and without a session, which `LexicalMemory` and `ExtractiveMemory` can

@@ -10,11 +10,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, WrapValidator
+from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
-from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text, decode_json, encode
+from turnwise.memory.conversation.blocks import (
+    KINDS as BLOCK_KINDS,
+    AnyBlock,
+    Block,
+    Unknown,
+    answer_text,
+    decode_json,
+    encode,
+)
 from turnwise.memory.conversation.frozen_json import FrozenDict, JsonObject, freeze
-from turnwise.memory.conversation.records import lean, reduced, with_fields
+from turnwise.memory.conversation.records import lean, reduced
 from turnwise.memory.conversation.runs import MERGED
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.tool_calls import Verdict, Wants
@@ -52,10 +61,20 @@ class Event(BaseModel):
         return SessionKey(self.session_id, self.user_id)
 
 
+def _block(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """Return a block as it is: an engine may return one of its own class, whose JSON is read as `Unknown`."""
+    if isinstance(value, Block):
+        return value
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind in BLOCK_KINDS or kind == "unknown":
+        return read(value)
+    return Unknown(stored_kind=kind, payload={name: field for name, field in value.items() if name != "kind"})
+
+
 if TYPE_CHECKING:
     _Blocks = tuple[AnyBlock, ...]
-else:  # an engine may return its own class, which is read back as `Unknown`
-    _Blocks = tuple[SerializeAsAny[Block], ...]
+else:
+    _Blocks = tuple[SerializeAsAny[Annotated[AnyBlock, WrapValidator(_block)]], ...]
 
 Places = tuple[tuple[str, int, int], ...]
 """Positions of blocks: log, start, stop (exclusive). The session's own log is named by an empty text."""
@@ -492,6 +511,16 @@ class UnknownEvent(Event):
     """The fields of its kind, as stored."""
 
 
+def _keep_unknown(value: Any) -> Any:
+    """Return an `UnknownEvent` for a JSON object of a kind that is not known here; other values as they are."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind in KINDS or kind == "unknown":
+        return value
+    common = {name: field for name, field in value.items() if name in Event.model_fields and name != "kind"}
+    payload = {name: field for name, field in value.items() if name not in Event.model_fields}
+    return UnknownEvent(stored_kind=kind, payload=payload, **common)
+
+
 AnyEvent = Annotated[
     PromptAppended
     | TurnImported
@@ -533,8 +562,13 @@ AnyEvent = Annotated[
     | SessionReverted
     | UnknownEvent,
     Field(discriminator="kind"),
+    BeforeValidator(_keep_unknown),
 ]
-"""All classes of events. A type checker narrows it by `event.kind` or by the class."""
+"""All classes of events. A type checker narrows it by `event.kind` or by the class.
+
+It is a type for pydantic and FastAPI: JSON that they write of an event is read as an equal event, blocks included. An
+object of a kind that this version does not know is read as `UnknownEvent`.
+"""
 
 KINDS: dict[str, type[Event]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0]) if cls is not UnknownEvent
@@ -569,7 +603,7 @@ def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
 def without_blocks(event: Event) -> AnyEvent:
     """Return the event without its blocks, as session stores keep it."""
     held = {name: () for name in _BLOCKS if vars(event).get(name)}  # `getattr` is slow where there is no such field
-    return cast(AnyEvent, with_fields(event, held) if held else event)
+    return cast(AnyEvent, lean(event.model_copy(update=held)) if held else event)
 
 
 def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:

@@ -8,6 +8,7 @@ from typing import Literal
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.notebook_display import record_html
+from turnwise.memory.conversation.records import Record
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.usage import Usage
 
@@ -50,7 +51,7 @@ RUN_CHANGES: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunRecord(Record):
     """A run as it is stored."""
 
     run_id: str

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.notebook_display import record_html
-from turnwise.memory.conversation.records import replace
+from turnwise.memory.conversation.records import Record
 from turnwise.memory.conversation.usage import Usage
 
 SessionStatus = Literal["active", "ended"]
@@ -26,7 +26,7 @@ class SessionKey(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionRecord:
+class SessionRecord(Record):
     """A session's row: its owner, its settings, and the counters that its next commit starts from."""
 
     session_id: str

@@ -13,6 +13,7 @@ from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.message_formats import MessageFormat, Messages, to_messages
 from turnwise.memory.conversation.notebook_display import turn_html
 from turnwise.memory.conversation.output_type import read_answer
+from turnwise.memory.conversation.records import Record
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, cut, join, overlap, places, size
 from turnwise.memory.conversation.usage import Usage
@@ -27,7 +28,7 @@ OPEN_STATUSES = ("pending", "queued", "running")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TurnRecord:
+class TurnRecord(Record):
     """A turn as it is stored: where its blocks are, not the blocks.
 
     The snapshot is `input + output`; the blocks that the turn added to its parent are `prompt + output`. While the turn

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turnwise.memory.conversation.records import Record
+
 
 @dataclass(frozen=True, kw_only=True)
-class Usage:
+class Usage(Record):
     """Usage in the provider's tokens, calls, seconds and money. `+` adds two usages, `-` gives the difference."""
 
     input_tokens: int = 0

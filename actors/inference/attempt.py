@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from turnwise.actors.inference.engine import NewEvent, NoOutput, SessionView, Suspend
@@ -29,6 +29,7 @@ from turnwise.memory.conversation.events import Event, ModelCallEnded, ModelCall
 from turnwise.memory.conversation.frozen_json import freeze, plain_json
 from turnwise.memory.conversation.growing_text import WholeCharacters, whole, whole_json
 from turnwise.memory.conversation.model_params import of_later_step
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.transcript import Ledger, repair
 from turnwise.memory.conversation.turns import Turn, TurnRecord

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.attempt import Attempt
@@ -14,6 +13,7 @@ from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.run_events import about
 from turnwise.memory.conversation.blocks import Block, Recalled
 from turnwise.memory.conversation.growing_text import whole
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.runs import RunRecord, RunState, Until
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span

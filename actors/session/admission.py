@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
 from typing import Any, Required, TypedDict, Unpack
@@ -49,6 +49,7 @@ from turnwise.memory.conversation.limits import MAX_WAITING_BLOCKS, check_count
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.prompts import Prompt, accept, check_calls
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.runs import REPLACED, IfBusy, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, join, size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.session.cached_blocks import CachedBlocks
@@ -22,6 +21,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.events import Event, SessionReverted
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.weights import may_be_cut

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -30,6 +29,7 @@ from turnwise.errors import EngineError, StoreError, TurnwiseError
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.blocks import Block, ToolResult
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, union

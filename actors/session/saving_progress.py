@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join
 from turnwise.memory.conversation.turns import TurnRecord

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from turnwise.actors.inference.engine import SessionView
@@ -14,6 +13,7 @@ from turnwise.actors.session.journal import Journal
 from turnwise.actors.session.run_events import about
 from turnwise.actors.session.run_queue import RunQueue
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Spans, join

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from turnwise.actors.inference.engine import NewEvent
@@ -22,6 +22,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.background import MOST_PAUSE_S, retry, shielded
 from turnwise.memory.conversation.blocks import Block, encode
+from turnwise.memory.conversation.records import replace
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union

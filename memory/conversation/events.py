@@ -7,11 +7,11 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 import pydantic_core
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, WrapValidator
-from pydantic_core.core_schema import ValidatorFunctionWrapHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from turnwise.memory.conversation.blocks import (
     KINDS as BLOCK_KINDS,
@@ -23,7 +23,7 @@ from turnwise.memory.conversation.blocks import (
     encode,
 )
 from turnwise.memory.conversation.frozen_json import FrozenDict, JsonObject, freeze
-from turnwise.memory.conversation.records import lean, reduced
+from turnwise.memory.conversation.records import adapter, lean, reduced
 from turnwise.memory.conversation.runs import MERGED
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.tool_calls import Verdict, Wants
@@ -61,20 +61,32 @@ class Event(BaseModel):
         return SessionKey(self.session_id, self.user_id)
 
 
-def _block(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
-    """Return a block as it is: an engine may return one of its own class, whose JSON is read as `Unknown`."""
+class _Held:
+    """How pydantic reads a block of an event: one of an engine's own class as it is, JSON of that class as `Unknown`.
+
+    The classes of blocks are built when the first block is read from JSON: most processes read none so.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        by_its_class = core_schema.simple_ser_schema("any")
+        return core_schema.no_info_plain_validator_function(_block, serialization=by_its_class)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(adapter(AnyBlock).core_schema)
+
+
+def _block(value: Any) -> Any:
     if isinstance(value, Block):
         return value
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind in BLOCK_KINDS or kind == "unknown":
-        return read(value)
+        return adapter(AnyBlock).validator.validate_python(value)
     return Unknown(stored_kind=kind, payload={name: field for name, field in value.items() if name != "kind"})
 
 
-if TYPE_CHECKING:
-    _Blocks = tuple[AnyBlock, ...]
-else:
-    _Blocks = tuple[SerializeAsAny[Annotated[AnyBlock, WrapValidator(_block)]], ...]
+_Blocks = tuple[Annotated[AnyBlock, _Held], ...]
 
 Places = tuple[tuple[str, int, int], ...]
 """Positions of blocks: log, start, stop (exclusive). The session's own log is named by an empty text."""

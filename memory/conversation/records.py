@@ -1,4 +1,4 @@
-"""`Record`, the base of stored records: pydantic reads and writes them by their types. And lean copies of models."""
+"""`Record`, the base of stored records, which pydantic reads and writes by their types. Copies of frozen records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema
 
 if TYPE_CHECKING:
+    from dataclasses import replace  # so that type checkers know the fields
+
     from pydantic import BaseModel
 
 Model = TypeVar("Model", bound="BaseModel")
@@ -32,6 +34,26 @@ class Record:
         schema: Any = handler(source)
         schema["strict"] = False  # a JSON object is read as the record; its fields stay strict
         return schema  # type: ignore[no-any-return]
+
+
+if not TYPE_CHECKING:
+
+    def replace(record: Any, /, **changes: Any) -> Any:
+        """Return a copy of a frozen dataclass without slots and without checks, with some fields changed.
+
+        `dataclasses.replace` takes ten times as long: a turn makes 20 copies, and would cost a session a sixth more.
+
+        Raises:
+            TypeError: the record has no such field.
+            AttributeError: its class has slots.
+        """
+        values = record.__dict__ | changes
+        if len(values) > len(record.__dict__):
+            unknown = ", ".join(sorted(changes.keys() - record.__dict__.keys()))
+            raise TypeError(f"{type(record).__name__} has no field {unknown}")
+        copy = object.__new__(type(record))
+        _set(copy, "__dict__", values)
+        return copy
 
 
 def record_text(record: Record, names: set[str]) -> str:

@@ -1,6 +1,7 @@
-"""`RunRecord`: a run as it is stored. A run produces one answer and ends exactly once."""
+"""`RunRecord`: a run as it is stored. A run produces one answer and ends exactly once.
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
+"""
 
 from dataclasses import dataclass, field
 from typing import Literal

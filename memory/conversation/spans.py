@@ -1,9 +1,9 @@
 """Spans: ranges of positions in append-only block logs. A turn is a few of them, so a snapshot costs O(1).
 
 Every session appends to one log. A span names its log, so a fork can point into its parent's.
-"""
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable

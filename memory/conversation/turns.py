@@ -1,6 +1,7 @@
-"""Turns: immutable snapshots of a conversation, as spans over append-only block logs."""
+"""Turns: immutable snapshots of a conversation, as spans over append-only block logs.
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -235,7 +236,7 @@ class Turn:
         """
         return to_messages(self.blocks, format)
 
-    def typed(self, model: Any) -> Turn:
+    def typed(self, model: Any) -> "Turn":
         """Return this turn with `model` as the class that `parsed` makes."""
         turn = Turn(self._session_id, self._record, self._cache, self._asked)
         turn._model = model
@@ -264,7 +265,7 @@ class Turn:
         """
         return self._record.metadata
 
-    def as_started(self) -> Turn:
+    def as_started(self) -> "Turn":
         """Return a copy of this turn without its answer, as it was when its run started."""
         status: TurnStatus = "running" if self._record.input else self._record.status
         record = replace(
@@ -272,7 +273,7 @@ class Turn:
         )
         return Turn(self._session_id, record, self._cache, self._asked)
 
-    def recalling(self, block: Block) -> Turn:
+    def recalling(self, block: Block) -> "Turn":
         """Return a copy of this turn with a block before its prompt, for requests to a model. It is never stored."""
         record, own = self._record, join(self._record.prompt)
         before, prompt = cut(record.input, size(record.input) - size(own))
@@ -281,7 +282,7 @@ class Turn:
         shown = join(before, [Span(_RECALLED, 0, 1)], prompt)
         return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, [block]))
 
-    def showing(self, blocks: Sequence[Block]) -> Turn:
+    def showing(self, blocks: Sequence[Block]) -> "Turn":
         """Return a copy of this turn with other blocks, for a request to a model. It is never stored."""
         cache = BlockCache()
         cache.add("", 0, list(blocks))
@@ -314,7 +315,7 @@ class Outcome:
     turn: Turn | None
 
 
-def turn_of(session_id: str, record: TurnRecord, spans: Spans, encoded: Sequence[str]) -> Turn:
+def turn_of(session_id: str, record: TurnRecord, spans: Spans, encoded: Sequence[str]) -> "Turn":
     """Return a turn from the encoded blocks of `spans`, in order."""
     cache = BlockCache()
     cache.add_spans(spans, encoded)

@@ -1,6 +1,7 @@
-"""`Usage`: tokens, calls, time and cost of runs."""
+"""`Usage`: tokens, calls, time and cost of runs.
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
+"""
 
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ class Usage(Record):
     """The part of `input_tokens` and `output_tokens` that no provider reported and turnwise counted itself: of answers
     that were stopped or broke off, and of servers that report no usage."""
 
-    def __add__(self, other: Usage) -> Usage:
+    def __add__(self, other: "Usage") -> "Usage":
         # Spelt out for speed: every run adds and subtracts a few times.
         return Usage(
             input_tokens=self.input_tokens + other.input_tokens,
@@ -42,7 +43,7 @@ class Usage(Record):
             counted_tokens=self.counted_tokens + other.counted_tokens,
         )
 
-    def __sub__(self, other: Usage) -> Usage:
+    def __sub__(self, other: "Usage") -> "Usage":
         return Usage(
             input_tokens=self.input_tokens - other.input_tokens,
             output_tokens=self.output_tokens - other.output_tokens,

@@ -1,4 +1,4 @@
-"""Pickles of frozen records."""
+"""Copies and pickles of frozen records."""
 
 import copy
 import dataclasses
@@ -11,7 +11,7 @@ from pydantic import PrivateAttr
 from turnwise.memory.conversation.blocks import Block, Text, ToolUse, decode, encode
 from turnwise.memory.conversation.events import PromptAppended, RunCompleted, RunQueued, decode_event
 from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.conversation.records import lean
+from turnwise.memory.conversation.records import lean, replace
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -33,6 +33,32 @@ def test_a_pickled_record_names_its_fields(record: Any) -> None:
     pickled = pickle.dumps(record)
     assert pickle.loads(pickled) == record
     assert all(field.name.encode() in pickled for field in dataclasses.fields(record))
+
+
+@pytest.mark.parametrize(
+    ("record", "changes"),
+    [
+        (RECORDS["session"], {"epoch": 3, "usage": Usage(calls=3)}),
+        (RECORDS["turn"], {"index": 2}),
+        (RECORDS["run"], {"state": "running"}),
+        (RECORDS["commit"], {"forget_events": 7}),
+        (RECORDS["usage"], {}),
+    ],
+)
+def test_a_copy_is_what_dataclasses_would_have_made(record: Any, changes: dict[str, Any]) -> None:
+    before = dataclasses.asdict(record)
+    changed = replace(record, **changes)
+    assert changed == dataclasses.replace(record, **changes)
+    assert changed is not record
+    assert dataclasses.asdict(record) == before, "the record is as it was"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(changed, dataclasses.fields(record)[0].name, None)
+
+
+def test_a_field_that_a_record_does_not_have_is_refused() -> None:
+    wrong: dict[str, Any] = {"cals": 1, "apples": 2}
+    with pytest.raises(TypeError, match="Usage has no field apples, cals"):
+        replace(Usage(), **wrong)
 
 
 BLOCK = ToolUse(call_id="c", name="look", input={"at": {"all": [1, 2]}})

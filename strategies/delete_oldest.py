@@ -10,7 +10,7 @@ from turnwise.strategies.trim import trimmed
 from turnwise.strategies.window import TokenBudget, Window
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeleteOldest:
     """When the request does not fit, removes the `count` oldest exchanges, and more if that is not enough.
 

@@ -16,7 +16,7 @@ from turnwise.strategies.trim import newest_that_fit
 from turnwise.strategies.window import TokenBudget, Window
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FlushToMemory:
     """Above `trigger_ratio` of the window, moves the oldest exchanges to long-term memory, down to `max_ratio`.
 

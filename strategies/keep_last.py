@@ -15,7 +15,7 @@ from turnwise.strategies.trim import trimmed
 from turnwise.strategies.window import TokenBudget, Window
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KeepLast:
     """Sends the newest turns or messages only, whatever their size, and fewer if they do not fit the model's window.
 

@@ -20,7 +20,7 @@ _LEAST = 64
 
 
 @needs(model="pass the engine that writes the summaries, such as OpenAIEngine('gpt-5-mini')")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Summarize:
     """Above `trigger_ratio` of the window, replaces all but the newest exchanges and the previous summary by a summary.
 

@@ -9,7 +9,7 @@ from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.window import TokenBudget, Window
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trim:
     """Removes the oldest exchanges, each as a whole, until the request fits."""
 

@@ -24,7 +24,7 @@ AT_ONCE, VALUES = 100, 500
 """The most messages, and values in them, that are read on the caller's event loop: a thread would take longer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """Some turns of a conversation, which are stored in one commit."""
 
@@ -33,7 +33,7 @@ class Part:
     """Its idempotency key; None for the session to make one, of a conversation that is one part."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Conversation:
     """A conversation that was read and checked."""
 

@@ -21,7 +21,7 @@ from turnwise.actors.cluster.reach import Reach
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Call:
     """Wait for an actor's answer to a request; GetTimeoutError after `timeout_s`, NoProcessError as `Reach` says.
 
@@ -42,14 +42,14 @@ class Call:
         return Reach(now, since=self.lost_at, until=None if self.timeout_s is None else now + self.timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pause:
     """Wait for some seconds."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AwaitStep:
     """Wait for a coroutine that uses the store or a memory."""
 

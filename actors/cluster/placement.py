@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from turnwise.memory.conversation.ranges import check_whole_number
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dedicated:
     """One actor, so one process, for each session. The process ends when it is idle, and starts at the next call.
 
@@ -33,7 +33,7 @@ MAX_HOSTS = 10_000
 """The most hosts: each is a process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Packed:
     """Many sessions in each of a few actors, for those who have more sessions than a machine has room for processes.
 

@@ -1,10 +1,10 @@
-"""The messages between a caller and a session's process."""
+"""The messages between a caller and a session's process. They have no slots, so that pickle names their fields."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
@@ -22,7 +22,8 @@ STEP = 1_000
 """How many blocks are encoded before others get the event loop."""
 
 
-class SessionRef(NamedTuple):
+@dataclass(frozen=True)
+class SessionRef:
     """A session with the name of its log, which distinguishes it from other sessions that had the same key."""
 
     key: SessionKey
@@ -40,30 +41,28 @@ class SessionRef(NamedTuple):
         return self.key.session_id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Refused:
     """An error as an answer: it is raised in the caller's process, without the traceback of the actor."""
 
     error: TurnwiseError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineWanted:
     """The session does not have the caller's engine: send it, then repeat the request."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StillEnding:
     """The run is being cancelled but has not ended: repeat the cancel with this run id."""
 
     run_id: str | None
 
 
-class PackedTurn(NamedTuple):
-    """A turn with the blocks that the receiver has not cached, encoded.
-
-    A named tuple, as all that each turn sends: pickle takes more time for a dataclass.
-    """
+@dataclass(frozen=True)
+class PackedTurn:
+    """A turn with the blocks that the receiver has not cached, encoded."""
 
     session_id: str
     source: str
@@ -91,7 +90,7 @@ class PackedTurn(NamedTuple):
         return Turn(self.session_id, self.record, cache)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClientOutcome:
     """How a run ended or stands, in the caller's process. `turn` is what was kept of the run; None if nothing was."""
 
@@ -102,7 +101,8 @@ class ClientOutcome:
     successor: str | None = None
 
 
-class PackedOutcome(NamedTuple):
+@dataclass(frozen=True)
+class PackedOutcome:
     """How a run ended or stands, with the turn for the wire."""
 
     state: RunState
@@ -118,7 +118,8 @@ class PackedOutcome(NamedTuple):
         return cls(outcome.run.state, outcome.run.why, outcome.run.code, turn, outcome.run.successor)
 
 
-class StartAnswer(NamedTuple):
+@dataclass(frozen=True)
+class StartAnswer:
     """The answer to `start`, with the run's outcome if it has already ended."""
 
     run_id: str
@@ -128,7 +129,7 @@ class StartAnswer(NamedTuple):
     """Whether the prompts were dropped; then this is the run that was active."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StartedRun:
     """A `StartAnswer` in the caller's process."""
 
@@ -138,7 +139,7 @@ class StartedRun:
     dropped: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HostLoad:
     """What a process of sessions has to do."""
 
@@ -152,7 +153,7 @@ class HostLoad:
     """How many callers wait in it, for runs, events and memories."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HostInfo:
     """A process that hosts sessions, as `SessionManager.hosts` finds it."""
 
@@ -173,7 +174,7 @@ class HostInfo:
     """The memory that the process has in use, shared parts included; None if its system does not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SessionInfo:
     """A session's record, its open runs, and the process that hosts it."""
 

@@ -38,7 +38,7 @@ Function: TypeAlias = Callable[[Turn], Answer] | Callable[[Turn, RunContext], An
 
 
 @needs(function="pass a function or a generator function of a turn")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FunctionEngine:
     """Answers with what a function returns, or streams what a generator yields.
 

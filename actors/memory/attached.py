@@ -10,7 +10,7 @@ from turnwise.memory.longterm.base import LongTermMemory, Scope, has_profiles, l
 from turnwise.memory.longterm.deletion import Erasure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MemorySlot:
     """A memory with its name. The memory limits the duration of each call itself."""
 

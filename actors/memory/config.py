@@ -63,7 +63,7 @@ def _categories(text: str) -> tuple[MemoryCategory, ...]:
     return tuple(MemoryCategory(name.strip().lower()) for name in text.split(","))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
     """Settings of what sessions recall and save.
 

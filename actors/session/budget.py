@@ -9,7 +9,7 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.usage import Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Budget:
     """Limits; None is no limit. They are checked before each model call; a call that exceeds a limit is finished.
 
@@ -46,7 +46,7 @@ class Budget:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Price:
     """The prices of a model's tokens, per million."""
 

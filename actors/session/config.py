@@ -14,7 +14,7 @@ from turnwise.memory.conversation.ranges import check_seconds, check_whole_numbe
 from turnwise.memory.tokens.counter import TokenCounter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SessionConfig:
     """Settings of a manager's sessions. A live session switches to a later manager's settings at its next run."""
 

@@ -29,7 +29,7 @@ from turnwise.memory.stores.base import Page, SessionStore
 PAGE = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Swept:
     """The result of a sweep: expired sessions, by outcome."""
 

@@ -50,7 +50,7 @@ _OWN = ("session_id", "user_id", "log", "epoch", "revision")
 Record = TypeVar("Record", SessionRecord, TurnRecord, RunRecord)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Line:
     """A line that was read."""
 

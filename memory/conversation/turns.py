@@ -307,7 +307,7 @@ class Turn:
         return turn_of, (self._session_id, self._record, tuple(spans), self._cache.read_encoded(spans))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """How a run ended, or stands when a wait for it is over. `turn` is None if the run's turn was dropped."""
 

@@ -13,7 +13,6 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.notebook_display import record_html
 from turnwise.memory.conversation.ranges import check_whole_number
 from turnwise.memory.conversation.spans import Spans
-from turnwise.memory.longterm.pickling import pickled_by_values
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_types
 from turnwise.memory.stores.base import Page
 
@@ -21,7 +20,7 @@ Status = Literal["active", "resolved"]
 """Whether an item still matters. A resolved item, such as a goal that was reached, is no longer recalled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Scope:
     """The user, session and agent that own an item. They come from the session, never from a model's arguments."""
 
@@ -32,8 +31,7 @@ class Scope:
     """None for all of the user's agents."""
 
 
-@pickled_by_values
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """The place in a conversation that an item comes from."""
 
@@ -44,8 +42,7 @@ class Source:
     """The spans of its blocks in block logs."""
 
 
-@pickled_by_values
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryItem:
     """A piece of memory. A user has at most one item with an `id`."""
 
@@ -100,7 +97,7 @@ class ItemChanges(TypedDict, total=False):
     expires_at: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recall:
     """A query to a memory.
 
@@ -122,7 +119,7 @@ class Recall:
         object.__setattr__(self, "types", checked_types(self.types))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProfiledRecall:
     """A user's profile, which is for every request, and the items found for this request."""
 
@@ -150,7 +147,7 @@ class Profiled(Protocol):
         """Pin an item that the scope sees to the profile, or unpin it; return whether it is a valid item."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Label:
     """The name of a memory in sessions, and its share of a request: the attribute `label` of a memory.
 

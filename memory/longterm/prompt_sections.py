@@ -30,7 +30,7 @@ BUCKETS = (("Today", 0), ("Yesterday", 1), ("Previous 5 days", 6), ("Previous 90
 OLDER = "Older"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RetrievalResult:
     """The items that one memory recalled."""
 
@@ -48,7 +48,7 @@ class RetrievalResult:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sections:
     """The sections of recalled items, as a part of a prompt."""
 
@@ -161,7 +161,7 @@ def _within(max_tokens: int, found: Sequence[_Found], size: Callable[[Collection
     return chosen
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Profile:
     """The section of a user's profile, which is for every request of the user."""
 

@@ -21,7 +21,7 @@ MAX_KEEP_S = 1e10
 """The longest `keep_s`, in seconds: three centuries."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Retention:
     """Items that were last used longer ago than `keep_s` expire: they are never recalled, and a sweep deletes them.
 

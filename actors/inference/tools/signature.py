@@ -26,7 +26,7 @@ MAX_OUTPUT_BYTES = 65_536
 """The maximum size of the schema of an answer, which is stored with the run: bytes of JSON in UTF-8."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Arguments:
     """The parameters of a function: those that the model passes, and those that get the `ToolContext`."""
 

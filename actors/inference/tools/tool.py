@@ -35,7 +35,7 @@ Approval = Callable[[Mapping[str, Any], ToolContext], bool]
 """Returns, given a call's arguments, whether a person must approve the call. Must not block."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolDefinition:
     """A tool as it is declared to the model."""
 
@@ -45,7 +45,7 @@ class ToolDefinition:
     """A JSON schema of an object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tool:
     """A function that a model may call; made by `tool` or `external_tool`. Calling the tool calls the plain function.
 

@@ -29,7 +29,7 @@ from turnwise.memory.longterm.prompt_sections import PREAMBLE
 from turnwise.memory.longterm.search.analyzer import words
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UserStatement:
     """A piece of a user's own words, normalized in case, quotes and spaces."""
 
@@ -68,7 +68,7 @@ class UserStatement:
         return self.cased[start:stop].strip()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourcedStatement:
     """A text of the assistant's, and the results of tools that it had in that turn."""
 
@@ -78,7 +78,7 @@ class SourcedStatement:
     """Of each result: the tool's name, the words of the result, and their stems without stop words."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExtractionInput:
     """The input of fact extraction."""
 

@@ -15,7 +15,7 @@ from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_t
 from turnwise.memory.stores.base import Page
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FactFilter:
     """A filter of facts. A fact matches if it fits all fields.
 
@@ -51,7 +51,7 @@ ALL = FactFilter()
 """All facts that are not superseded."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fact:
     """A stored item and its owner."""
 

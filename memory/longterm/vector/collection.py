@@ -25,7 +25,7 @@ PAGE = 2_000
 """How many vectors are read or written at once; Chroma has a limit of its own, a little over 5,000."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Health:
     """The result of checking the index."""
 

@@ -25,7 +25,7 @@ ROWS = 1 << 32
 """How many row numbers a user has: those from the user's number times this. So a user's rows are one range."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One item as it is kept."""
 
@@ -56,7 +56,7 @@ class Revision(NamedTuple):
 NOTHING = Revision()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Pending:
     """An item whose text has no vectors yet."""
 

@@ -50,7 +50,7 @@ _LISTED = 100
 """The least rows that are read at once for a list."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Loaded:
     """A user's rows as of a revision."""
 

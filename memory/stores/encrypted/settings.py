@@ -13,7 +13,7 @@ KEY_BYTES = 32
 
 
 @needs(key="pass a function from a user's id to the user's key")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Encryption:
     """Keys of users, and how long they are cached. Needs `cryptography`: `pip install turnwise[encryption]`.
 

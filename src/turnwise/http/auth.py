@@ -20,7 +20,7 @@ from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.ids import check_id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Identity:
     """Who makes a request."""
 

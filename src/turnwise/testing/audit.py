@@ -37,7 +37,7 @@ from turnwise.memory.stores.reading import read_blocks
 from turnwise.testing.acknowledged import Acknowledged, Digest, Note
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Violation:
     """A violated invariant."""
 
@@ -49,7 +49,7 @@ class Violation:
         return f"session {self.session_id!r}: {self.law}: {self.what}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Audit:
     """What was checked, and the violations."""
 
@@ -129,7 +129,7 @@ async def audit(
     return Audit(counts=counts, violations=tuple(violations))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredSession:
     """All records of a session in a store."""
 

@@ -36,7 +36,7 @@ raises, never answers, breaks off within its answer, returns an object that is n
 only thoughts, leaves a tool call open, ignores a cancel, raises SystemExit, or kills its process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FaultPlan:
     """Which faults to inject; `Faults` injects them.
 

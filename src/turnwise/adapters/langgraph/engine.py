@@ -32,7 +32,7 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
 
 
 @needs(graph="pass a graph, a function that returns one, or 'module:name'")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LangGraphEngine:
     """Answers with a LangGraph graph whose state has a channel of messages.
 

@@ -106,7 +106,7 @@ class _Place:
     places: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GraphSettings:
     """A compiled graph, and how its runs use it; see `LangGraphEngine`."""
 

@@ -31,7 +31,7 @@ _NUMBERS: ContextVar[Callable[[], int] | None] = ContextVar("turnwise_langgraph_
 """Gives numbers to the functional API's tasks that the current tool call starts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Question:
     """An interrupt that waits for its answer."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -125,7 +126,8 @@ class _Handle:
         return hash((self._ref, self.run_id))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._client, self._ref, self.run_id, self.turn_index)
+        named = {"client": self._client, "ref": self._ref, "run_id": self.run_id, "turn_index": self.turn_index}
+        return functools.partial(type(self), **named), ()
 
     @checked
     def _wait(self, timeout_s: WaitSeconds | None, until: Until = "ended") -> Request[Turn]:

@@ -3,6 +3,7 @@
 Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -304,7 +305,10 @@ class Turn:
 
     def __reduce__(self) -> tuple[object, ...]:
         spans = join(self._record.prompt, self._record.input, self._record.output)
-        return turn_of, (self._session_id, self._record, tuple(spans), self._cache.read_encoded(spans))
+        blocks = self._cache.read_encoded(spans)
+        return functools.partial(
+            turn_of, session_id=self._session_id, record=self._record, spans=spans, encoded=blocks
+        ), ()
 
 
 @dataclass(frozen=True)

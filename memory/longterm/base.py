@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -221,7 +222,7 @@ class DegradedRecall(list[MemoryItem]):
         self.trouble = trouble
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DegradedRecall, (list(self), self.trouble)
+        return functools.partial(DegradedRecall, items=list(self), trouble=self.trouble), ()
 
 
 @runtime_checkable

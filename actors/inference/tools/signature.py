@@ -44,8 +44,8 @@ class Arguments:
         model = create_model("Arguments", __config__=config, **cast(Any, dict(zip(names, types, strict=True))))
         object.__setattr__(self, "model", model)
 
-    def __reduce__(self) -> tuple[type[Arguments], tuple[Any, ...]]:
-        return Arguments, (self.parameters, self.contexts)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(Arguments, parameters=self.parameters, contexts=self.contexts), ()
 
     def check(self, document: str) -> dict[str, Any]:
         """Return the value of each parameter. Raises pydantic's ValidationError."""

@@ -88,8 +88,8 @@ class SQLItems(SecureDeleteDatabase):
         """The driver's connection of `revisions`, which waits for no lock; opened by the first `load`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        url, lock_timeout_s, _ = self._settings
-        return partial(SQLItems, lock_timeout_s=lock_timeout_s), (url,)
+        settings = {name: value for name, value in self._settings.items() if name != "connections"}
+        return partial(SQLItems, **settings), ()
 
     async def add(
         self, additions: Sequence[tuple[Scope, Sequence[MemoryItem]]], *, at: float | None = None

@@ -126,8 +126,9 @@ class _Handle:
         return hash((self._ref, self.run_id))
 
     def __reduce__(self) -> tuple[object, ...]:
-        named = {"client": self._client, "ref": self._ref, "run_id": self.run_id, "turn_index": self.turn_index}
-        return functools.partial(type(self), **named), ()
+        return functools.partial(
+            type(self), client=self._client, ref=self._ref, run_id=self.run_id, turn_index=self.turn_index
+        ), ()
 
     @checked
     def _wait(self, timeout_s: WaitSeconds | None, until: Until = "ended") -> Request[Turn]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+__all__ = ["Record", "adapter", "lean", "record_of", "record_text", "record_values", "reduced", "replace"]
+
 Model = TypeVar("Model", bound="BaseModel")
 Stored = TypeVar("Stored", bound="Record")
 

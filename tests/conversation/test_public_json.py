@@ -15,7 +15,6 @@ from turnwise.blocks import (
     Citations,
     Document,
     Image,
-    Recalled,
     Summary,
     System,
     Text,
@@ -27,6 +26,7 @@ from turnwise.blocks import (
     decode,
 )
 from turnwise.events import AnyEvent, Event, PromptAppended, RunCompleted, UnknownEvent
+from turnwise.memory.conversation.blocks import Recalled
 from turnwise.stores import Usage
 
 BLOCKS: tuple[AnyBlock, ...] = (

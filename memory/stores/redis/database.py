@@ -65,7 +65,12 @@ class RedisDatabase(Shared):
             raise ConfigError("prefix", prefix, "must be 1 to 64 letters, digits, '_', ':', '.' or '-'")
         check_seconds("timeout_s", timeout_s, may_be_0=False)
         check_whole_number("connections", connections, 1, MAX_CONNECTIONS)
-        self._settings = {"url": url, "prefix": prefix, "timeout_s": timeout_s, "connections": connections}
+        self._settings: dict[str, Any] = {
+            "url": url,
+            "prefix": prefix,
+            "timeout_s": timeout_s,
+            "connections": connections,
+        }
         self._prefix = prefix
         self._name = redact(url)
         self._client = _client(url, self._name, timeout_s, connections)

@@ -40,7 +40,7 @@ class SecureDeleteDatabase(SQLDatabase):
         if isinstance(url, str) and url.startswith("sqlite"):
             url = resolve_url(url)  # absolute, so that a pickle names the same file everywhere
         super().__init__(url, self.schema, lock_timeout_s=lock_timeout_s, connections=connections)
-        self._settings = {"url": url, "lock_timeout_s": lock_timeout_s, "connections": connections}
+        self._settings: dict[str, Any] = {"url": url, "lock_timeout_s": lock_timeout_s, "connections": connections}
         self._is_sqlite = self._engine.dialect.name == "sqlite"
         if self._is_sqlite:
             sa.event.listen(self._engine, "connect", _overwrite_what_is_deleted)

@@ -95,7 +95,7 @@ class Faults:
         """The number of faults by kind and point, such as `error store.commit after`."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        settings = {"plan": self.plan, "seed": self.seed, "journal": self.journal, "pid": os.getpid()}
+        settings: dict[str, Any] = {"plan": self.plan, "seed": self.seed, "journal": self.journal, "pid": os.getpid()}
         return functools.partial(_elsewhere, **settings), ()
 
     def strike(self, point: str, *offers: Kind) -> Kind | None:

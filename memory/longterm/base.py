@@ -7,12 +7,14 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
-from turnwise.errors import ConfigError
+from pydantic import PlainValidator
+
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
+from turnwise.memory.conversation.checked_settings import checked_settings
 from turnwise.memory.conversation.notebook_display import record_html
-from turnwise.memory.conversation.ranges import check_whole_number
+from turnwise.memory.conversation.ranges import PositiveCount
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_types
 from turnwise.memory.stores.base import Page
@@ -148,7 +150,14 @@ class Profiled(Protocol):
         """Pin an item that the scope sees to the profile, or unpin it; return whether it is a valid item."""
 
 
+def _label_name(name: Any) -> Any:
+    if not re.fullmatch(r"\w[\w .-]{0,63}", name):
+        raise ValueError("must be up to 64 letters, digits, spaces and _.-")
+    return name
+
+
 @dataclass(frozen=True, kw_only=True)
+@checked_settings()
 class Label:
     """The name of a memory in sessions, and its share of a request: the attribute `label` of a memory.
 
@@ -158,16 +167,11 @@ class Label:
         ConfigError: the name or the number cannot be used.
     """
 
-    name: str | None = None
+    name: Annotated[str, PlainValidator(_label_name)] | None = None
     """The name in items, events, lists and `save(memory=...)`: up to 64 letters, digits, spaces and `_.-`. The class's
     name if None."""
-    max_tokens: int | None = None
+    max_tokens: PositiveCount | None = None
     """How many tokens its recalled items may take in a request; None for no limit but that of all memories."""
-
-    def __post_init__(self) -> None:
-        if self.name is not None and not re.fullmatch(r"\w[\w .-]{0,63}", self.name):
-            raise ConfigError("name", self.name, "must be up to 64 letters, digits, spaces and _.-")
-        check_whole_number("max_tokens", self.max_tokens, 1, may_be_none=True)
 
     def __identity__(self) -> tuple[()]:
         """Return the same for all labels; see `identity`."""

@@ -34,7 +34,9 @@ SCHEMA = Schema(name="schema_version", version=1, tables=tables)
 # The key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
 
-USAGE: dict[str, type[int | float]] = {field.name: float if isinstance(field.default, float) else int for field in fields(Usage)}
+USAGE: dict[str, type[int | float]] = {
+    field.name: float if isinstance(field.default, float) else int for field in fields(Usage)
+}
 """Usage columns of a session and their types, so that SQL can sum them. Usage of turns and runs is JSON text."""
 
 sessions = Table(

@@ -18,7 +18,8 @@ from turnwise.adapters.langgraph.tool_journal import install, tool_nodes
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.model_params import PARAMS
+from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.model_params import SettingsTaken
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.turns import Turn
 
@@ -33,6 +34,7 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
 
 @needs(graph="pass a graph, a function that returns one, or 'module:name'")
 @dataclass(frozen=True)
+@checked_settings()
 class LangGraphEngine:
     """Answers with a LangGraph graph whose state has a channel of messages.
 
@@ -92,7 +94,7 @@ class LangGraphEngine:
     graph: Any
     _: KW_ONLY
     checkpointer: Any = None
-    takes: Collection[str] = ()
+    takes: SettingsTaken = ()
     repeatable: Collection[str] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     context: Any = None
@@ -109,9 +111,6 @@ class LangGraphEngine:
         elif not callable(self.graph):
             why = 'must be a graph, a function that returns one, or the place of one as "module:name"'
             raise ConfigError("graph", self.graph, why)
-        known = ("model", *PARAMS)
-        if isinstance(self.takes, str) or not set(self.takes) <= set(known):
-            raise ConfigError("takes", self.takes, f"must be names among {', '.join(known)}")
         if isinstance(self.repeatable, str):
             raise ConfigError("repeatable", self.repeatable, "must be a list of names of tools")
         if not isinstance(self.config, Mapping):
@@ -120,7 +119,6 @@ class LangGraphEngine:
             raise ConfigError(
                 "checkpointer", self.checkpointer, "must be a checkpointer, or a function that returns one"
             )
-        object.__setattr__(self, "takes", tuple(self.takes))
         object.__setattr__(self, "repeatable", tuple(self.repeatable))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -76,7 +76,7 @@ def _checks(cls: type[Any]) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
 
 
 @functools.cache
-def _made_checks(cls: type[Any]) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
+def _made_checks(cls: Any) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
     hints = get_type_hints(cls, include_extras=True)
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     checked = [(field.name, field.repr, hints[field.name]) for field in fields(cls) if field.init]

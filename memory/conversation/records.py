@@ -81,17 +81,17 @@ def record_of(cls: type[Stored], values: Mapping[str, Any]) -> Stored:
     return record
 
 
-def adapter(cls: type[Any]) -> TypeAdapter[Any]:
+def adapter(cls: Any) -> TypeAdapter[Any]:
     """Return pydantic's reader and writer of a record's class, made at first use."""
     return _ADAPTERS.get(cls) or _made_adapter(cls)
 
 
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 _making = Lock()
 
 
-def _made_adapter(cls: type[Any]) -> TypeAdapter[Any]:
+def _made_adapter(cls: Any) -> TypeAdapter[Any]:
     with _making:  # pydantic resolves names in a stack that the threads of a first call would share
         return _ADAPTERS.get(cls) or _ADAPTERS.setdefault(cls, TypeAdapter(cls))
 

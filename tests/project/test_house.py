@@ -414,6 +414,17 @@ def test_each_page_of_the_docs_is_in_the_navigation_of_the_site() -> None:
     assert sorted(listed) == sorted(there)
 
 
+def test_no_frozen_dataclass_with_a_public_name_has_slots() -> None:
+    """Pickle would write its values by position: one more field in a later version would shift the others."""
+    for floor in FLOORS:
+        for path in files_of(floor):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    made = [ast.unparse(each) for each in node.decorator_list if "dataclass" in ast.unparse(each)]
+                    is_positional = any("frozen=True" in each and "slots=True" in each for each in made)
+                    assert not is_positional, f"{path.relative_to(ROOT)}: {node.name} has slots"
+
+
 def test_the_design_page_has_at_most_300_lines() -> None:
     assert (ROOT / "docs/design.md").read_text(encoding="utf-8").count("\n") <= 300
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from threading import Lock
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
 
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, shown
 
 
 def _not_blank(value: Any) -> Any:
@@ -20,6 +21,15 @@ def _not_blank(value: Any) -> Any:
 
 
 NotBlank = Annotated[str, PlainValidator(_not_blank)]
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise ValueError("must be a list of names")
+    return tuple(value)
+
+
+Names = Annotated[Collection[str], PlainValidator(_names)]
 
 Class = TypeVar("Class", bound=type[Any])
 
@@ -47,8 +57,8 @@ def checked_settings(prefix: str = "") -> Callable[[Class], Class]:
                 try:
                     checked = adapter.validator.validate_python(value)
                 except ValidationError as error:
-                    shown = value if is_shown else type(value).__name__
-                    raise ConfigError(f"{prefix.format(self)}{name}", shown, why_refused(error)) from None
+                    told = type(value).__name__ if not is_shown else value if type(value) in _PLAIN else shown(value)
+                    raise ConfigError(f"{prefix.format(self)}{name}", told, why_refused(error)) from None
                 if checked is not value:
                     object.__setattr__(self, name, checked)
             if own:
@@ -67,6 +77,8 @@ def why_refused(error: ValidationError) -> str:
     return why.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
+_PLAIN = (str, int, float, bool, type(None), list, tuple, set, dict)
+
 _making = Lock()
 
 
@@ -80,8 +92,20 @@ def _made_checks(cls: Any) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
     hints = get_type_hints(cls, include_extras=True)
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     checked = [(field.name, field.repr, hints[field.name]) for field in fields(cls) if field.init]
-    return tuple((name, repr_, TypeAdapter(hint, config=config)) for name, repr_, hint in checked if _has_rule(hint))
+    return tuple(
+        (name, repr_, TypeAdapter(_rule(hint), config=config)) for name, repr_, hint in checked if _has_rule(hint)
+    )
 
 
 def _has_rule(hint: Any) -> bool:
     return any(get_origin(part) in (Annotated, Literal) for part in (hint, *get_args(hint)))
+
+
+def _rule(hint: Any) -> Any:
+    """Return a type that has the same checks, without the types whose checks a `PlainValidator` replaces."""
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(map(_rule, get_args(hint)))]  # noqa: UP007 - its parts are known at run time only
+    if get_origin(hint) is not Annotated:
+        return hint
+    _, *rules = get_args(hint)
+    return Annotated[Any, *rules] if any(isinstance(rule, PlainValidator) for rule in rules) else hint

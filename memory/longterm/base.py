@@ -101,6 +101,7 @@ class ItemChanges(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked_settings()
 class Recall:
     """A query to a memory.
 
@@ -111,15 +112,12 @@ class Recall:
     scope: Scope
     query: str
     limit: int = 10
-    types: Collection[MemoryType] | None = None
+    types: Annotated[Collection[MemoryType] | None, PlainValidator(checked_types)] = None
     as_of: float | None = None
     with_profile: bool = False
     """Whether to return the user's profile as well."""
     per_category: bool = False
     """Whether `limit` is for each category."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "types", checked_types(self.types))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,7 @@ _PLAIN = (str, int, float, bool, type(None), list, tuple, set, dict)
 _making = Lock()
 
 
-def _checks(cls: type[Any]) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
+def _checks(cls: Any) -> tuple[tuple[str, bool, TypeAdapter[Any]], ...]:
     with _making:  # pydantic resolves names in a stack that the threads of a first call would share
         return _made_checks(cls)
 

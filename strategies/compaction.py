@@ -20,7 +20,7 @@ class Reason(NamedTuple):
         return f"{self.fate}: blocks {self.part.start} to {self.part.stop - 1}, {self.tokens} tokens, {self.why}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Compaction:
     """Which parts of the window are removed and kept, why, and their tokens. `str()` has a line for each part."""
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.memory.conversation.ranges import check_whole_number
+from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.ranges import PositiveCount
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.trim import trimmed
 from turnwise.strategies.window import TokenBudget, Window
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+@checked_settings("DeleteOldest.")
 class DeleteOldest:
     """When the request does not fit, removes the `count` oldest exchanges, and more if that is not enough.
 
     The newest exchange is never removed. A larger count means fewer compactions.
     """
 
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        check_whole_number("DeleteOldest.count", self.count, 1)
+    count: PositiveCount = 1
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         if window.taken(budget) <= budget.max_tokens:

@@ -21,7 +21,7 @@ MOST = sys.maxsize
 """A position after all others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FlushTask:
     """Exchanges that leave the window once every memory has acknowledged them.
 

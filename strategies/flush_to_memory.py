@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import PlainValidator
 
 from turnwise.errors import ConfigError, WindowOverflowError
-from turnwise.memory.conversation.ranges import check_number
+from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.ranges import Share
 from turnwise.memory.longterm.base import LongTermMemory, is_read_only
 from turnwise.strategies.flush_task import FlushTask
 from turnwise.strategies.plan import Plan, plan_for
@@ -16,7 +20,14 @@ from turnwise.strategies.trim import newest_that_fit
 from turnwise.strategies.window import TokenBudget, Window
 
 
-@dataclass(frozen=True, slots=True)
+def _writable(memories: Sequence[LongTermMemory]) -> tuple[LongTermMemory, ...]:
+    if all(map(is_read_only, memories)):
+        raise ValueError("must contain a memory that is not read-only")
+    return tuple(memories)
+
+
+@dataclass(frozen=True)
+@checked_settings("FlushToMemory.")
 class FlushToMemory:
     """Above `trigger_ratio` of the window, moves the oldest exchanges to long-term memory, down to `max_ratio`.
 
@@ -25,22 +36,19 @@ class FlushToMemory:
     written.
     """
 
-    memories: Sequence[LongTermMemory] | None = None
+    memories: Annotated[Sequence[LongTermMemory], PlainValidator(_writable)] | None = None
     """The memories to write to; if left out, those of the manager."""
-    max_ratio: float = field(default=0.5, kw_only=True)
+    max_ratio: Share = field(default=0.5, kw_only=True)
     """The target fill of the window, as a share of its budget. The newest exchange stays even if it takes more."""
-    trigger_ratio: float = field(default=0.8, kw_only=True)
+    trigger_ratio: Share = field(default=0.8, kw_only=True)
     """The fill that triggers a flush, as a share of the budget, from `max_ratio` to 1."""
     otherwise: OverflowStrategy | None = field(default=None, kw_only=True)
     """The strategy to use if the memories fail and the window is over its budget; None to raise an error."""
 
     def __post_init__(self) -> None:
-        if self.memories is not None:
-            object.__setattr__(self, "memories", tuple(self.memories))
-        if self.memories is not None and all(map(is_read_only, self.memories)):
-            raise ConfigError("FlushToMemory.memories", self.memories, "must contain a memory that is not read-only")
-        check_number("FlushToMemory.trigger_ratio", self.trigger_ratio, most=1)
-        check_number("FlushToMemory.max_ratio", self.max_ratio, most=self.trigger_ratio)
+        if self.max_ratio > self.trigger_ratio:
+            why = f"must be at most trigger_ratio, which is {self.trigger_ratio:g}"
+            raise ConfigError("FlushToMemory.max_ratio", self.max_ratio, why)
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         if window.taken(budget) <= budget.max_tokens * self.trigger_ratio:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, Summary, System
-from turnwise.memory.conversation.ranges import check_whole_number
+from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.ranges import MAX_COUNT, PositiveCount
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.trim import trimmed
 from turnwise.strategies.window import TokenBudget, Window
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+@checked_settings("KeepLast.")
 class KeepLast:
     """Sends the newest turns or messages only, whatever their size, and fewer if they do not fit the model's window.
 
@@ -24,20 +25,16 @@ class KeepLast:
     window need not be known.
     """
 
-    turns: int | None = None
+    turns: PositiveCount | None = None
     """The most exchanges of a request: prompts, with all that follows up to the next prompt."""
-    messages: int | None = None
+    messages: PositiveCount | None = None
     """The most messages of a request: blocks of one role that follow each other are one message."""
-    max_tokens: int = sys.maxsize
+    max_tokens: PositiveCount = MAX_COUNT
     """The most tokens of a request, if below its budget. The newest exchange stays even if it takes more."""
 
     def __post_init__(self) -> None:
         if (self.turns is None) == (self.messages is None):
             raise ConfigError("KeepLast", self, "give either turns or messages")
-        for name in ("turns", "messages"):
-            check_whole_number(f"KeepLast.{name}", getattr(self, name), 1, may_be_none=True)
-        if self.max_tokens != sys.maxsize:
-            check_whole_number("KeepLast.max_tokens", self.max_tokens, 1)
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         cut, limit = self._cut(window), min(self.max_tokens, budget.max_tokens)

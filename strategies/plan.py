@@ -41,7 +41,7 @@ Law = Literal[
 LAWS: tuple[Law, ...] = get_args(Law)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What to keep of a window. `plan_for` makes plans and counts their tokens; making a plan has no effect.
 

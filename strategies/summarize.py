@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.ranges import check_number, check_whole_number
+from turnwise.memory.conversation.checked_settings import NotBlank, checked_settings
+from turnwise.memory.conversation.ranges import PositiveCount, Share
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range
@@ -20,7 +21,8 @@ _LEAST = 64
 
 
 @needs(model="pass the engine that writes the summaries, such as OpenAIEngine('gpt-5-mini')")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+@checked_settings("Summarize.")
 class Summarize:
     """Above `trigger_ratio` of the window, replaces all but the newest exchanges and the previous summary by a summary.
 
@@ -31,29 +33,21 @@ class Summarize:
 
     model: Any
     """The engine that writes the summary, an `EngineBuilder`. A small model is enough."""
-    trigger_ratio: float = field(default=0.8, kw_only=True)
+    trigger_ratio: Share = field(default=0.8, kw_only=True)
     """The fill of the window that triggers a summary, as a share of its budget, above 0 and up to 1."""
-    keep_turns: int = field(default=2, kw_only=True)
+    keep_turns: PositiveCount = field(default=2, kw_only=True)
     """How many of the newest exchanges stay unchanged; fewer if they alone would trigger a summary again."""
-    keep_tokens: int | None = field(default=None, kw_only=True)
+    keep_tokens: PositiveCount | None = field(default=None, kw_only=True)
     """The most tokens of the exchanges that stay. The newest stays even if it takes more."""
-    max_summary_tokens: int = field(default=1000, kw_only=True)
+    max_summary_tokens: PositiveCount = field(default=1000, kw_only=True)
     """The most tokens of the summary."""
-    model_window: int | None = field(default=None, kw_only=True)
+    model_window: PositiveCount | None = field(default=None, kw_only=True)
     """The most tokens of one request to the model, its answer included; if left out, the model's limit, if known.
     Longer text is summarized in parts."""
-    prompt: str = field(default=PROMPT, kw_only=True)
+    prompt: NotBlank = field(default=PROMPT, kw_only=True)
     """The instructions to the model."""
     otherwise: OverflowStrategy = field(default=Trim(), kw_only=True)
     """The strategy to use if a summary cannot make the request fit."""
-
-    def __post_init__(self) -> None:
-        check_number("Summarize.trigger_ratio", self.trigger_ratio, most=1)
-        for name in ("keep_turns", "keep_tokens", "max_summary_tokens", "model_window"):
-            may_be_none = name in ("keep_tokens", "model_window")
-            check_whole_number(f"Summarize.{name}", getattr(self, name), 1, may_be_none=may_be_none)
-        if not self.prompt.strip():
-            raise ConfigError("Summarize.prompt", self.prompt, "must not be blank")
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         """Also raises ConfigError if the kept exchanges and the summary would trigger the next summary at once."""

@@ -44,7 +44,7 @@ in the language of the conversation, as plain text.\
 """The default instructions of `Summarize(prompt=...)`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SummaryTask:
     """A summary to make, which replaces some blocks. The session calls the model for it."""
 

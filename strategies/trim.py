@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.memory.conversation.ranges import check_whole_number
+from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.ranges import PositiveCount
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.window import TokenBudget, Window
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+@checked_settings("Trim.")
 class Trim:
     """Removes the oldest exchanges, each as a whole, until the request fits."""
 
-    max_tokens: int | None = None
+    max_tokens: PositiveCount | None = None
     """The most tokens of a request, if below its budget. The newest exchange stays even if it takes more."""
-
-    def __post_init__(self) -> None:
-        check_whole_number("Trim.max_tokens", self.max_tokens, 1, may_be_none=True)
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         limit = min(self.max_tokens or budget.max_tokens, budget.max_tokens)

@@ -30,7 +30,7 @@ from turnwise.memory.tokens.index import TokenIndex
 from turnwise.strategies.ranges import Range, Ranges, merge
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TokenBudget:
     """How many tokens a request may take."""
 

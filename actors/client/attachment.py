@@ -12,7 +12,7 @@ from turnwise.actors.inference.engine import InferenceRunner, SessionView
 from turnwise.errors import EngineError, SessionLostError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NoEngine:
     """Stands for the engine of a manager that starts no runs."""
 

@@ -84,7 +84,7 @@ class AsyncSession:
         return facts_html(type(self).__name__, {"id": self.id, "user_id": self.user_id, "agent": self.agent})
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._client, self._ref, self.agent)
+        return partial(type(self), client=self._client, ref=self._ref, agent=self.agent), ()
 
     @property
     def actor(self) -> Any:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from turnwise.memory.stores.encrypted.settings import Encryption
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoreSpec:
     """A store and its history store, if any, and the encryption of both."""
 
@@ -80,7 +80,7 @@ class StoreSpec:
         return EncryptedHistory(history, self.encryption)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ActorSpec:
     """What the actors of a manager's sessions are created with; see `ActorSettings`."""
 

@@ -18,7 +18,7 @@ MOST = 20
 """How many nodes are asked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RayFacts:
     """The Ray to which this process is connected."""
 

@@ -52,7 +52,7 @@ _STATES = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING", "ALIVE", "R
 """The states of actors that are not dead, in the order in which an actor passes through them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kept:
     """The key of settings in Ray's key-value store."""
 

@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(said, ensure_ascii=False, default=str)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogSettings:
     """How a program logs what turnwise says: from which level on, and whether as JSON."""
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
-from turnwise.memory.conversation.ranges import check_whole_number
+from pydantic import PlainValidator
+
+from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.ranges import PositiveCount, whole_number
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+@checked_settings()
 class Dedicated:
     """One actor, so one process, for each session. The process ends when it is idle, and starts at the next call.
 
@@ -15,25 +21,22 @@ class Dedicated:
     70 MB for each session that is not idle. On a cluster, the actors are spread over the nodes.
     """
 
-    max_live: int | None = None
+    max_live: PositiveCount | None = None
     """How many sessions of the namespace may have a process at once; one more raises OverloadedError. Two sessions that
     are opened at the same moment may both get the last place. No limit if omitted."""
 
-    max_waits: int = 1_000
+    max_waits: PositiveCount = 1_000
     """How many callers may wait in a session's process at once, for its runs, events and memories. Further callers
     repeat the call, and get OverloadedError if no place becomes free. Other methods are not counted, so they are always
     answered. A live process keeps the limit that it was created with."""
-
-    def __post_init__(self) -> None:
-        check_whole_number("max_live", self.max_live, 1, may_be_none=True)
-        check_whole_number("max_waits", self.max_waits, 1)
 
 
 MAX_HOSTS = 10_000
 """The most hosts: each is a process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+@checked_settings()
 class Packed:
     """Many sessions in each of a few actors, for those who have more sessions than a machine has room for processes.
 
@@ -47,29 +50,24 @@ class Packed:
     host, on another node if necessary, and the host recovers the runs that were lost.
     """
 
-    hosts: int = 4
+    hosts: Annotated[int, PlainValidator(partial(whole_number, least=1, most=MAX_HOSTS))] = 4
     """How many actors, spread over the cluster's nodes. Each is a process of some 150 MB with one thread that computes,
     so one for each core is enough."""
 
-    max_resident: int = 10_000
+    max_resident: PositiveCount = 10_000
     """How many sessions one host keeps loaded. If all of them are in use, one more raises OverloadedError."""
 
-    max_calls: int = 20_000
+    max_calls: PositiveCount = 20_000
     """How many calls one host answers at once, without those that wait. One more raises OverloadedError."""
 
-    max_session_calls: int = 1_000
+    max_session_calls: PositiveCount = 1_000
     """The same limit for one session, so that none uses up the host's."""
 
-    max_waits: int = 20_000
+    max_waits: PositiveCount = 20_000
     """How many callers may wait in one host at once, for runs, events and memories; see `Dedicated.max_waits`."""
 
-    max_session_waits: int = 1_000
+    max_session_waits: PositiveCount = 1_000
     """The same limit for one session, so that none uses up the host's."""
-
-    def __post_init__(self) -> None:
-        check_whole_number("hosts", self.hosts, 1, MAX_HOSTS)
-        for name in ("max_resident", "max_calls", "max_session_calls", "max_waits", "max_session_waits"):
-            check_whole_number(name, getattr(self, name), 1)
 
 
 Placement = Dedicated | Packed

@@ -24,7 +24,7 @@ AGAIN_S = 1.0
 """How long after that it looks again while there is none, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Presence:
     """Whether an actor has a process, as far as Ray knows."""
 

@@ -16,7 +16,7 @@ import ray
 from turnwise.memory.conversation.sessions import SessionKey
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class Layout:
     """A number of hosts. A layout replaces those of lower generations; in one generation the larger one wins."""
 

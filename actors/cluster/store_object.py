@@ -13,7 +13,7 @@ from turnwise.errors import ConfigError
 from turnwise.memory.longterm.base import is_local
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoreObject:
     """A pickled store, or what makes one: each process that uses the store unpickles it."""
 

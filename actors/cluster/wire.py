@@ -1,11 +1,11 @@
-"""The messages between a caller and a session's process."""
+"""The messages between a caller and a session's process. They have no slots, so that pickle names their fields."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
@@ -21,7 +21,8 @@ STEP = 1_000
 """How many blocks are encoded before others get the event loop."""
 
 
-class SessionRef(NamedTuple):
+@dataclass(frozen=True)
+class SessionRef:
     """A session with the name of its log, which distinguishes it from other sessions that had the same key."""
 
     key: SessionKey
@@ -39,7 +40,8 @@ class SessionRef(NamedTuple):
         return self.key.session_id
 
 
-class Message(NamedTuple):
+@dataclass(frozen=True)
+class Message:
     """What a caller sends to a session's process: a verb by its name, and its arguments."""
 
     session: SessionRef
@@ -56,19 +58,20 @@ class Message(NamedTuple):
         return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Refused:
     """An error as an answer: it is raised in the caller's process, without the traceback of the actor."""
 
     error: TurnwiseError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineWanted:
     """The session does not have the caller's engine: send it, then repeat the request."""
 
 
-class Waited(NamedTuple, Generic[Answer]):
+@dataclass(frozen=True)
+class Waited(Generic[Answer]):
     """The answer to a verb that waits, as it is when its time is over or what it waits for is there."""
 
     answer: Answer
@@ -76,18 +79,16 @@ class Waited(NamedTuple, Generic[Answer]):
     """Whether it is there, so that the caller need not ask again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StillEnding:
     """The run is being cancelled but has not ended: repeat the cancel with this run id."""
 
     run_id: str | None
 
 
-class PackedTurn(NamedTuple):
-    """A turn with the blocks that the receiver has not cached, encoded.
-
-    A named tuple, as all that each turn sends: pickle takes more time for a dataclass.
-    """
+@dataclass(frozen=True)
+class PackedTurn:
+    """A turn with the blocks that the receiver has not cached, encoded."""
 
     session_id: str
     source: str
@@ -115,7 +116,7 @@ class PackedTurn(NamedTuple):
         return Turn(self.session_id, self.record, cache)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClientOutcome:
     """How a run ended or stands, in the caller's process. `turn` is what was kept of the run; None if nothing was."""
 
@@ -126,7 +127,8 @@ class ClientOutcome:
     successor: str | None = None
 
 
-class PackedOutcome(NamedTuple):
+@dataclass(frozen=True)
+class PackedOutcome:
     """How a run ended or stands, with the turn for the wire."""
 
     state: RunState
@@ -142,7 +144,8 @@ class PackedOutcome(NamedTuple):
         return cls(outcome.run.state, outcome.run.why, outcome.run.code, turn, outcome.run.successor)
 
 
-class StartAnswer(NamedTuple):
+@dataclass(frozen=True)
+class StartAnswer:
     """The answer to `start`, with the run's outcome if it has already ended."""
 
     run_id: str
@@ -152,7 +155,7 @@ class StartAnswer(NamedTuple):
     """Whether the prompts were dropped; then this is the run that was active."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StartedRun:
     """A `StartAnswer` in the caller's process."""
 
@@ -162,7 +165,7 @@ class StartedRun:
     dropped: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HostLoad:
     """What a process of sessions has to do."""
 
@@ -176,7 +179,7 @@ class HostLoad:
     """How many callers wait in it, for runs, events and memories."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HostInfo:
     """A process that hosts sessions, as `SessionManager.hosts` finds it."""
 
@@ -197,7 +200,7 @@ class HostInfo:
     """The memory that the process has in use, shared parts included; None if its system does not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SessionInfo:
     """A session's record, its open runs, and the process that hosts it."""
 

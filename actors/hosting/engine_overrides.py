@@ -21,7 +21,7 @@ from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineOverride:
     """The engines of a session: the one of its next runs, and those of open runs that use others."""
 

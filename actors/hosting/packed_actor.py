@@ -40,7 +40,7 @@ RELEASE_S = 20.0
 """How long an earlier host may take to answer whether it has released a session, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostAssignment:
     """The place of a packed host: its store, its layout and its index in the layout."""
 

@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Verb(Generic[Params, Answer_co]):
     """What callers may ask of a session. On the wire it is its name, by which a host finds it: see `verbs.VERBS`.
 
@@ -51,7 +51,7 @@ class Verb(Generic[Params, Answer_co]):
         return VerbCall(self, args, options)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VerbCall(Generic[Answer_co]):
     """A verb with its arguments. The answer has the type that the verb's function returns."""
 
@@ -68,7 +68,7 @@ class VerbCall(Generic[Answer_co]):
         return await self.verb.carry_out(reader, *self.args, **self.options)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reader:
     """What the function of a verb that reads gets: the session's reads, and the process that hosts the session."""
 

@@ -73,7 +73,7 @@ class RunCallbacks(Protocol):
         """See `StepContext.record`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ending:
     """How an attempt ended. `answer` is what the engine returned, in storable form; None if it did not return."""
 

@@ -19,7 +19,7 @@ NewEvent = tuple[type[Event], dict[str, Any]]
 """An event that is not numbered yet: its class and its fields, without session, turn, run, number and time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SessionView:
     """The session for which an engine is built: its ids, user, agent and metadata."""
 
@@ -386,7 +386,7 @@ def check_answers(builder: EngineBuilder, output: Mapping[str, Any] | None, para
         raise InvalidInputError("params['response_format']", shown(params["response_format"]), why)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestFrame:
     """The fixed part of an engine's requests, beside the conversation: model, system prompt, tools, output limit."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast
+
+from pydantic import PlainValidator
 
 from turnwise.actors.inference.blocking_calls import on_thread
 from turnwise.actors.inference.engine import RunContext, SessionView, StepContext
@@ -18,8 +20,9 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.errors import ConfigError, EngineError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
+from turnwise.memory.conversation.checked_settings import checked_settings
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.model_params import PARAMS
+from turnwise.memory.conversation.model_params import SettingsTaken
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.transcript import Ledger
@@ -37,8 +40,14 @@ Answer: TypeAlias = (
 Function: TypeAlias = Callable[[Turn], Answer] | Callable[[Turn, RunContext], Answer]
 
 
+def _of_a_turn(function: Any) -> Any:
+    _requires_context(function)
+    return function
+
+
 @needs(function="pass a function or a generator function of a turn")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+@checked_settings()
 class FunctionEngine:
     """Answers with what a function returns, or streams what a generator yields.
 
@@ -67,20 +76,12 @@ class FunctionEngine:
         ConfigError: a setting is wrong, such as a function that cannot be called with a turn.
     """
 
-    function: Function
+    function: Annotated[Function, PlainValidator(_of_a_turn)]
     _: KW_ONLY
-    tools: ToolRegistry | Sequence[Tool] = ()
-    takes: Collection[str] = ()
+    tools: Annotated[ToolRegistry | Sequence[Tool], PlainValidator(registry_of)] = ()
+    takes: SettingsTaken = ()
     output_type: FrozenDict | None = None
     """Set by `answering`: the type of answers for runs without one."""
-
-    def __post_init__(self) -> None:
-        _requires_context(self.function)
-        object.__setattr__(self, "tools", registry_of(self.tools))
-        known = ("model", *PARAMS)
-        if isinstance(self.takes, str) or not set(self.takes) <= set(known):
-            raise ConfigError("takes", self.takes, f"must be names among {', '.join(known)}")
-        object.__setattr__(self, "takes", tuple(self.takes))
 
     def answering(self, schema: Mapping[str, Any]) -> FunctionEngine:
         """See `Structured`."""

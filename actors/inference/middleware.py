@@ -43,7 +43,7 @@ def wrap(runner: InferenceRunner, middleware: Sequence[Middleware]) -> Inference
     return runner
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SystemPrompt:
     """Puts one system prompt at the beginning of the request. Idempotent."""
 
@@ -59,7 +59,7 @@ class SystemPrompt:
         return await runner.run(turn.showing([prompt, *rest]), context)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogCalls:
     """Logs ids, sizes and duration of each model call, never texts.
 
@@ -88,7 +88,7 @@ class LogCalls:
         return answer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReorderResults:
     """Moves each tool result to directly after the message with its call, in the order of the calls.
 

@@ -11,7 +11,7 @@ from turnwise.errors import ConfigError, InvalidIdError, shown
 from turnwise.memory.conversation.ids import check_id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NamedEngines:
     """Engines by name. The first one is that of sessions without a name."""
 
@@ -22,7 +22,7 @@ class NamedEngines:
         return next(iter(self.engines.values())).build(session)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MissingEngine:
     """Stands for an engine of a name that the manager does not have: its runs fail with the reason."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from turnwise.memory.longterm.base import LongTermMemory, Scope, has_profiles, limits_categories
 from turnwise.memory.longterm.retention.deletion import Erasure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MemorySlot:
     """A memory with its name. The memory limits the duration of each call itself."""
 
@@ -23,14 +24,16 @@ class MemorySlot:
     to; it must forget like the others."""
     max_tokens: int | None = None
     """How many tokens its items may take in a request; None for no limit of its own."""
-    has_profiles: bool = field(init=False)
-    """Whether the memory has user profiles."""
-    limits_categories: bool = field(init=False)
-    """Whether its recalls can be limited for each category by itself."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "has_profiles", has_profiles(self.memory))
-        object.__setattr__(self, "limits_categories", limits_categories(self.memory))
+    @cached_property
+    def has_profiles(self) -> bool:
+        """Whether the memory has user profiles."""
+        return has_profiles(self.memory)
+
+    @cached_property
+    def limits_categories(self) -> bool:
+        """Whether its recalls can be limited for each category by itself."""
+        return limits_categories(self.memory)
 
 
 @runtime_checkable

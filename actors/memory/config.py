@@ -6,10 +6,13 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import PlainValidator, Strict
 
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
+from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.ranges import Count, PositiveCount, PositiveSeconds
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
@@ -63,7 +66,20 @@ def _categories(text: str) -> tuple[MemoryCategory, ...]:
     return tuple(MemoryCategory(name.strip().lower()) for name in text.split(","))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _known_categories(categories: Any) -> tuple[MemoryCategory, ...]:
+    try:
+        if isinstance(categories, str):
+            raise TypeError("one text")
+        known = tuple(map(MemoryCategory, categories))
+    except (TypeError, ValueError):
+        raise ValueError(f"must be a list of {', '.join(MemoryCategory)}") from None
+    if not known:
+        raise ValueError("must not be empty; memory=False recalls nothing")
+    return known
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked_settings("memory.")
 class MemoryConfig:
     """Settings of what sessions recall and save.
 
@@ -74,11 +90,11 @@ class MemoryConfig:
     enabled: bool = field(default_factory=lambda: _from_environment("ENABLED", True, _boolean))
     """Whether sessions use their memories at all: `TURNWISE_MEMORY_ENABLED`."""
 
-    max_results: int = field(default_factory=lambda: _from_environment("MAX_RESULTS", 10, int))
+    max_results: PositiveCount = field(default_factory=lambda: _from_environment("MAX_RESULTS", 10, int))
     """How many items of each category each memory returns before a run at most: `TURNWISE_MEMORY_MAX_RESULTS`. So many
     facts do not displace what has happened."""
 
-    categories: Collection[MemoryCategory] = field(
+    categories: Annotated[Collection[MemoryCategory], PlainValidator(_known_categories)] = field(
         default_factory=lambda: _from_environment("CATEGORIES", tuple(MemoryCategory), _categories)
     )
     """The categories to recall, which may be given by name: `TURNWISE_MEMORY_CATEGORIES`, separated by commas.
@@ -92,45 +108,27 @@ class MemoryConfig:
     """Whether memories are searched automatically for each prompt before its run. Tools and programs may always
     recall."""
 
-    max_tokens: int = 2000
+    max_tokens: PositiveCount = 2000
     """How many tokens the items of all memories may take in a request together: counted by `token_counter`, or as a
     quarter of their bytes without one. If not all items fit, the best item of each category of each memory comes first,
     then items by score; see `make_sections`. The profile is counted apart."""
 
-    profile_tokens: int = 500
+    profile_tokens: Count = 500
     """How many tokens profiles may take in every request: facts about who the user is and how they want to be answered,
     and pinned items. 0 for no profile; without `recall` there is none. The profile is part of the share of the window
     that all memories have together."""
 
-    timeout_s: float = 2.0
+    timeout_s: PositiveSeconds = 2.0
     """How long a run waits for memories, in seconds; then it continues without them."""
 
     save: Saved = "all"
     """Which turns are saved automatically: all that stay in the history, those whose run completed, or none. Saving
     runs in the background, and a turn that could not be saved is saved later."""
 
-    planner_notes: bool = False
+    planner_notes: Annotated[bool, Strict()] = False
     """Whether each note of an engine or a tool (`context.note`) is saved with its turn, as an item of type
     `planner_note`, which is episodic. Memories that extract facts keep notes as they are. Saving a turn then reads its
     run's events, from memory if the run is one of the last."""
-
-    def __post_init__(self) -> None:
-        for name, least in {"max_results": 1, "max_tokens": 1, "profile_tokens": 0}.items():
-            check_whole_number(f"memory.{name}", getattr(self, name), least)
-        check_seconds("memory.timeout_s", self.timeout_s, may_be_0=False)
-        if not isinstance(self.planner_notes, bool):
-            raise ConfigError("memory.planner_notes", self.planner_notes, "must be True or False")
-        if self.save not in get_args(Saved):
-            raise ConfigError("memory.save", self.save, "must be 'all', 'completed' or 'none'")
-        try:
-            if isinstance(self.categories, str):
-                raise TypeError("one text")
-            object.__setattr__(self, "categories", tuple(MemoryCategory(name) for name in self.categories))
-        except (TypeError, ValueError) as error:
-            known = ", ".join(MemoryCategory)
-            raise ConfigError("memory.categories", self.categories, f"must be a list of {known}") from error
-        if not self.categories:
-            raise ConfigError("memory.categories", self.categories, "must not be empty; memory=False recalls nothing")
 
     @property
     def types(self) -> tuple[MemoryType, ...] | None:

@@ -66,7 +66,7 @@ _DISCARDS = ("rollback", "latest")
 """Those that drop the prompts of the runs that they end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Started:
     """What `start` acknowledges."""
 

@@ -4,34 +4,46 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
-from turnwise.errors import ConfigError
+from pydantic import PlainValidator
+
+from turnwise.memory.conversation.checked_settings import checked_settings
 from turnwise.memory.conversation.usage import Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _limit(value: Any) -> Any:
+    if not 0 < value < math.inf:
+        raise ValueError("must be more than 0 and finite, or None for no limit")
+    return value
+
+
+def _price(value: Any) -> Any:
+    if not 0 <= value < math.inf:
+        raise ValueError("must be 0 or more, and finite")
+    return value
+
+
+_LIMIT, _PRICE = PlainValidator(_limit), PlainValidator(_price)
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked_settings("Budget.")
 class Budget:
     """Limits; None is no limit. They are checked before each model call; a call that exceeds a limit is finished.
 
     Therefore a run exceeds its budget by at most one model call, and its output is kept.
     """
 
-    tokens: int | None = None
+    tokens: Annotated[int, _LIMIT] | None = None
     """Input and output tokens together, as the provider counts them."""
-    calls: int | None = None
+    calls: Annotated[int, _LIMIT] | None = None
     """Calls of the model."""
-    tool_calls: int | None = None
-    seconds: float | None = None
+    tool_calls: Annotated[int, _LIMIT] | None = None
+    seconds: Annotated[float, _LIMIT] | None = None
     """The time in which runs are running, to the millisecond; waiting for a decision does not count."""
-    cost: float | None = None
+    cost: Annotated[float, _LIMIT] | None = None
     """The cost, in the currency of `SessionConfig.prices`."""
-
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if value is not None and not 0 < value < math.inf:
-                why = "must be more than 0 and finite, or None for no limit"
-                raise ConfigError(f"Budget.{limit.name}", value, why)
 
     def exceeded(self, spent: Usage, times: int = 1) -> str | None:
         """Return the first limit that is reached, as a text such as "12 of 10 calls", or None if none is reached.
@@ -46,20 +58,15 @@ class Budget:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+@checked_settings("Price.")
 class Price:
     """The prices of a model's tokens, per million."""
 
-    input: float
-    output: float
-    cached: float | None = None
+    input: Annotated[float, _PRICE]
+    output: Annotated[float, _PRICE]
+    cached: Annotated[float, _PRICE] | None = None
     """The price of input that the provider had cached; the `input` price if omitted."""
-
-    def __post_init__(self) -> None:
-        for price in fields(self):
-            value = getattr(self, price.name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ConfigError(f"Price.{price.name}", value, "must be 0 or more, and finite")
 
     def of(self, usage: Usage) -> float:
         """Return what this usage costs."""

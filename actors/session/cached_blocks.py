@@ -9,7 +9,7 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.events import Adding, Continuing, Event, Places, RunStarted
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.records import with_fields
+from turnwise.memory.conversation.records import lean
 from turnwise.memory.conversation.spans import Seen, Span, Spans, cut, from_places, join, overlap, size, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.weights import BLOCK_BYTES, PAGE_BYTES, weight
@@ -138,7 +138,7 @@ class CachedBlocks:
                 break
             fields = missing.get(event.seq, {})
             read = {name: cache.read(spans) for name, spans in fields.items()}
-            whole.append(with_fields(event, read) if read else event)
+            whole.append(lean(event.model_copy(update=read)) if read else event)
             left -= weight(whole[-1]) + BLOCK_BYTES * (1 + size(spans))
         return whole
 

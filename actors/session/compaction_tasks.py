@@ -323,7 +323,7 @@ def _newest_turn(turn: TurnRecord, spans: Spans, index: TokenIndex) -> int | Non
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prepared:
     """A plan, with the summary that it needs, ready to be stored."""
 

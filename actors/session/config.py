@@ -10,11 +10,13 @@ from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.budget import Budget, Price
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
+from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.ranges import Count, PositiveCount, PositiveSeconds, Seconds
 from turnwise.memory.tokens.counter import TokenCounter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+@checked_settings()
 class SessionConfig:
     """Settings of a manager's sessions. A live session switches to a later manager's settings at its next run."""
 
@@ -26,7 +28,7 @@ class SessionConfig:
     """What happens to a run whose process was lost: it ends as interrupted, or resumes after its last record.
     An unfinished model call is repeated; a tool call that had begun is not, unless the tool is `repeatable`."""
 
-    max_resumes: int = 3
+    max_resumes: Count = 3
     """The maximum number of times that a run is resumed. After that it ends as interrupted, since the run itself may be
     what crashes its process."""
 
@@ -46,70 +48,55 @@ class SessionConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """What sessions recall from long-term memory and save in it."""
 
-    max_context_tokens: int | None = None
+    max_context_tokens: PositiveCount | None = None
     """The maximum number of tokens of a request and its answer together; if omitted, the model's own limit, if
     that is known."""
 
-    reserve_output_tokens: int | None = None
+    reserve_output_tokens: Count | None = None
     """How many of these tokens are reserved for the answer. If omitted, the engine's maximum answer length, else an
     eighth of the window, at most 4,096."""
 
     token_counter: TokenCounter | None = None
     """Counts the tokens of blocks; if omitted, by the vocabulary of the engine's model (see `counter_for`)."""
 
-    compaction_attempts: int = 3
+    compaction_attempts: PositiveCount = 3
     """How often a summary by a model, or a save in a memory, is tried before a compaction plan is given up."""
 
-    compaction_timeout_s: float = 120.0
+    compaction_timeout_s: PositiveSeconds = 120.0
     """The time limit of one such attempt, in seconds."""
 
-    cancel_grace_s: float = 2.0
+    cancel_grace_s: Seconds = 2.0
     """How long a cancelled engine may take to stop before it is abandoned, in seconds."""
 
-    max_queued: int = 16
+    max_queued: Count = 16
     """The maximum number of runs that wait behind the active one."""
 
-    max_prompt_bytes: int = 4_000_000
+    max_prompt_bytes: PositiveCount = 4_000_000
     """The largest prompt, as UTF-8 JSON."""
 
-    max_metadata_bytes: int = 65_536
+    max_metadata_bytes: PositiveCount = 65_536
     """The largest metadata of a session, as UTF-8 JSON."""
 
-    max_labels: int = 64
+    max_labels: Count = 64
     """The maximum number of labels of a run."""
 
-    max_label_chars: int = 256
+    max_label_chars: PositiveCount = 256
     """The maximum number of characters of a label's name, and of its value."""
 
-    idle_s: float = 300.0
+    idle_s: PositiveSeconds = 300.0
     """How long a session's process stays after its last call or run, in seconds."""
 
-    delta_interval_s: float = 0.005
+    delta_interval_s: Seconds = 0.005
     """How long pieces of the answer are gathered before they are published as one event, in seconds."""
 
     telemetry: Telemetry | None = None
     """Traces and metrics of the sessions; set by `SessionManager(telemetry=...)`."""
 
-    store_retry_s: float = 30.0
+    store_retry_s: Seconds = 30.0
     """How long storing a finished answer is retried before callers that wait for the run get the StoreError, in
     seconds."""
 
     def __post_init__(self) -> None:
-        if self.on_cancel not in ("keep", "discard"):
-            raise ConfigError("on_cancel", self.on_cancel, "must be 'keep' or 'discard'")
-        if self.on_lost not in ("interrupt", "resume"):
-            raise ConfigError("on_lost", self.on_lost, "must be 'interrupt' or 'resume'")
-        if self.over_budget not in ("fail", "ask"):
-            raise ConfigError("over_budget", self.over_budget, "must be 'fail' or 'ask'")
         window, reserve = self.max_context_tokens, self.reserve_output_tokens
-        check_whole_number("max_context_tokens", window, 1, may_be_none=True)
-        check_whole_number("reserve_output_tokens", reserve, may_be_none=True)
         if reserve is not None and window is not None and reserve >= window:
             raise ConfigError("reserve_output_tokens", reserve, f"must be less than max_context_tokens, {window}")
-        for name in ("cancel_grace_s", "delta_interval_s", "store_retry_s", "idle_s", "compaction_timeout_s"):
-            may_be_0 = name not in ("idle_s", "compaction_timeout_s")
-            check_seconds(name, getattr(self, name), may_be_0=may_be_0)
-        for name in ("max_resumes", "max_queued", "max_labels"):
-            check_whole_number(name, getattr(self, name))
-        for name in ("max_prompt_bytes", "max_metadata_bytes", "max_label_chars", "compaction_attempts"):
-            check_whole_number(name, getattr(self, name), 1)

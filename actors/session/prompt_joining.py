@@ -22,7 +22,7 @@ NoteEnd = Callable[[ActiveRun, RunRecord, TurnRecord | None], None]
 """Remembers the end of a run: see `RunDriver.note_end`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Joining:
     """Queued runs that end as merged into the active one, with their ends and the events of both."""
 

@@ -41,7 +41,7 @@ class UnknownOutcome:
     stored: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Unanswered:
     """The last commit that the store has not answered, and what depends on whether it was stored."""
 

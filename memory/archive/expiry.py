@@ -31,7 +31,7 @@ from turnwise.memory.stores.reading import pages_by_cursor
 PAGE = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Swept:
     """The result of a sweep: expired sessions, by outcome."""
 

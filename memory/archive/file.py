@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArchiveFile:
     """A file that one sweep has written. Another sweep may replace it; each sweep deletes only its own file."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, TypeVar
 
 from turnwise.errors import ArchiveError, CorruptRecordError
-from turnwise.memory.conversation.codec import decoded, record_of, record_values
+from turnwise.memory.conversation.codec import decoded, joined
 from turnwise.memory.conversation.events import (
     Adding,
     AnyEvent,
@@ -23,6 +23,7 @@ from turnwise.memory.conversation.events import (
     decode_event,
     encode_body,
 )
+from turnwise.memory.conversation.records import record_of, record_values
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, from_places
@@ -49,7 +50,7 @@ _OWN = ("session_id", "user_id", "log", "epoch", "revision")
 Record = TypeVar("Record", SessionRecord, TurnRecord, RunRecord)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Line:
     """A line that was read."""
 
@@ -70,7 +71,7 @@ class Line:
         if not isinstance(self.value, dict) or not self.value.keys().isdisjoint(_OWN):
             self.refuse(f"a {self.kind} must be an object without {', '.join(_OWN)}")
         try:
-            return decoded(self.kind, lambda: record_of(cls, self.value, **others))
+            return decoded(self.kind, lambda: record_of(cls, joined(self.value, others)))
         except CorruptRecordError as error:
             raise ArchiveError(self.number, error.why) from error
 
@@ -99,7 +100,7 @@ class Line:
 
 def record_line(record: SessionRecord | TurnRecord | RunRecord) -> dict[str, Any]:
     """Return a record as the value of its line."""
-    return record_values(record, [field.name for field in fields(record) if field.name not in _OWN])
+    return record_values(record, {field.name for field in fields(record)}.difference(_OWN))
 
 
 def event_line(event: Event) -> list[Any]:

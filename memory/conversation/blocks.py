@@ -331,7 +331,11 @@ AnyBlock = Annotated[
     | Unknown,
     Field(discriminator="kind"),
 ]
-"""All classes of blocks. A type checker narrows it by `block.kind` or by the class."""
+"""All classes of blocks. A type checker narrows it by `block.kind` or by the class.
+
+It is a type for pydantic and FastAPI: JSON that they write of a block is read as an equal block. Objects of other kinds
+are refused; `decode` reads them as `Unknown`.
+"""
 
 KINDS: dict[str, type[Block]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyBlock)[0]) if cls is not Unknown

@@ -13,7 +13,7 @@ from turnwise.memory.conversation.spans import Span, Spans, join, places
 from turnwise.memory.conversation.turns import TurnRecord, TurnStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ChatMessage:
     """A prompt with what is attached to it, a piece of an answer with its tool calls, or results of tools."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 
 class Undecodable:
@@ -29,11 +30,20 @@ class UnfitError(TypeError):
     """A stored value does not fit its field. The message says what it must be, and does not quote it."""
 
 
+def _where(error: ErrorDetails) -> str:
+    """Return the field and the kind of an error. The names of unknown fields are not quoted either."""
+    kind = error["type"]
+    if kind in ("extra_forbidden", "unexpected_keyword_argument") or not error["loc"]:
+        return kind
+    is_choice = kind == "literal_error"
+    return f"{error['loc'][0]} must be {error['ctx']['expected']}" if is_choice else f"{error['loc'][0]}: {kind}"
+
+
 def why_unreadable(error: Exception) -> str:
     """Return why a stored text cannot be read, without quoting it."""
     if isinstance(error, ValidationError):
-        kinds = sorted({each["type"] for each in error.errors(include_url=False, include_context=False)})
-        return f"it does not fit its kind ({', '.join(kinds)})"
+        errors = error.errors(include_url=False, include_input=False)
+        return f"it does not fit its kind ({', '.join(sorted(set(map(_where, errors))))})"
     if isinstance(error, UnfitError):
         return str(error)
     if isinstance(error, RecursionError):

@@ -7,14 +7,23 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
-from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text, decode_json, encode
+from turnwise.memory.conversation.blocks import (
+    KINDS as BLOCK_KINDS,
+    AnyBlock,
+    Block,
+    Unknown,
+    answer_text,
+    decode_json,
+    encode,
+)
 from turnwise.memory.conversation.frozen_json import FrozenDict, JsonObject, freeze
-from turnwise.memory.conversation.records import lean, reduced, with_fields
+from turnwise.memory.conversation.records import adapter, lean, reduced
 from turnwise.memory.conversation.runs import MERGED
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.tool_calls import Verdict, Wants
@@ -52,10 +61,32 @@ class Event(BaseModel):
         return SessionKey(self.session_id, self.user_id)
 
 
-if TYPE_CHECKING:
-    _Blocks = tuple[AnyBlock, ...]
-else:  # an engine may return its own class, which is read back as `Unknown`
-    _Blocks = tuple[SerializeAsAny[Block], ...]
+class _Held:
+    """How pydantic reads a block of an event: one of an engine's own class as it is, JSON of that class as `Unknown`.
+
+    The classes of blocks are built when the first block is read from JSON: most processes read none so.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        by_its_class = core_schema.simple_ser_schema("any")
+        return core_schema.no_info_plain_validator_function(_block, serialization=by_its_class)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(adapter(AnyBlock).core_schema)
+
+
+def _block(value: Any) -> Any:
+    if isinstance(value, Block):
+        return value
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind in BLOCK_KINDS or kind == "unknown":
+        return adapter(AnyBlock).validator.validate_python(value)
+    return Unknown(stored_kind=kind, payload={name: field for name, field in value.items() if name != "kind"})
+
+
+_Blocks = tuple[Annotated[AnyBlock, _Held], ...]
 
 Places = tuple[tuple[str, int, int], ...]
 """Positions of blocks: log, start, stop (exclusive). The session's own log is named by an empty text."""
@@ -492,6 +523,16 @@ class UnknownEvent(Event):
     """The fields of its kind, as stored."""
 
 
+def _keep_unknown(value: Any) -> Any:
+    """Return an `UnknownEvent` for a JSON object of a kind that is not known here; other values as they are."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind in KINDS or kind == "unknown":
+        return value
+    common = {name: field for name, field in value.items() if name in Event.model_fields and name != "kind"}
+    payload = {name: field for name, field in value.items() if name not in Event.model_fields}
+    return UnknownEvent(stored_kind=kind, payload=payload, **common)
+
+
 AnyEvent = Annotated[
     PromptAppended
     | TurnImported
@@ -533,8 +574,13 @@ AnyEvent = Annotated[
     | SessionReverted
     | UnknownEvent,
     Field(discriminator="kind"),
+    BeforeValidator(_keep_unknown),
 ]
-"""All classes of events. A type checker narrows it by `event.kind` or by the class."""
+"""All classes of events. A type checker narrows it by `event.kind` or by the class.
+
+It is a type for pydantic and FastAPI: JSON that they write of an event is read as an equal event, blocks included. An
+object of a kind that this version does not know is read as `UnknownEvent`.
+"""
 
 KINDS: dict[str, type[Event]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0]) if cls is not UnknownEvent
@@ -569,7 +615,7 @@ def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
 def without_blocks(event: Event) -> AnyEvent:
     """Return the event without its blocks, as session stores keep it."""
     held = {name: () for name in _BLOCKS if vars(event).get(name)}  # `getattr` is slow where there is no such field
-    return cast(AnyEvent, with_fields(event, held) if held else event)
+    return cast(AnyEvent, lean(event.model_copy(update=held)) if held else event)
 
 
 def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
@@ -593,3 +639,56 @@ def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
         raise ValueError("the body has a field that is stored beside it")
     event: AnyEvent = cls.__pydantic_validator__.validate_python(values)  # `model_validate` adds a tenth of its time
     return lean(event)
+
+
+__all__ = [
+    "KINDS",
+    "Adding",
+    "AnyEvent",
+    "Appending",
+    "ApprovalRequested",
+    "BlocksRemoved",
+    "CallDecided",
+    "CompactionFailed",
+    "Continuing",
+    "CustomEvent",
+    "Event",
+    "HookFailed",
+    "InputReplaced",
+    "LeftOut",
+    "MemoryBehind",
+    "MemoryCaughtUp",
+    "MemoryDegraded",
+    "MemoryFailed",
+    "MemoryRecalled",
+    "ModelCallEnded",
+    "ModelCallStarted",
+    "Phase",
+    "PhaseChanged",
+    "Places",
+    "PlannerNote",
+    "PromptAppended",
+    "PromptJoined",
+    "RunCancelled",
+    "RunCompleted",
+    "RunEnded",
+    "RunFailed",
+    "RunInterrupted",
+    "RunQueued",
+    "RunResumed",
+    "RunStarted",
+    "SessionEnded",
+    "SessionReverted",
+    "StepEnded",
+    "StepStarted",
+    "TextDelta",
+    "ThinkingDelta",
+    "ToolEnded",
+    "ToolStarted",
+    "TurnForgotten",
+    "TurnImported",
+    "TurnNotSaved",
+    "TurnsCleared",
+    "UnknownEvent",
+    "WindowCompacted",
+]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
 import pydantic_core
-from pydantic import AfterValidator
+from pydantic import AfterValidator, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from turnwise.errors import InvalidInputError, TooManyError, shown
 from turnwise.memory.conversation.limits import MAX_VALUES, check_count, count_values
@@ -39,6 +40,10 @@ class FrozenDict(dict[str, Any]):
 
     def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
         return FrozenDict, (dict(self),)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(JsonObject)
 
 
 def freeze(value: Any) -> Any:

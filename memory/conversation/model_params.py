@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError, with_config
@@ -135,6 +135,17 @@ class ModelParams(TypedDict, total=False):
 
 PARAMS: tuple[str, ...] = tuple(ModelParams.__annotations__)
 """The names of all parameters."""
+
+
+def _taken(names: Any) -> tuple[str, ...]:
+    known = ("model", *PARAMS)
+    if isinstance(names, str) or not set(names) <= set(known):
+        raise ValueError(f"must be names among {', '.join(known)}")
+    return tuple(names)
+
+
+SettingsTaken = Annotated[Collection[str], PlainValidator(_taken)]
+"""The settings of runs that an engine applies: `model` and names of `ModelParams`."""
 
 _ELSEWHERE = {
     "model": "pass it beside params: model=",

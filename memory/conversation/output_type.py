@@ -50,7 +50,7 @@ _FORMATS: Mapping[str, Any] = {
 """JSON schema formats of texts, and the types that pydantic reads them as."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputType:
     """The type of a run's answer: a JSON object that fits `schema`."""
 

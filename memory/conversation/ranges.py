@@ -1,9 +1,15 @@
-"""The ranges of settings: durations, counts and sizes are numbers that clocks, Ray and databases can use."""
+"""The ranges of settings: durations, counts and sizes are numbers that clocks, Ray and databases can use.
+
+The types here check the fields of a dataclass that `checked_settings` decorates.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import cast
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
 
 from turnwise.errors import ConfigError
 
@@ -14,42 +20,72 @@ MAX_COUNT = 2**31 - 1
 """The largest count or size."""
 
 
+def seconds(value: Any, *, may_be_0: bool = True, most: float = MAX_SECONDS) -> Any:
+    """Return a duration in seconds.
+
+    Raises:
+        ValueError: it is no number, not finite, below 0 or above `most`, or 0 though it may not be.
+    """
+    if not _is_within(value, most) or not (may_be_0 or value):
+        raise ValueError(f"must be a number of seconds, {'from 0' if may_be_0 else 'above 0 and'} up to {most:g}")
+    return value
+
+
+def number(value: Any, *, most: float, may_be_0: bool = False) -> Any:
+    """Return a number above 0, or from 0, such as a share.
+
+    Raises:
+        ValueError: it is not, or above `most`.
+    """
+    if not _is_within(value, most) or not (may_be_0 or value):
+        raise ValueError(f"must be a number {'from 0' if may_be_0 else 'above 0 and'} up to {most:g}")
+    return value
+
+
+def whole_number(value: Any, *, least: int = 0, most: int = MAX_COUNT) -> Any:
+    """Return a whole number in this range.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"must be a whole number from {least} to {most}")
+    return value
+
+
+def _is_within(value: Any, most: float) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and 0 <= value <= most
+
+
+Seconds = Annotated[float, PlainValidator(seconds)]
+"""From 0."""
+PositiveSeconds = Annotated[float, PlainValidator(partial(seconds, may_be_0=False))]
+Count = Annotated[int, PlainValidator(whole_number)]
+"""From 0."""
+PositiveCount = Annotated[int, PlainValidator(partial(whole_number, least=1))]
+Share = Annotated[float, PlainValidator(partial(number, most=1))]
+"""Above 0 and up to 1."""
+
+
 def check_seconds(
     setting: str, value: object, *, may_be_0: bool = True, may_be_none: bool = False, most: float = MAX_SECONDS
 ) -> None:
-    """Raise unless a setting is a duration in seconds.
-
-    Raises:
-        ConfigError: it is no number, not finite, below 0 or above `most`, or 0 or None though it may not be.
-    """
-    if value is None and may_be_none:
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not 0 <= cast(float, value) <= most or not (may_be_0 or value):
-        low = "from 0" if may_be_0 else "above 0 and"
-        raise ConfigError(setting, value, f"must be a number of seconds, {low} up to {most:g}")
-
-
-def check_number(setting: str, value: object, *, most: float, may_be_0: bool = False) -> None:
-    """Raise unless a setting is a number above 0, or from 0, such as a share.
-
-    Raises:
-        ConfigError: it is not, or above `most`.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not 0 <= cast(float, value) <= most or not (may_be_0 or value):
-        raise ConfigError(setting, value, f"must be a number {'from 0' if may_be_0 else 'above 0 and'} up to {most:g}")
+    """Raise ConfigError unless a setting is a duration: see `seconds`."""
+    if not (value is None and may_be_none):
+        _check(setting, value, partial(seconds, may_be_0=may_be_0, most=most))
 
 
 def check_whole_number(
     setting: str, value: object, least: int = 0, most: int = MAX_COUNT, *, may_be_none: bool = False
 ) -> None:
-    """Raise unless a setting is a whole number in this range.
+    """Raise ConfigError unless a setting is a whole number: see `whole_number`."""
+    if not (value is None and may_be_none):
+        _check(setting, value, partial(whole_number, least=least, most=most))
 
-    Raises:
-        ConfigError: it is not.
-    """
-    if value is None and may_be_none:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(setting, value, f"must be a whole number from {least} to {most}")
+
+def _check(setting: str, value: object, check: partial[Any]) -> None:
+    try:
+        check(value)
+    except ValueError as error:
+        raise ConfigError(setting, value, str(error)) from None

@@ -1,6 +1,7 @@
-"""`RunRecord`: a run as it is stored. A run produces one answer and ends exactly once."""
+"""`RunRecord`: a run as it is stored. A run produces one answer and ends exactly once.
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
+"""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,6 +9,7 @@ from typing import Literal
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.notebook_display import record_html
+from turnwise.memory.conversation.records import Record
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.usage import Usage
 
@@ -50,7 +52,7 @@ RUN_CHANGES: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunRecord(Record):
     """A run as it is stored."""
 
     run_id: str

@@ -1,6 +1,7 @@
-"""`SessionRecord`: a session as it is stored."""
+"""`SessionRecord`: a session as it is stored.
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
+"""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.notebook_display import record_html
-from turnwise.memory.conversation.records import replace
+from turnwise.memory.conversation.records import Record, replace
 from turnwise.memory.conversation.usage import Usage
 
 SessionStatus = Literal["active", "ended"]
@@ -26,7 +27,7 @@ class SessionKey(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionRecord:
+class SessionRecord(Record):
     """A session's row: its owner, its settings, and the counters that its next commit starts from."""
 
     session_id: str
@@ -78,7 +79,7 @@ class SessionRecord:
         """Return whether it may be deleted at this time, in seconds since the epoch."""
         return self.ttl_s is not None and self.updated_at + self.ttl_s <= now
 
-    def committed(self, **changes: Any) -> SessionRecord:
+    def committed(self, **changes: Any) -> "SessionRecord":
         """Return the row after the next commit: with these changes, and with the revision raised by 1."""
         return replace(self, revision=self.revision + 1, **changes)
 

@@ -1,13 +1,16 @@
 """Spans: ranges of positions in append-only block logs. A turn is a few of them, so a snapshot costs O(1).
 
 Every session appends to one log. A span names its log, so a fork can point into its parent's.
-"""
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import GetCoreSchemaHandler, Strict
+from pydantic_core import CoreSchema, core_schema
 
 
 class Span(NamedTuple):
@@ -17,9 +20,16 @@ class Span(NamedTuple):
     start: int
     stop: int
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return how pydantic reads a span: from a list. Its own way for named tuples takes thrice as long."""
+        number = core_schema.int_schema(strict=True)
+        parts = core_schema.tuple_schema([core_schema.str_schema(strict=True), number, number], strict=False)
+        return core_schema.no_info_after_validator_function(cls._make, parts)
 
-Spans = tuple[Span, ...]
-"""Spans in reading order."""
+
+Spans = Annotated[tuple[Span, ...], Strict(False)]
+"""Spans in reading order. JSON has them as lists."""
 
 
 def holds(span: Span, other: Span) -> bool:

@@ -18,7 +18,7 @@ from turnwise.memory.conversation.events import (
 from turnwise.memory.conversation.usage import Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """A call of the model or of a tool, or a step that an engine or a tool has named."""
 

@@ -21,7 +21,7 @@ Wants = Literal["approval", "result", "budget"]
 Verdict = Literal["approved", "rejected", "provided"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CallState:
     """The state of a call. A call that ended without a decision has no state, only its result."""
 
@@ -45,7 +45,7 @@ class CallState:
         return self.wants is not None and self.verdict is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ApprovalDecision:
     """A decision about a tool call.
 
@@ -68,7 +68,7 @@ class ApprovalDecision:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PendingCall:
     """A call that somebody has to decide about."""
 

@@ -37,7 +37,7 @@ from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.growing_text import whole
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Message:
     """Consecutive blocks of one side of the conversation. Tool results come first on the user's side."""
 

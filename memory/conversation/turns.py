@@ -1,7 +1,9 @@
-"""Turns: immutable snapshots of a conversation, as spans over append-only block logs."""
+"""Turns: immutable snapshots of a conversation, as spans over append-only block logs.
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
+"""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -13,6 +15,7 @@ from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.message_formats import MessageFormat, Messages, to_messages
 from turnwise.memory.conversation.notebook_display import turn_html
 from turnwise.memory.conversation.output_type import read_answer
+from turnwise.memory.conversation.records import Record
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, cut, join, overlap, places, size
 from turnwise.memory.conversation.usage import Usage
@@ -27,7 +30,7 @@ OPEN_STATUSES = ("pending", "queued", "running")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TurnRecord:
+class TurnRecord(Record):
     """A turn as it is stored: where its blocks are, not the blocks.
 
     The snapshot is `input + output`; the blocks that the turn added to its parent are `prompt + output`. While the turn
@@ -234,7 +237,7 @@ class Turn:
         """
         return to_messages(self.blocks, format)
 
-    def typed(self, model: Any) -> Turn:
+    def typed(self, model: Any) -> "Turn":
         """Return this turn with `model` as the class that `parsed` makes."""
         turn = Turn(self._session_id, self._record, self._cache, self._asked)
         turn._model = model
@@ -263,7 +266,7 @@ class Turn:
         """
         return self._record.metadata
 
-    def as_started(self) -> Turn:
+    def as_started(self) -> "Turn":
         """Return a copy of this turn without its answer, as it was when its run started."""
         status: TurnStatus = "running" if self._record.input else self._record.status
         record = replace(
@@ -271,7 +274,7 @@ class Turn:
         )
         return Turn(self._session_id, record, self._cache, self._asked)
 
-    def recalling(self, block: Block) -> Turn:
+    def recalling(self, block: Block) -> "Turn":
         """Return a copy of this turn with a block before its prompt, for requests to a model. It is never stored."""
         record, own = self._record, join(self._record.prompt)
         before, prompt = cut(record.input, size(record.input) - size(own))
@@ -280,7 +283,7 @@ class Turn:
         shown = join(before, [Span(_RECALLED, 0, 1)], prompt)
         return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, [block]))
 
-    def showing(self, blocks: Sequence[Block]) -> Turn:
+    def showing(self, blocks: Sequence[Block]) -> "Turn":
         """Return a copy of this turn with other blocks, for a request to a model. It is never stored."""
         cache = BlockCache()
         cache.add("", 0, list(blocks))
@@ -302,10 +305,13 @@ class Turn:
 
     def __reduce__(self) -> tuple[object, ...]:
         spans = join(self._record.prompt, self._record.input, self._record.output)
-        return turn_of, (self._session_id, self._record, tuple(spans), self._cache.read_encoded(spans))
+        blocks = self._cache.read_encoded(spans)
+        return functools.partial(
+            turn_of, session_id=self._session_id, record=self._record, spans=spans, encoded=blocks
+        ), ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """How a run ended, or stands when a wait for it is over. `turn` is None if the run's turn was dropped."""
 
@@ -313,7 +319,7 @@ class Outcome:
     turn: Turn | None
 
 
-def turn_of(session_id: str, record: TurnRecord, spans: Spans, encoded: Sequence[str]) -> Turn:
+def turn_of(session_id: str, record: TurnRecord, spans: Spans, encoded: Sequence[str]) -> "Turn":
     """Return a turn from the encoded blocks of `spans`, in order."""
     cache = BlockCache()
     cache.add_spans(spans, encoded)

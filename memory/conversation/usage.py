@@ -1,12 +1,15 @@
-"""`Usage`: tokens, calls, time and cost of runs."""
+"""`Usage`: tokens, calls, time and cost of runs.
 
-from __future__ import annotations
+Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
+"""
 
 from dataclasses import dataclass
 
+from turnwise.memory.conversation.records import Record
+
 
 @dataclass(frozen=True, kw_only=True)
-class Usage:
+class Usage(Record):
     """Usage in the provider's tokens, calls, seconds and money. `+` adds two usages, `-` gives the difference."""
 
     input_tokens: int = 0
@@ -26,7 +29,7 @@ class Usage:
     """The part of `input_tokens` and `output_tokens` that no provider reported and turnwise counted itself: of answers
     that were stopped or broke off, and of servers that report no usage."""
 
-    def __add__(self, other: Usage) -> Usage:
+    def __add__(self, other: "Usage") -> "Usage":
         # Spelt out for speed: every run adds and subtracts a few times.
         return Usage(
             input_tokens=self.input_tokens + other.input_tokens,
@@ -40,7 +43,7 @@ class Usage:
             counted_tokens=self.counted_tokens + other.counted_tokens,
         )
 
-    def __sub__(self, other: Usage) -> Usage:
+    def __sub__(self, other: "Usage") -> "Usage":
         return Usage(
             input_tokens=self.input_tokens - other.input_tokens,
             output_tokens=self.output_tokens - other.output_tokens,

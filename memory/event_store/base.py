@@ -17,8 +17,11 @@ class HistoryStore(Protocol):
 
     A session without events has an empty history. Each method is one transaction; a cancelled call was carried out
     whole or not at all. Events are read as they were written, with their blocks, so that a history is enough to rebuild
-    the conversation: see `transcripts.rebuild`. Methods raise `StoreError` if the
-    store cannot be reached, read or written.
+    the conversation: see `transcripts.rebuild`. Methods raise `StoreError` if the store cannot be reached, read or
+    written.
+
+    A store of your own writes an event as `event.model_dump_json()`, and reads it by pydantic's
+    `TypeAdapter(AnyEvent)`. `check_appended` makes the checks of `append` that need nothing of the store.
     """
 
     async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
@@ -60,7 +63,7 @@ class HistoryStore(Protocol):
         """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
 
 
-def check_session(key: SessionKey, events: Sequence[Event]) -> None:
+def check_appended(key: SessionKey, events: Sequence[Event]) -> None:
     """Raise InvalidInputError if an event belongs to another session, or a name in it cannot be kept by each store."""
     check_names("session_id", *key)
     for event in events:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.event_store.base import HistoryStore, check_session
+from turnwise.memory.event_store.base import HistoryStore, check_appended
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import open_events, seal_event
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -31,7 +31,7 @@ class EncryptedHistory:
         return f"EncryptedHistory({self._inner!r})"
 
     async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
-        check_session(key, events)
+        check_appended(key, events)
         await self._inner.append(key, await self._sealed(key, events))
 
     async def _sealed(self, session: SessionKey, events: Sequence[Event]) -> list[Event]:

@@ -9,7 +9,7 @@ from turnwise.errors import HistoryConflictError, StoreClosedError
 from turnwise.memory.conversation.events import AnyEvent, Event, without_blocks
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.weights import first_of
-from turnwise.memory.event_store.base import check_session
+from turnwise.memory.event_store.base import check_appended
 from turnwise.memory.stores.base import check_limit
 
 
@@ -26,7 +26,7 @@ class InMemoryHistory:
 
     async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
         self._check_open()
-        check_session(key, events)
+        check_appended(key, events)
         stored = dict(self._sessions.get(key, {}))
         keys = {event.key: event.seq for event in stored.values() if event.key is not None}
         for event in cast(Sequence[AnyEvent], events):

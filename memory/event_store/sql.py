@@ -11,7 +11,7 @@ from sqlalchemy import Column, Index, MetaData, PrimaryKeyConstraint, Table, Tex
 from turnwise.errors import HistoryConflictError
 from turnwise.memory.conversation.events import AnyEvent, Event, without_blocks
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.event_store.base import check_session
+from turnwise.memory.event_store.base import check_appended
 from turnwise.memory.stores.base import check_limit
 from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
 from turnwise.memory.stores.sql.rows import event_row, read_event
@@ -80,7 +80,7 @@ class SQLHistory(SecureDeleteDatabase):
         )
 
     async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
-        check_session(key, events)
+        check_appended(key, events)
         rows = [_row(event) for event in sorted(events, key=lambda event: event.seq)]
 
         def append(connection: sa.Connection) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
-from turnwise.errors import ConfigError
+from pydantic import PlainValidator
+
 from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
+from turnwise.memory.conversation.checked_settings import checked_settings
 from turnwise.memory.conversation.notebook_display import record_html
-from turnwise.memory.conversation.ranges import check_whole_number
+from turnwise.memory.conversation.ranges import PositiveCount
 from turnwise.memory.conversation.spans import Spans
-from turnwise.memory.longterm.pickling import pickled_by_values
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType, checked_types
 from turnwise.memory.stores.base import Page
 
@@ -21,7 +23,7 @@ Status = Literal["active", "resolved"]
 """Whether an item still matters. A resolved item, such as a goal that was reached, is no longer recalled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Scope:
     """The user, session and agent that own an item. They come from the session, never from a model's arguments."""
 
@@ -32,8 +34,7 @@ class Scope:
     """None for all of the user's agents."""
 
 
-@pickled_by_values
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """The place in a conversation that an item comes from."""
 
@@ -44,8 +45,7 @@ class Source:
     """The spans of its blocks in block logs."""
 
 
-@pickled_by_values
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryItem:
     """A piece of memory. A user has at most one item with an `id`."""
 
@@ -100,7 +100,8 @@ class ItemChanges(TypedDict, total=False):
     expires_at: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+@checked_settings()
 class Recall:
     """A query to a memory.
 
@@ -111,18 +112,15 @@ class Recall:
     scope: Scope
     query: str
     limit: int = 10
-    types: Collection[MemoryType] | None = None
+    types: Annotated[Collection[MemoryType] | None, PlainValidator(checked_types)] = None
     as_of: float | None = None
     with_profile: bool = False
     """Whether to return the user's profile as well."""
     per_category: bool = False
     """Whether `limit` is for each category."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "types", checked_types(self.types))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProfiledRecall:
     """A user's profile, which is for every request, and the items found for this request."""
 
@@ -150,7 +148,14 @@ class Profiled(Protocol):
         """Pin an item that the scope sees to the profile, or unpin it; return whether it is a valid item."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _label_name(name: Any) -> Any:
+    if not re.fullmatch(r"\w[\w .-]{0,63}", name):
+        raise ValueError("must be up to 64 letters, digits, spaces and _.-")
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked_settings()
 class Label:
     """The name of a memory in sessions, and its share of a request: the attribute `label` of a memory.
 
@@ -160,16 +165,11 @@ class Label:
         ConfigError: the name or the number cannot be used.
     """
 
-    name: str | None = None
+    name: Annotated[str, PlainValidator(_label_name)] | None = None
     """The name in items, events, lists and `save(memory=...)`: up to 64 letters, digits, spaces and `_.-`. The class's
     name if None."""
-    max_tokens: int | None = None
+    max_tokens: PositiveCount | None = None
     """How many tokens its recalled items may take in a request; None for no limit but that of all memories."""
-
-    def __post_init__(self) -> None:
-        if self.name is not None and not re.fullmatch(r"\w[\w .-]{0,63}", self.name):
-            raise ConfigError("name", self.name, "must be up to 64 letters, digits, spaces and _.-")
-        check_whole_number("max_tokens", self.max_tokens, 1, may_be_none=True)
 
     def __identity__(self) -> tuple[()]:
         """Return the same for all labels; see `identity`."""
@@ -224,7 +224,7 @@ class DegradedRecall(list[MemoryItem]):
         self.trouble = trouble
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DegradedRecall, (list(self), self.trouble)
+        return functools.partial(DegradedRecall, items=list(self), trouble=self.trouble), ()
 
 
 @runtime_checkable

@@ -27,7 +27,7 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.providers.openai_chat import ERROR, arguments_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TurnBlocks:
     """A turn, and the spans of the blocks that it added."""
 

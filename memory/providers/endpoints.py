@@ -20,7 +20,7 @@ JsonMode = Literal["json_schema", "tool", "json_object"]
 JSON mode, with the schema in the instructions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """What one kind of server accepts in the Chat Completions API."""
 
@@ -164,7 +164,7 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lesson:
     """A rule for learning from a server's refusal what it accepts."""
 

@@ -36,7 +36,7 @@ MAX_BYTES = 1 << 40
 """More bytes than any block has: for conversations of which no session limits the prompts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Given:
     """A conversation that was read."""
 

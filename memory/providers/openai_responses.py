@@ -29,7 +29,7 @@ BETWEEN = "\n\n"
 """The separator between two parts of one thought."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reasoning:
     """A received reasoning item without its text: what `encode` needs to send it back."""
 

@@ -49,7 +49,7 @@ Kind = Literal[
 """The possible errors of a conversation: see `check`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """The rules of a provider. Everything that needs no code is here and nowhere else."""
 

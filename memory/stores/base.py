@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 SessionOrder = Literal["created_at", "updated_at"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Page(Generic[Item]):
     """Items in order, and the cursor of the next page."""
 
@@ -77,7 +77,7 @@ class Commit:
         return self.session.log_size - len(self.blocks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Activation:
     """The state of a session that a new owner starts from."""
 

@@ -20,7 +20,7 @@ Outcome = BaseException | None
 """The error of a piece of work; None if it is durably done."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Waiting(Generic[Work]):
     work: Work
     key: Hashable

@@ -29,7 +29,7 @@ RUNS_PAGE = 100
 """How many runs of a session are read at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SessionFilter:
     """Which sessions are searched for, besides what stores filter by. Fields that are None match all."""
 

@@ -13,7 +13,7 @@ LABEL = "turnwise/"
 """Prefix of the names of connections to a server."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RayId:
     """Identity of a Ray cluster, also of one that a single process has started."""
 

@@ -128,7 +128,7 @@ class _Counter(ABC):
         return self.text(data.decode(errors="replace"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ByteCounter(_Counter):
     """Counts UTF-8 bytes: an upper bound, since each token of a byte-level vocabulary has at least one byte.
 
@@ -150,7 +150,7 @@ _BYTES = 4
 """UTF-8 bytes per token, about, in English."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RoughCounter(_Counter):
     """Counts four UTF-8 bytes as a token: an estimate that takes no time, for usage that no provider reports."""
 
@@ -165,7 +165,7 @@ class RoughCounter(_Counter):
         return -(-len(text.encode(errors="surrogatepass")) // _BYTES)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TiktokenCounter(_Counter):
     """Counts by the model's vocabulary, or by o200k_base for models that tiktoken does not know.
 

@@ -21,7 +21,7 @@ Size = tuple[int, int]
 """Width and height in pixels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Patches:
     """One token per square of `side` pixels, after scaling the image down to at most `most` squares."""
 
@@ -36,7 +36,7 @@ class Patches:
         return ceil(min(patches, self.most) * self.factor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tiles:
     """`base` tokens, and `tile` per square of 512 pixels, after scaling the image down into 2048 by 768 pixels."""
 

@@ -26,7 +26,7 @@ class Form(Protocol):
         """Return the text with the content merged into it, if the result is valid."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FreeText:
     """Any text. Merged content is appended after a blank line."""
 
@@ -42,7 +42,7 @@ class FreeText:
         return "\n\n".join(filter(None, [before.strip(), self.replace(content)]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Markdown:
     """A Markdown text with the template's headings in order. The text under them is free; headings may be added."""
 

@@ -140,10 +140,14 @@ class TurnwiseError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By its fields, since an OSError keeps only three of its arguments.
-        return type(self), tuple(getattr(self, name) for name in self.fields), vars(self)
+        return _error_of, (type(self), {name: getattr(self, name) for name in self.fields}), vars(self)
 
     def __str__(self) -> str:
         return self.message.format(**{name: getattr(self, name) for name in self.fields})
+
+
+def _error_of(cls: type[TurnwiseError], fields: dict[str, object]) -> TurnwiseError:
+    return cls(*(fields[name] for name in cls.fields))
 
 
 class InvalidInputError(TurnwiseError):

@@ -4,7 +4,7 @@ from turnwise.memory.conversation.runs import RunRecord as RunRecord, RunState a
 from turnwise.memory.conversation.sessions import SessionKey as SessionKey, SessionRecord as SessionRecord
 from turnwise.memory.conversation.steps import Step as Step
 from turnwise.memory.conversation.usage import Usage as Usage
-from turnwise.memory.event_store.base import HistoryStore as HistoryStore
+from turnwise.memory.event_store.base import HistoryStore as HistoryStore, check_appended as check_appended
 from turnwise.memory.event_store.encrypted import EncryptedHistory as EncryptedHistory
 from turnwise.memory.event_store.in_memory import InMemoryHistory as InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory as SQLHistory

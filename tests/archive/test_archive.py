@@ -395,7 +395,7 @@ def nested(depth: int) -> dict[str, Any]:
             "turn .* follows turn 3, and new turns begin at 4",
         ),
         ("turnwise_archive", lambda line: line["session"].update(seq=4), "the session's last event is 4"),
-        ("turnwise_archive", lambda line: line["session"].update(status="x"), "not one of active, ended"),
+        ("turnwise_archive", lambda line: line["session"].update(status="x"), "status must be 'active' or 'ended'"),
         ("turnwise_archive", lambda line: line["session"].update(created_at=math.inf), "no number that stores"),
         ("turnwise_archive", lambda line: line["session"].update(updated_at=math.nan), "no number that stores"),
         ("turnwise_archive", lambda line: line["session"].update(ttl_s=math.inf), "no number that stores"),

@@ -416,6 +416,17 @@ def test_each_page_of_the_design_has_at_most_120_lines() -> None:
         assert page.read_text(encoding="utf-8").count("\n") <= 120, page.name
 
 
+def test_no_frozen_dataclass_with_a_public_name_has_slots() -> None:
+    """Pickle would write its values by position: one more field in a later version would shift the others."""
+    for floor in FLOORS:
+        for path in files_of(floor):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    made = [ast.unparse(each) for each in node.decorator_list if "dataclass" in ast.unparse(each)]
+                    is_positional = any("frozen=True" in each and "slots=True" in each for each in made)
+                    assert not is_positional, f"{path.relative_to(ROOT)}: {node.name} has slots"
+
+
 def test_the_reference_is_made_from_the_code_as_it_is() -> None:
     made, there = reference_pages.pages(), {page.name: page for page in (ROOT / "docs/reference").glob("*.md")}
     assert set(made) == set(there)

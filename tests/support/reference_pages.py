@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, get_args, get_origin
 
 import griffe
 
@@ -33,6 +34,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.http.config import PREFIX
 from turnwise.http.problems import status_of
 from turnwise.http.settings import HttpSettings
+from turnwise.memory.conversation import checked_settings, ranges
 from turnwise.memory.longterm.session_memory import MemoryAccess
 
 ROOT = Path(__file__).parents[2]
@@ -260,8 +262,22 @@ def default_of(field: griffe.Attribute) -> str:
 
 def type_of(field: griffe.Attribute) -> str:
     """Return a field's type, without the limits of its values."""
-    plain = re.sub(r"Annotated\[([^,]+), .*?\)\]", r"\1", str(field.annotation))
+    plain = ast.unparse(_Plain().visit(ast.parse(str(field.annotation), mode="eval")))
     return f"`{cell(plain)}`"
+
+
+class _Plain(ast.NodeTransformer):
+    """Replaces types with limits of their values by types without."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        alias = getattr(ranges, node.id, getattr(checked_settings, node.id, None))
+        return ast.Name(get_args(alias)[0].__name__) if get_origin(alias) is Annotated else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        if ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+            return node.slice.elts[0]
+        self.generic_visit(node)
+        return node
 
 
 def environment_page() -> str:

@@ -159,7 +159,7 @@ class ClusterClient:
         return client
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _find, (self.namespace, self.name)
+        return partial(_find, namespace=self.namespace, name=self.name), ()
 
     def open_store(self) -> SessionStore:
         """Open and return a new store, which the caller closes."""

@@ -15,7 +15,7 @@ PART = 1_000
 """The most blocks of a part, unless one turn has more: a part is one commit, and delays others as long as that."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """Some turns of a conversation, which are stored in one commit."""
 
@@ -24,7 +24,7 @@ class Part:
     """Its idempotency key; None for the session to make one, of a conversation that is one part."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Conversation:
     """A conversation that was read and checked."""
 

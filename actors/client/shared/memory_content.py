@@ -16,7 +16,7 @@ Message: TypeAlias = str | Block | Mapping[str, str]
 _ROLES: Mapping[str, type[User | Text | System]] = {"user": User, "assistant": Text, "system": System}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryContent:
     """What an orchestrator sends to its model: the conversation, and what long-term memories have about a message."""
 

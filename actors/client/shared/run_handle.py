@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from turnwise.actors.client.shared.cluster_client import ClusterClient
@@ -83,7 +84,8 @@ class RunHandle:
         return hash((self._ref, self.run_id))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._client, self._ref, self.run_id, self.turn_index)
+        values = {"client": self._client, "ref": self._ref, "run_id": self.run_id, "turn_index": self.turn_index}
+        return partial(type(self), **values), ()
 
     def _turn_of(self, outcome: ClientOutcome, timeout_s: float | None, until: Until) -> Turn:
         """Return the turn of a run that stands so after a wait.

@@ -55,7 +55,7 @@ _NO_KEY = "no-api-key"
 
 
 @needs(endpoint="pass the resource's URL, such as AzureOpenAI(endpoint='https://name.openai.azure.com')")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AzureOpenAI:
     """A resource of Azure OpenAI. The engine's `model` is the name of the deployment."""
 
@@ -69,7 +69,7 @@ class AzureOpenAI:
 
 
 @needs(model="name a model, such as OpenAIEngine('gpt-5')")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpenAIEngine:
     """Streams answers from a model behind the Chat Completions API or the Responses API.
 

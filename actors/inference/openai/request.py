@@ -16,7 +16,7 @@ from turnwise.memory.providers.endpoints import Profile, taught
 Engine_co = TypeVar("Engine_co", bound=EngineSettings, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequestSettings(Generic[Engine_co]):
     """The engine's settings, the run's model and parameters, and what the server accepts of them."""
 

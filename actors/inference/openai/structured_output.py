@@ -44,7 +44,7 @@ class _LooseError(Exception):
     """A schema uses a feature that strict mode does not support."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Form:
     """How a typed answer is requested."""
 

@@ -83,7 +83,7 @@ def _set_result(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ToolContext:
     """One attempt of one tool call. The session makes it, not the model, so its user can be trusted.
 

@@ -33,7 +33,7 @@ MAX_BACKOFF_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolOutcome:
     """A call's result, its duration in seconds with pauses, and how often its tool was called (0 if refused)."""
 
@@ -42,7 +42,7 @@ class ToolOutcome:
     tries: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Answer:
     """The result of one attempt. `final`: a retry would have the same result."""
 
@@ -53,7 +53,7 @@ class _Answer:
     blocks: tuple[Content, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, init=False)
 class ToolRegistry:
     """The tools that a model may call. Holds settings only, so it pickles with the engine that has it.
 
@@ -148,7 +148,7 @@ class ToolRegistry:
         """
         if not tools:
             return self
-        settings = {name: getattr(self, name) for name in self.__slots__ if name not in ("tools", "allow")}
+        settings = {name: getattr(self, name) for name in vars(self) if name not in ("tools", "allow")}
         allow = None if self.allow is None else (*self.allow, *tools)
         return ToolRegistry(*self.tools, *tools_of_run(tools), allow=allow, **settings)
 

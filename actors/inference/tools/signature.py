@@ -26,7 +26,7 @@ MAX_OUTPUT_BYTES = 65_536
 """The maximum size of the schema of an answer, which is stored with the run: bytes of JSON in UTF-8."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Arguments:
     """The parameters of a function: those that the model passes, and those that get the `ToolContext`."""
 
@@ -44,8 +44,8 @@ class Arguments:
         model = create_model("Arguments", __config__=config, **cast(Any, dict(zip(names, types, strict=True))))
         object.__setattr__(self, "model", model)
 
-    def __reduce__(self) -> tuple[type[Arguments], tuple[Any, ...]]:
-        return Arguments, (self.parameters, self.contexts)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(Arguments, parameters=self.parameters, contexts=self.contexts), ()
 
     def check(self, document: str) -> dict[str, Any]:
         """Return the value of each parameter. Raises pydantic's ValidationError."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Protocol, cast, overload
+from typing import Annotated, Any, Protocol, cast, overload
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PlainValidator, ValidationError
 
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.signature import (
@@ -27,15 +27,16 @@ from turnwise.actors.inference.tools.signature import (
     without_partial,
 )
 from turnwise.errors import ConfigError, InvalidInputError, shown
+from turnwise.memory.conversation.checked_settings import checked_settings
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
-from turnwise.memory.conversation.ranges import check_seconds, check_whole_number
+from turnwise.memory.conversation.ranges import Count, PositiveSeconds
 from turnwise.memory.conversation.run_tools import MAX_TOOLS, MAX_TOOLS_BYTES, is_tool_name
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]
 """Returns, given a call's arguments, whether a person must approve the call. Must not block."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolDefinition:
     """A tool as it is declared to the model."""
 
@@ -45,7 +46,14 @@ class ToolDefinition:
     """A JSON schema of an object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _tool_name(name: Any) -> Any:
+    if not is_tool_name(name):
+        raise ValueError("a tool's name has 1 to 64 letters, digits, _ and -: pass name=...")
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked_settings("tool {0.name!r}: ")
 class Tool:
     """A function that a model may call; made by `tool` or `external_tool`. Calling the tool calls the plain function.
 
@@ -53,7 +61,7 @@ class Tool:
     as one of a script or a notebook, is pickled by value, with cloudpickle.
     """
 
-    name: str
+    name: Annotated[str, PlainValidator(_tool_name)]
     description: str
     parameters: FrozenDict
     """A JSON schema of an object."""
@@ -61,20 +69,14 @@ class Tool:
     """A function, coroutine function or object with `.remote`; None for an external tool."""
     model: Arguments | type[BaseModel] | None = field(default=None, compare=False, repr=False)
     """Checks the arguments; if None, the schema does."""
-    timeout_s: float | None = None
+    timeout_s: PositiveSeconds | None = None
     """The time limit of one attempt, in seconds; None: the registry's."""
-    retries: int | None = None
+    retries: Count | None = None
     """How often a failed call is retried, whatever the registry's `on_error`; None: the registry's."""
     approval: bool | Approval = False
     """Whether a person must approve a call before it is made."""
     repeatable: bool = False
     """Whether a call may be repeated if the process was lost while it ran."""
-
-    def __post_init__(self) -> None:
-        if not is_tool_name(self.name):
-            raise ConfigError("name", self.name, "a tool's name has 1 to 64 letters, digits, _ and -: pass name=...")
-        check_seconds(f"tool {self.name!r}: timeout_s", self.timeout_s, may_be_0=False, may_be_none=True)
-        check_whole_number(f"tool {self.name!r}: retries", self.retries, may_be_none=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function, without checks, timeout and retries."""

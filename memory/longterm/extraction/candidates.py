@@ -85,7 +85,7 @@ class Refusal(StrEnum):
     TOO_MANY = "too_many"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """Size limits of facts and answers."""
 

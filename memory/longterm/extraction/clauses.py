@@ -14,7 +14,7 @@ ORDERS = (MemoryType.INSTRUCTIONS, MemoryType.WORKFLOW)
 """The types of facts that an instruction of the user may support."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Clause:
     """The text between two punctuation marks."""
 

@@ -21,7 +21,7 @@ from turnwise.memory.longterm.recall.word_frequency import COMMON, log_frequency
 from turnwise.memory.longterm.types import MemoryType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Verdict:
     """The user's statement that supports a candidate fact, or a quotation to store instead."""
 

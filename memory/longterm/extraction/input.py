@@ -29,7 +29,7 @@ from turnwise.memory.longterm.recall.analyzer import words
 from turnwise.memory.longterm.recall.prompt_sections import PREAMBLE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UserStatement:
     """A piece of a user's own words, normalized in case, quotes and spaces."""
 
@@ -68,7 +68,7 @@ class UserStatement:
         return self.cased[start:stop].strip()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourcedStatement:
     """A text of the assistant's, and the results of tools that it had in that turn."""
 
@@ -78,7 +78,7 @@ class SourcedStatement:
     """Of each result: the tool's name, the words of the result, and their stems without stop words."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExtractionInput:
     """The input of fact extraction."""
 
@@ -129,7 +129,7 @@ def _stated(item: MemoryItem, most: int) -> Iterator[SourcedStatement]:
 _RESULT_CHARS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Line:
     who: str
     text: str

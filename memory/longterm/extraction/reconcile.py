@@ -56,7 +56,7 @@ _SHOWN = 64
 """The maximum number of similar facts shown if there are many statements, unless `count` is larger."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Accepted:
     """An accepted fact, the user's statement of it, and the facts that it replaces (or that replace it, if newer)."""
 
@@ -67,7 +67,7 @@ class Accepted:
     """The numbers of facts of the same answer that it contradicts, and that the user said earlier."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReconcileResult:
     """The accepted facts of an answer, and counts of the others."""
 

@@ -41,7 +41,7 @@ class ChromaPlace(VectorsPlace, Protocol):
         """Return the folders of this machine that it is kept in; None if a server keeps it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChromaFolder:
     """A folder of this machine. One process at a time has it open: another is refused with a StoreError.
 
@@ -97,7 +97,7 @@ class ChromaFolder:
         return [Path(self.path).absolute()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ChromaServer:
     """A server that `chroma run` started. What was deleted stands in its files until somebody runs `chroma vacuum`."""
 
@@ -146,7 +146,7 @@ class ChromaServer:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PostgresVectors:
     """A table of PostgreSQL, without Chroma. Recall reads a user's vectors, so it needs no index and no extension."""
 
@@ -160,7 +160,7 @@ class PostgresVectors:
         return SQLVectors(self.url, name, embedding)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChromaInMemory:
     """Chroma in this process's memory, shared by all indexes of the process. For tests."""
 

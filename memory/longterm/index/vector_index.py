@@ -160,7 +160,7 @@ class VectorIndex:
         self._vectors.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Health:
     """The result of checking the index."""
 
@@ -182,7 +182,7 @@ def no_vectors() -> VectorIndex:
     return VectorIndex(NoVectors(), _NoEmbedding())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NoVectors:
     """A place that keeps no vectors."""
 

@@ -12,7 +12,7 @@ from turnwise.memory.longterm.types import MemoryType, checked_types
 from turnwise.memory.stores.base import Page
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ItemFilter:
     """A filter of items. An item matches if it fits all fields.
 
@@ -51,7 +51,7 @@ SPACE = "items"
 """The space of a store that is opened without a name of another. See `ItemStore`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredItem:
     """A stored item and its owner."""
 

@@ -72,9 +72,7 @@ class RedisItems(RedisDatabase):
         self._space = checked_space(space)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        url, prefix, timeout_s, connections = self._settings
-        make = partial(RedisItems, prefix=prefix, space=self._space, timeout_s=timeout_s, connections=connections)
-        return make, (url,)
+        return partial(RedisItems, **self._settings, space=self._space), ()
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         items = [checked_item(scope, item) for item in items]

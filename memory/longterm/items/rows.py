@@ -18,7 +18,7 @@ ROWS = 1 << 32
 """How many row numbers a user has: those from the user's number times this. So a user's rows are one range."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One item as it is stored."""
 
@@ -47,7 +47,7 @@ class Revision(NamedTuple):
 NOTHING = Revision()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Loaded:
     """A user's rows as of a revision."""
 
@@ -62,7 +62,7 @@ class Loaded:
     """Whether there are no more rows after these."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Pending:
     """An item whose text has no vectors yet."""
 

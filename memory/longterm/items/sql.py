@@ -61,9 +61,7 @@ class SQLItems(SecureDeleteDatabase):
         """The driver's connection of `revisions`, which waits for no lock; opened by the first `load`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        url, lock_timeout_s, connections = self._settings
-        make = partial(SQLItems, space=self._space, lock_timeout_s=lock_timeout_s, connections=connections)
-        return make, (url,)
+        return partial(SQLItems, **self._settings, space=self._space), ()
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         return [item.id for item in await self.add([(scope, items)], at=at)]

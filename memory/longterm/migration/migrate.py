@@ -30,7 +30,7 @@ SKIPS_LISTED = 1000
 """The most skipped memories that a report lists. It counts all of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MigrationReport:
     """The result of a migration: `read == written + known + sum(skipped.values())`."""
 

@@ -21,7 +21,7 @@ class SkipReason(StrEnum):
     """It would not be a valid item, for example because of the user's id."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Skipped:
     """A memory that was not copied."""
 

@@ -21,7 +21,7 @@ _MILLISECONDS = 1e11
 """Times from this number on are in milliseconds: in seconds they would be after the year 5138."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FlatMemory:
     """A memory as its source has it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
 from collections.abc import Mapping
@@ -47,7 +48,7 @@ class ConfiguredEmbedding:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ConfiguredEmbedding, (self._kind, self._name, self._config)
+        return functools.partial(ConfiguredEmbedding, kind=self._kind, name=self._name, config=self._config), ()
 
     def __repr__(self) -> str:
         return f"{self._kind.__name__}({self._name!r}, built from its config)"

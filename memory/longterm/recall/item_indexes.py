@@ -23,7 +23,7 @@ HELD_BYTES, HELD_LISTS = 256 << 20, 1_000
 """How much the indexes may take in memory, and how many may be held."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Indexed:
     """The index of a list, and how much of it that is."""
 

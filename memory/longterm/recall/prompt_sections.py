@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Annotated, Any
 
-from turnwise.errors import ConfigError
+from pydantic import PlainValidator
+
 from turnwise.memory.conversation.blocks import System
+from turnwise.memory.conversation.checked_settings import checked_settings
 from turnwise.memory.conversation.events import LeftOut
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.recall.quoting import quote
@@ -30,25 +33,26 @@ BUCKETS = (("Today", 0), ("Yesterday", 1), ("Previous 5 days", 6), ("Previous 90
 OLDER = "Older"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _section(name: Any) -> Any:
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise ValueError("must be of a-z, 0-9 and _, and begin with a letter")
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked_settings("RetrievalResult.")
 class RetrievalResult:
     """The items that one memory recalled."""
 
     items: Sequence[MemoryItem]
     """The items, the best first."""
-    section: str | None = None
+    section: Annotated[str, PlainValidator(_section)] | None = None
     """The section's name before `_memory`: `static`, `vector`. None for one section per category of the items."""
     max_tokens: int | None = None
     """The most tokens of this memory's sections; None for no limit of its own."""
 
-    def __post_init__(self) -> None:
-        if self.section is not None and not re.fullmatch("[a-z][a-z0-9_]*", self.section):
-            raise ConfigError(
-                "RetrievalResult.section", self.section, "must be of a-z, 0-9 and _, and begin with a letter"
-            )
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sections:
     """The sections of recalled items, as a part of a prompt."""
 
@@ -161,7 +165,7 @@ def _within(max_tokens: int, found: Sequence[_Found], size: Callable[[Collection
     return chosen
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Profile:
     """The section of a user's profile, which is for every request of the user."""
 

@@ -23,7 +23,7 @@ WINDOW = 24
 """A sentence with more words is split into windows of this many words, which overlap by half."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Term:
     """A word of a query."""
 
@@ -35,7 +35,7 @@ class Term:
     language: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Query:
     """A parsed message. Each part is scored independently of the others."""
 

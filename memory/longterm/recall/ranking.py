@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Weights:
     """The weights of the ranking. `tests/bench/weights.py` says how the defaults were chosen.
 
@@ -102,7 +102,7 @@ FACTS = Weights(reach=0, least=2.0)
 """For facts: each stands for itself, and of those that share less than the best does most are look-alikes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Asked:
     """A query as numbers, matched against the items."""
 
@@ -123,7 +123,7 @@ class Asked:
     """The items whose name the query has, each with the log frequency of the name's rarest word."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Matched:
     """The items' scores by words and names, before anything is known of vectors."""
 
@@ -140,7 +140,7 @@ class Matched:
     weights: Weights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ranked:
     """The relevant items, the best first."""
 

@@ -9,7 +9,7 @@ from turnwise.memory.conversation.notebook_display import items_html
 from turnwise.memory.longterm.base import MemoryItem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RecalledContent:
     """What memories recalled for one query, by their kinds, the best of each memory first.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -42,7 +43,8 @@ class Similarity:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _similarity, (portable(self._embedding), self._held, self._limit_s)
+        settings = {"embedding": portable(self._embedding), "held": self._held, "limit_s": self._limit_s}
+        return functools.partial(_similarity, **settings), ()
 
     def of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
         """Return the cosine of the query and each text, from -1 to 1. Makes what it has no vector of, `BATCH` at once.

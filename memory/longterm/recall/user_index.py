@@ -78,7 +78,7 @@ _ROOM = 64
 """For how many vectors there is room at least."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Match:
     """How the items of an index match the words of a query; see `UserIndex.match`."""
 

@@ -24,7 +24,7 @@ LINE = 20
 """Lines of a text with at least this many characters are also searched for separately."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Found:
     """The result of a search."""
 

@@ -62,7 +62,7 @@ class Overwriting(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Erasure:
     """The report of a deletion: how many items, and whether any of their texts was found afterwards."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from turnwise.memory.longterm.retention.deletion import Erasure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Forgotten:
     """Counts of what was removed, and the results of the verification.
 

@@ -6,11 +6,15 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from functools import partial
+from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
-from turnwise.errors import ConfigError, StoreError
+from pydantic import PlainValidator
+
+from turnwise.errors import StoreError
 from turnwise.memory.background import log_failure
-from turnwise.memory.conversation.ranges import check_seconds
+from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.ranges import seconds
 from turnwise.memory.longterm.types import MemoryType
 
 PAUSE_S = 1.0
@@ -21,7 +25,13 @@ MAX_KEEP_S = 1e10
 """The longest `keep_s`, in seconds: three centuries."""
 
 
-@dataclass(frozen=True, slots=True)
+def _sorted_types(types: Collection[MemoryType]) -> tuple[MemoryType, ...]:
+    """Return the types, sorted, since a memory's actor is found by its settings."""
+    return tuple(sorted(map(MemoryType, set(types))))
+
+
+@dataclass(frozen=True)
+@checked_settings("Retention.")
 class Retention:
     """Items that were last used longer ago than `keep_s` expire: they are never recalled, and a sweep deletes them.
 
@@ -30,23 +40,13 @@ class Retention:
     again.
     """
 
-    keep_s: float
+    keep_s: Annotated[float, PlainValidator(partial(seconds, may_be_0=False, most=MAX_KEEP_S))]
     """How long unused items are kept, in seconds."""
     _: KW_ONLY
     refresh: bool = True
     """Whether a recall, or being in the profile of a request, counts as a use."""
-    types: Collection[MemoryType] | None = None
+    types: Annotated[Collection[MemoryType], PlainValidator(_sorted_types)] | None = None
     """The types of items that expire; other types never do. All if left out."""
-
-    def __post_init__(self) -> None:
-        check_seconds("Retention.keep_s", self.keep_s, may_be_0=False, most=MAX_KEEP_S)
-        if self.types is not None:
-            try:
-                # Sorted, since a memory's actor is found by its settings.
-                types = tuple(sorted({MemoryType(kind) for kind in self.types}))
-            except ValueError as error:
-                raise ConfigError("Retention.types", self.types, str(error)) from error
-            object.__setattr__(self, "types", types)
 
     def since(self, now: float) -> float:
         """Return the time since which an item must have been used to be unexpired."""

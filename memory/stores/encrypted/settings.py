@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from turnwise.errors import ConfigError
-from turnwise.memory.conversation.ranges import check_seconds
+from pydantic import PlainValidator
+
+from turnwise.memory.conversation.checked_settings import checked_settings
+from turnwise.memory.conversation.ranges import Seconds
 from turnwise.memory.conversation.required_arguments import needs
 
 KEY_BYTES = 32
 
 
+def _function(key: Any) -> Any:
+    if not callable(key):
+        raise ValueError("pass a function from a user id to 32 bytes, or None")
+    return key
+
+
 @needs(key="pass a function from a user's id to the user's key")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+@checked_settings()
 class Encryption:
     """Keys of users, and how long they are cached. Needs `cryptography`: `pip install turnwise[encryption]`.
 
@@ -22,15 +32,10 @@ class Encryption:
     their texts. The process of an open session has the decrypted data in memory until it gives up the session.
     """
 
-    key: Callable[[str], bytes | None] = field(repr=False)
+    key: Annotated[Callable[[str], bytes | None], PlainValidator(_function)] = field(repr=False)
     """Returns the key of a user id: 32 random bytes, always the same. Returns None or raises KeyError if there is no
     key. It is pickled for every process with sessions, and called there on threads, also concurrently. It should fetch
     keys from where they are stored, and have none itself."""
-    cache_s: float = 60.0
+    cache_s: Seconds = 60.0
     """How long a process uses a key before it fetches the key again, in seconds, 0 or more. A deleted key may be used
     for as long."""
-
-    def __post_init__(self) -> None:
-        if not callable(self.key):
-            raise ConfigError("key", type(self.key).__name__, "pass a function from a user id to 32 bytes, or None")
-        check_seconds("cache_s", self.cache_s)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from turnwise.errors import ConfigError, CorruptRecordError, StoreError, StoreURLError
@@ -64,7 +65,12 @@ class RedisDatabase(Shared):
             raise ConfigError("prefix", prefix, "must be 1 to 64 letters, digits, '_', ':', '.' or '-'")
         check_seconds("timeout_s", timeout_s, may_be_0=False)
         check_whole_number("connections", connections, 1, MAX_CONNECTIONS)
-        self._settings = (url, prefix, timeout_s, connections)
+        self._settings: dict[str, Any] = {
+            "url": url,
+            "prefix": prefix,
+            "timeout_s": timeout_s,
+            "connections": connections,
+        }
         self._prefix = prefix
         self._name = redact(url)
         self._client = _client(url, self._name, timeout_s, connections)
@@ -77,11 +83,7 @@ class RedisDatabase(Shared):
         return f"{type(self).__name__}({self._name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._open, self._settings
-
-    @classmethod
-    def _open(cls, url: str, prefix: str, timeout_s: float, connections: int) -> Self:
-        return cls(url, prefix=prefix, timeout_s=timeout_s, connections=connections)
+        return functools.partial(type(self), **self._settings), ()
 
     async def close(self) -> None:
         """Close the connections. Closing twice is fine; any other call afterwards raises StoreClosedError."""

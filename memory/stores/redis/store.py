@@ -19,9 +19,10 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.conversation.codec import decode_record, decoded, encode_json, encode_record
+from turnwise.memory.conversation.codec import decode_record, decoded
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import digest_of, new_key
+from turnwise.memory.conversation.records import record_text
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import FIXED, SESSION_CHANGES, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, union
@@ -103,7 +104,7 @@ class RedisStore(RedisDatabase):
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
         with self._translated():
             args = [
-                *(_name(session.key), encode_record(session, _BORN), encode_record(session, _CHANGES), session.epoch),
+                *(_name(session.key), record_text(session, _BORN), record_text(session, _CHANGES), session.epoch),
                 *(session.status, session.revision, session.log_size),
                 *(" ".join(_places(session)), pack_usage(session.usage)),
                 *(finite(session.created_at, "created_at"), *_times(session)),
@@ -154,7 +155,7 @@ class RedisStore(RedisDatabase):
             commit = checked_commit(commit)
             first = commit.log_size_before
             args = [
-                *(_number(session.log), epoch, _name(key), encode_record(session, _CHANGES), session.status),
+                *(_number(session.log), epoch, _name(key), record_text(session, _CHANGES), session.status),
                 *(session.revision, session.revision - 1, session.log_size, first),
                 *(pack_usage(session.usage), *_times(session)),
                 place_of(commit.forget_events) if commit.forget_events else "",
@@ -346,18 +347,18 @@ class RedisStore(RedisDatabase):
 
 def _name(key: SessionKey) -> bytes:
     """Return the name under which a session is found."""
-    return encode(encode_json(list(key)))
+    return json.dumps(list(key)).encode()  # in ASCII, so that a name that nothing can have is looked up too
 
 
 _MANY = 2**31
 """A limit above any possible number of results."""
 
 # The log, the epoch and the revision are stored outside the JSON text: scripts use them.
-_BORN = tuple(name for name in FIXED if name not in ("log", "epoch"))
-_CHANGES = tuple(name for name in SESSION_CHANGES if name != "revision")
+_BORN = set(FIXED) - {"log", "epoch"}
+_CHANGES = set(SESSION_CHANGES) - {"revision"}
 
-_TURN = tuple(field.name for field in fields(TurnRecord))
-_RUN = tuple(field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id"))
+_TURN = {field.name for field in fields(TurnRecord)}
+_RUN = {field.name for field in fields(RunRecord)} - {"session_id", "user_id"}
 
 
 def _shown(part: bytes) -> str:
@@ -378,7 +379,7 @@ def _rows(rows: Sequence[Sequence[Argument]]) -> list[Argument]:
 
 
 def _turn_row(turn: TurnRecord) -> tuple[str, str, str]:
-    return place_of(turn.index), "o" if turn.is_open else "e", encode_record(turn, _TURN)
+    return place_of(turn.index), "o" if turn.is_open else "e", record_text(turn, _TURN)
 
 
 def _new_run_row(run: RunRecord) -> tuple[str, str, str, str, str]:
@@ -388,7 +389,7 @@ def _new_run_row(run: RunRecord) -> tuple[str, str, str, str, str]:
 def _run_text(run: RunRecord) -> tuple[str, str]:
     """Return a letter for the run's state (ended, open, or queued or running), and the run as text."""
     letter = "u" if run.state in UNSETTLED else "w" if run.is_open else "e"
-    return letter, encode_record(run, _RUN)
+    return letter, record_text(run, _RUN)
 
 
 def _times(session: SessionRecord) -> tuple[str, str]:

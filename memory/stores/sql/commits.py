@@ -20,7 +20,7 @@ from turnwise.memory.stores.sql.sqlite_file import begin_writing
 from turnwise.memory.stores.sql.statements import Row, Statements
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Asked:
     """A requested commit, converted to rows."""
 

@@ -47,7 +47,7 @@ _meta = sa.Table(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Schema:
     """The tables of one kind of store. Stores of several kinds may share a database."""
 

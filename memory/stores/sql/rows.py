@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
+import pydantic_core
+
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.codec import decoded, decoded_event, record_of, to_json
+from turnwise.memory.conversation.codec import decoded, decoded_event, to_json
 from turnwise.memory.conversation.corrupt_records import UNDECODABLE, UnfitError
 from turnwise.memory.conversation.events import AnyEvent, Event, encode_body
 from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.records import record_of
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
 from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans
@@ -50,7 +52,7 @@ def _values(row: Any, names: Iterable[str], texts: set[str]) -> dict[str, Any]:
         if value is UNDECODABLE:
             raise UnfitError("it is not UTF-8 text")
         if value is not None:
-            found[name] = json.loads(value) if name in texts else value
+            found[name] = pydantic_core.from_json(value) if name in texts else value
     if "usage" in found:
         found["usage"] = {_LONG.get(name, name): number for name, number in dict(found["usage"]).items()}
     return found
@@ -146,7 +148,8 @@ def read_session(row: Any) -> SessionRecord:
     return decoded(
         f"session {row.session_id if isinstance(row.session_id, str) else f'of key {row.key}'}",
         lambda: record_of(
-            SessionRecord, _values(row, _SESSION_FIELDS, _SESSION_TEXTS), log=str(row.key), usage=read_usage(row)
+            SessionRecord,
+            _values(row, _SESSION_FIELDS, _SESSION_TEXTS) | {"log": str(row.key), "usage": read_usage(row)},
         ),
     )
 
@@ -185,7 +188,7 @@ def read_turn(row: Any, key: SessionKey) -> TurnRecord:
                 values[name] = [
                     (str(row.session if log == _OWN_LOG else log), start, stop) for log, start, stop in spans
                 ]
-        return record_of(TurnRecord, values, index=row.idx, forgotten=bool(row.forgotten))
+        return record_of(TurnRecord, values | {"index": row.idx, "forgotten": bool(row.forgotten)})
 
     return decoded(f"turn {key.session_id}#{row.idx}", decode)
 
@@ -235,7 +238,7 @@ def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
 def read_run(row: Any, key: SessionKey) -> RunRecord:
     def decode() -> RunRecord:
         values = _values(row, _RUN_FIELDS, _RUN_TEXTS)
-        return record_of(RunRecord, values, **key._asdict(), joins=bool(row.joins))
+        return record_of(RunRecord, {**values, **key._asdict(), "joins": bool(row.joins)})
 
     return decoded(f"run {row.run_id}", decode)
 

@@ -35,7 +35,7 @@ SCHEMA = Schema(name="schema_version", version=1, tables=tables)
 _Key = BigInteger().with_variant(Integer(), "sqlite")
 
 USAGE: dict[str, type[int | float]] = {
-    field.name: {"int": int, "float": float}[str(field.type)] for field in fields(Usage)
+    field.name: float if isinstance(field.default, float) else int for field in fields(Usage)
 }
 """Usage columns of a session and their types, so that SQL can sum them. Usage of turns and runs is JSON text."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -40,7 +40,7 @@ class SecureDeleteDatabase(SQLDatabase):
         if isinstance(url, str) and url.startswith("sqlite"):
             url = resolve_url(url)  # absolute, so that a pickle names the same file everywhere
         super().__init__(url, self.schema, lock_timeout_s=lock_timeout_s, connections=connections)
-        self._settings = (url, lock_timeout_s, connections)
+        self._settings: dict[str, Any] = {"url": url, "lock_timeout_s": lock_timeout_s, "connections": connections}
         self._is_sqlite = self._engine.dialect.name == "sqlite"
         if self._is_sqlite:
             sa.event.listen(self._engine, "connect", _overwrite_what_is_deleted)
@@ -64,11 +64,7 @@ class SecureDeleteDatabase(SQLDatabase):
         return [file, *(file.with_name(f"{file.name}-{kind}") for kind in ("wal", "shm", "journal"))]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._open, self._settings
-
-    @classmethod
-    def _open(cls, url: str, lock_timeout_s: float, connections: int) -> Self:
-        return cls(url, lock_timeout_s=lock_timeout_s, connections=connections)
+        return partial(type(self), **self._settings), ()
 
     def _lock_user(self, connection: sa.Connection, user_id: str) -> None:
         """Make this the only transaction that writes items of this user; on SQLite, the only one that writes at all."""

@@ -30,7 +30,7 @@ _SIZES = (32, 8)
 """Row counts for which multi-row INSERT statements are compiled."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Compiled:
     text: str
     pick: Callable[[dict[str, Any]], tuple[Any, ...]] | None

@@ -38,7 +38,7 @@ _GIGABYTE = 1 << 30
 _RAY_FOLDERS = ("/tmp/ray", "/dev/shm")  # noqa: S108 - where Ray has its logs, and its objects
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """What one check has found."""
 

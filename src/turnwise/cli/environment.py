@@ -30,7 +30,7 @@ _IMPORTED = ("ray", "openai", "pydantic", "sqlalchemy", "turnwise")
 """Packages that take long to import, and are imported by each process of a session."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a process has. It has no secret."""
 

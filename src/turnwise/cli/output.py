@@ -27,7 +27,7 @@ Cell = str | tuple[str, str]
 """The text of a table's cell, or the text and its style on a terminal."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Column:
     """A column of a table."""
 

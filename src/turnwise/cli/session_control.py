@@ -62,7 +62,7 @@ RAY_ADDRESS = "RAY_ADDRESS"
 _IDLE = "has no call that waits for a decision"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Place:
     """Where a session is."""
 

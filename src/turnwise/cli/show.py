@@ -36,7 +36,7 @@ _NOT_SHOWN = "(if memory added a profile, notes or recalled items to this, they 
 _HEAD, _QUIET = "bold", "dim"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shown:
     """What was read of a session."""
 
@@ -152,7 +152,7 @@ async def _one(session: AsyncSession, which: str) -> Turn:
         raise missing(f"turn or run of session {session.id!r} called", which, there) from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sent:
     """What a run's model was given."""
 

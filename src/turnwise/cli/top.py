@@ -42,7 +42,7 @@ _STATES = ("running", "queued", "awaiting_approval")
 _MEGABYTE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """What is going on at one moment."""
 

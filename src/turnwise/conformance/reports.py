@@ -43,7 +43,7 @@ SEEDS = 200
 """On how many random conversations a strategy is checked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """What came out of one law."""
 
@@ -54,7 +54,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """What came out of all laws of a kind."""
 

@@ -53,7 +53,7 @@ _STRATEGIES: Mapping[str, type[Any]] = {
 _MEMORIES: Mapping[str, type[Any]] = {"vector": VectorMemory, "lexical": LexicalMemory}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Assembly:
     """A service that was put together and not started."""
 

@@ -12,25 +12,31 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import PlainValidator
 from starlette.requests import HTTPConnection
 
 from turnwise.errors import ConfigError, shown
+from turnwise.memory.conversation.checked_settings import checked_settings
 from turnwise.memory.conversation.ids import check_id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+@checked_settings()
 class Identity:
-    """Who makes a request."""
+    """Who makes a request.
 
-    user_id: str
+    Raises:
+        InvalidIdError: the user's id cannot be one.
+    """
+
+    user_id: Annotated[str, PlainValidator(partial(check_id, "user id"))]
+    """Of a request without a user, `Auth` returns None, and no identity."""
     is_operator: bool = False
     """An operator's console shows all users' sessions. It changes nothing in the API."""
-
-    def __post_init__(self) -> None:
-        """Raise InvalidIdError unless the user is one: a request without one is answered with None, not with this."""
-        check_id("user id", self.user_id)
 
 
 Auth = Callable[[HTTPConnection], "Identity | str | Awaitable[Identity | str | None] | None"]

@@ -39,7 +39,7 @@ _LEAST = 8
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConnectionLimits:
     """The bounds of a server's connections; see `HttpSettings`."""
 

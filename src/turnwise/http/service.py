@@ -106,7 +106,7 @@ class Service:
             await asyncio.wait(self._tasks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Caller:
     """Who makes a request, and on which service."""
 

@@ -20,7 +20,7 @@ def _captures_content() -> bool:
     return os.environ.get(CONTENT, "").strip().lower() in _WITH_CONTENT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Telemetry:
     """Traces and metrics of a manager's sessions, by OpenTelemetry; see `SessionManager(telemetry=...)`.
 

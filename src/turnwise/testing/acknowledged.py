@@ -17,7 +17,7 @@ from turnwise.testing.faults import append_line
 What = Literal["prompt", "run", "end", "fork", "followed", "gone", "dropped"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Note:
     """One acknowledgement to a caller."""
 

@@ -38,7 +38,7 @@ from turnwise.memory.stores.reading import INDEX, SEQ, TURN_INDEX, pages, read_b
 from turnwise.testing.acknowledged import Acknowledged, Digest, Note
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Violation:
     """A violated invariant."""
 
@@ -50,7 +50,7 @@ class Violation:
         return f"session {self.session_id!r}: {self.law}: {self.what}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Audit:
     """What was checked, and the violations."""
 
@@ -130,7 +130,7 @@ async def audit(
     return Audit(counts=counts, violations=tuple(violations))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredSession:
     """All records of a session in a store."""
 
@@ -223,7 +223,7 @@ def _leading(run: RunRecord | None, runs: Mapping[str, RunRecord]) -> RunRecord 
     return run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Step:
     """A turn beside the one before it."""
 

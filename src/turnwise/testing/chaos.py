@@ -25,7 +25,7 @@ LOOK_S = 0.25
 """The interval in which faults are counted, in seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Bounds:
     """When a chaos run ends: after `seconds`, `faults` and one of each of `kinds`, but at most `most_s` seconds."""
 

@@ -16,7 +16,7 @@ Life = Callable[[Faults], Coroutine[Any, Any, None]]
 """A scenario: creates a `World` with these faults, uses it, and asserts. Deterministic without faults."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """One fault at one point of a scenario."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -36,7 +37,7 @@ raises, never answers, breaks off within its answer, returns an object that is n
 only thoughts, leaves a tool call open, ignores a cancel, raises SystemExit, or kills its process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FaultPlan:
     """Which faults to inject; `Faults` injects them.
 
@@ -94,7 +95,8 @@ class Faults:
         """The number of faults by kind and point, such as `error store.commit after`."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _elsewhere, (self.plan, self.seed, self.journal, os.getpid())
+        settings: dict[str, Any] = {"plan": self.plan, "seed": self.seed, "journal": self.journal, "pid": os.getpid()}
+        return functools.partial(_elsewhere, **settings), ()
 
     def strike(self, point: str, *offers: Kind) -> Kind | None:
         """Return the fault that happens at this point: one of the offered kinds, or None. A fault is counted."""

@@ -20,7 +20,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version, **packages}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The result of a chaos run."""
 

@@ -21,7 +21,7 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pause:
     """A pause within a scripted answer, in seconds. `math.inf`: until the run is cancelled or times out."""
 
@@ -36,7 +36,7 @@ ScriptedAnswer: TypeAlias = Part | Sequence[Part]
 
 
 @needs(script="pass the answers, such as ScriptedEngine(['Hello.'])")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScriptedEngine:
     """Gives the answers of a script in order, one at each call of the model: no key, no network, no model.
 

@@ -46,7 +46,7 @@ IF_BUSY: tuple[IfBusy, ...] = (
 """What callers draw from; all but `rollback`, which discards what was acknowledged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """The sessions, callers, and requests. Rates are from 0 to 1; the remaining requests are plain runs."""
 

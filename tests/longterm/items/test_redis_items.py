@@ -261,7 +261,8 @@ def test_a_store_serves_several_event_loops_and_completes_calls_before_closing(r
 def test_a_store_pickles_as_its_settings(redis_url: str) -> None:
     store = RedisItems(redis_url, prefix="p", timeout_s=3.0, connections=2)
     again = pickle.loads(pickle.dumps(store))
-    assert type(again) is RedisItems and again._settings == store._settings == (redis_url, "p", 3.0, 2)
+    assert type(again) is RedisItems and again._settings == store._settings
+    assert store._settings == {"url": redis_url, "prefix": "p", "timeout_s": 3.0, "connections": 2}
     assert repr(again) == repr(store) == f"RedisItems({redis_url!r})"
 
 

@@ -6,11 +6,12 @@ import copy
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import openai
+from pydantic import PlainValidator
 
 from turnwise.actors.inference.completion import CompletionContext
 from turnwise.actors.inference.engine import RequestFrame, RunContext, SessionView, StepContext, Suspend
@@ -35,9 +36,10 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, answer_text
+from turnwise.memory.conversation.checked_settings import Names, checked_settings
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
 from turnwise.memory.conversation.output_type import OutputType, as_said
-from turnwise.memory.conversation.ranges import check_whole_number
+from turnwise.memory.conversation.ranges import PositiveCount
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.openai_responses import encode
@@ -85,8 +87,21 @@ _PASSED_ON = ("service_tier", "prompt_cache_key", "safety_identifier")
 """Parameters of runs that both of OpenAI's APIs take, and `ModelSettings` has no name for."""
 
 
+def _source(agent: Any) -> Any:
+    if isinstance(agent, Agent):
+        hold_targets(agent)
+    elif isinstance(agent, str):
+        module, _, name = agent.partition(":")
+        if not module or not name:
+            raise ValueError("must be 'package.module:name'")
+    elif not callable(agent) or isinstance(agent, type):
+        raise ValueError("must be an Agent, a function that makes one, or 'module:name'")
+    return agent
+
+
 @needs(agent="pass an Agent, a function that makes one, or 'module:name'")
 @dataclass(frozen=True)
+@checked_settings()
 class AgentsSDKEngine:
     """Answers with an agent of the OpenAI Agents SDK, which keeps its tools, handoffs, guardrails and models.
 
@@ -129,33 +144,16 @@ class AgentsSDKEngine:
         FrameworkError: the installed SDK has another interface.
     """
 
-    agent: Agent[Any] | Factory | str
+    agent: Annotated[Agent[Any] | Factory | str, PlainValidator(_source)]
     _: KW_ONLY
     context: Any = None
-    max_turns: int = 20
+    max_turns: PositiveCount = 20
     run_config: RunConfig | None = None
     stream: bool = True
     after_handoff: Literal["return", "stay"] = "return"
-    repeatable: Collection[str] = ()
+    repeatable: Names = ()
     output_type: FrozenDict | None = None
     """Set by `answering`: the type of answers for runs without one."""
-
-    def __post_init__(self) -> None:
-        agent = self.agent
-        if isinstance(agent, Agent):
-            hold_targets(agent)
-        elif isinstance(agent, str):
-            module, _, name = agent.partition(":")
-            if not module or not name:
-                raise ConfigError("agent", agent, "must be 'package.module:name'")
-        elif not callable(agent) or isinstance(agent, type):
-            raise ConfigError("agent", shown(agent), "must be an Agent, a function that makes one, or 'module:name'")
-        check_whole_number("max_turns", self.max_turns, 1)
-        if self.after_handoff not in ("return", "stay"):
-            raise ConfigError("after_handoff", self.after_handoff, "must be 'return' or 'stay'")
-        if isinstance(self.repeatable, str):
-            raise ConfigError("repeatable", self.repeatable, "must be a list of names")
-        object.__setattr__(self, "repeatable", tuple(self.repeatable))
 
     def __reduce__(self) -> tuple[Any, ...]:
         for agent in agents_of(self.agent) if isinstance(self.agent, Agent) else ():

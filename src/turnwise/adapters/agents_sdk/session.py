@@ -52,7 +52,7 @@ _TASKS: weakref.WeakValueDictionary[str, asyncio.Task[Any]] = weakref.WeakValueD
 _NONCE = new_id()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Unsure:
     """A change that was given to the session."""
 

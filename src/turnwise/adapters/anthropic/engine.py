@@ -66,7 +66,7 @@ _NO_KEY = "no-api-key"
 
 
 @needs(model="name a model, such as AnthropicEngine('claude-sonnet-4-5')")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AnthropicEngine:
     """Streams answers from a Claude model behind Anthropic's Messages API.
 

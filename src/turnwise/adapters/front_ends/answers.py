@@ -111,7 +111,7 @@ def _unless_zero(numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(numbers) if any(numbers) else ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Piece:
     """Something that the watcher of an answer is told."""
 

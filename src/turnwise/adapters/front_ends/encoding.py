@@ -20,7 +20,7 @@ _STOP_FRAMES = 1 << 20
 """More than the frames with which a stream stops."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Frame:
     """One server-sent event: an object of the protocol, or a text, and the id with which a client resumes behind it."""
 

@@ -19,7 +19,7 @@ Place = tuple[str, str]
 """A thread's id and a namespace."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Space:
     """The state of one namespace of a thread."""
 
@@ -49,7 +49,7 @@ class Space:
         return cls(key, revision, written, pruned, head, writer, ends)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
     """A stored checkpoint."""
 
@@ -59,7 +59,7 @@ class Row:
     record: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Commit:
     """What becomes part of a space, whole or not at all."""
 

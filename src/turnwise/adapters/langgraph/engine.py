@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import PlainValidator
 
 from turnwise.actors.inference.engine import SessionView, StepContext
 from turnwise.adapters.langgraph.graph_run import GraphRun, GraphSettings
@@ -18,7 +20,8 @@ from turnwise.adapters.langgraph.tool_journal import install, tool_nodes
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.model_params import PARAMS
+from turnwise.memory.conversation.checked_settings import Names, checked_settings
+from turnwise.memory.conversation.model_params import SettingsTaken
 from turnwise.memory.conversation.required_arguments import needs
 from turnwise.memory.conversation.turns import Turn
 
@@ -31,8 +34,31 @@ with framework("langgraph", extra="langgraph", tested="1.2"):
     expect(StateGraph.compile, "checkpointer", "cache", "store", "interrupt_before", "interrupt_after", "debug", "name")
 
 
+def _graph(graph: Any) -> Any:
+    if isinstance(graph, str):
+        module, _, name = graph.partition(":")
+        if not (module and name):
+            raise ValueError('must name a module and a graph in it: "my_app.graphs:graph"')
+    elif not isinstance(graph, Pregel | StateGraph) and not callable(graph):
+        raise ValueError('must be a graph, a function that returns one, or the place of one as "module:name"')
+    return graph
+
+
+def _checkpointer(saver: Any) -> Any:
+    if saver is not None and not _is_saver(saver) and not callable(saver):
+        raise ValueError("must be a checkpointer, or a function that returns one")
+    return saver
+
+
+def _mapping(config: Any) -> Any:
+    if not isinstance(config, Mapping):
+        raise ValueError("must be a mapping, such as {'recursion_limit': 50}")
+    return config
+
+
 @needs(graph="pass a graph, a function that returns one, or 'module:name'")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+@checked_settings()
 class LangGraphEngine:
     """Answers with a LangGraph graph whose state has a channel of messages.
 
@@ -89,39 +115,19 @@ class LangGraphEngine:
         ConfigError: a setting is wrong, or the graph has no channel of messages.
     """
 
-    graph: Any
+    graph: Annotated[Any, PlainValidator(_graph)]
     _: KW_ONLY
-    checkpointer: Any = None
-    takes: Collection[str] = ()
-    repeatable: Collection[str] = ()
-    config: Mapping[str, Any] = field(default_factory=dict)
+    checkpointer: Annotated[Any, PlainValidator(_checkpointer)] = None
+    takes: SettingsTaken = ()
+    repeatable: Names = ()
+    config: Annotated[Mapping[str, Any], PlainValidator(_mapping)] = field(default_factory=dict)
     context: Any = None
     messages_key: str = "messages"
     engine_name: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.graph, str):
-            module, _, name = self.graph.partition(":")
-            if not (module and name):
-                raise ConfigError("graph", self.graph, 'must name a module and a graph in it: "my_app.graphs:graph"')
-        elif isinstance(self.graph, Pregel | StateGraph):
+        if isinstance(self.graph, Pregel | StateGraph):
             _check(self.graph, self.messages_key)
-        elif not callable(self.graph):
-            why = 'must be a graph, a function that returns one, or the place of one as "module:name"'
-            raise ConfigError("graph", self.graph, why)
-        known = ("model", *PARAMS)
-        if isinstance(self.takes, str) or not set(self.takes) <= set(known):
-            raise ConfigError("takes", self.takes, f"must be names among {', '.join(known)}")
-        if isinstance(self.repeatable, str):
-            raise ConfigError("repeatable", self.repeatable, "must be a list of names of tools")
-        if not isinstance(self.config, Mapping):
-            raise ConfigError("config", self.config, "must be a mapping, such as {'recursion_limit': 50}")
-        if self.checkpointer is not None and not _is_saver(self.checkpointer) and not callable(self.checkpointer):
-            raise ConfigError(
-                "checkpointer", self.checkpointer, "must be a checkpointer, or a function that returns one"
-            )
-        object.__setattr__(self, "takes", tuple(self.takes))
-        object.__setattr__(self, "repeatable", tuple(self.repeatable))
 
     def __reduce__(self) -> tuple[Any, ...]:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -149,7 +155,7 @@ def _engine(given: Mapping[str, Any]) -> LangGraphEngine:
     return LangGraphEngine(**given)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Compilation:
     """How a graph was compiled. It travels in place of the graph, in which LangGraph compares objects by `is`."""
 

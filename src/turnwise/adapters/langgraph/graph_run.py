@@ -83,7 +83,7 @@ _FORGETTING: set[asyncio.Task[None]] = set()
 """Deletions of threads, referenced here so that they are not garbage-collected."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Waiting:
     """Calls that wait for decisions, all about one question of the graph."""
 
@@ -97,7 +97,7 @@ class _Waiting:
     """The call of a tool node that asks, whose tool begins again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Place:
     """A call of the graph's channel: its id in the transcript, and its place among the calls of its message."""
 
@@ -106,7 +106,7 @@ class _Place:
     places: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GraphSettings:
     """A compiled graph, and how its runs use it; see `LangGraphEngine`."""
 

@@ -21,7 +21,7 @@ _PREFIX = "interrupt-"
 _REJECTED = "rejected: "
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """A tool call about which an interrupt asks, as a graph's middleware words it."""
 
@@ -94,7 +94,7 @@ def match(requests: Sequence[Request], calls: Iterable[tuple[str, str, Mapping[s
     return found or None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Decided:
     """A call about which a decision was made."""
 

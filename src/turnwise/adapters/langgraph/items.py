@@ -15,7 +15,7 @@ Name = tuple[str, str]
 """An item's namespace as it is stored, each label followed by a dot; and its key."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Found:
     """Which items a search wants."""
 
@@ -25,7 +25,7 @@ class Found:
     offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """What one transaction does: it reads, then refreshes what it read, then writes."""
 

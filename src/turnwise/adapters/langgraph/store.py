@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -98,17 +99,23 @@ class TurnwiseStore(BaseStore):
         serde: SerializerProtocol | None = None,
     ) -> None:
         self.ttl_config = ttl
-        self._settings = (url, embedding, tuple(fields), ttl, serde)
+        self._settings: dict[str, Any] = {
+            "url": url,
+            "embedding": embedding,
+            "fields": tuple(fields),
+            "ttl": ttl,
+            "serde": serde,
+        }
         self._embedding, self._fields = embedding, tuple(fields)
         self._serde = serde or JsonPlusSerializer()
         self._items = open_items(url)
         self._loop = LoopThread(redact(url))
 
     def __repr__(self) -> str:
-        return f"TurnwiseStore({redact(self._settings[0])!r})"
+        return f"TurnwiseStore({redact(self._settings['url'])!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, self._settings
+        return functools.partial(TurnwiseStore, **self._settings), ()
 
     def close(self) -> None:
         """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
@@ -333,16 +340,6 @@ class _Work:
         kind, data = unpack(f"item {row.key!r} of namespace {row.namespace!r}", row.value)
         value: dict[str, Any] = self._serde.loads_typed((kind, data))
         return value
-
-
-def _opened(
-    url: str,
-    embedding: Embedding | None,
-    fields: Sequence[str],
-    ttl: TTLConfig | None,
-    serde: SerializerProtocol | None,
-) -> TurnwiseStore:
-    return TurnwiseStore(url, embedding=embedding, fields=fields, ttl=ttl, serde=serde)
 
 
 def _stored(namespace: Sequence[str]) -> str:

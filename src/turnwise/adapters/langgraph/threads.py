@@ -53,7 +53,7 @@ Write = tuple[int, str, Typed | list[Typed]]
 """A pending write: its number, its channel, its value serialised; a list element by element."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredWrite:
     """A pending write as it was stored."""
 
@@ -64,7 +64,7 @@ class StoredWrite:
     ref: Ref
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stored:
     """A checkpoint as it was stored, with the elements that its values and pending writes are made of."""
 
@@ -83,7 +83,7 @@ class Stored:
         return set(self.metadata.get("counters_since_delta_snapshot") or ()) - self.refs.keys()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Put:
     """A checkpoint to store. What a caller may still change is serialised."""
 

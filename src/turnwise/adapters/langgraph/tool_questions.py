@@ -31,7 +31,7 @@ _NUMBERS: ContextVar[Callable[[], int] | None] = ContextVar("turnwise_langgraph_
 """Gives numbers to the functional API's tasks that the current tool call starts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Question:
     """An interrupt that waits for its answer."""
 
@@ -164,7 +164,7 @@ class _Node:
         return self.next - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Numbers:
     """Numbers the tasks of a node: those that a call starts by the call's numbers, others as before."""
 

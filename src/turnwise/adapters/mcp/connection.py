@@ -154,7 +154,7 @@ class Connection:
             return link
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Request:
     """What a link knew when a request began."""
 

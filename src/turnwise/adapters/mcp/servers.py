@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import httpx2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class McpStdio:
     """An MCP server that is a program of its own, spoken to by its standard input and output.
 
@@ -67,7 +67,7 @@ class McpStdio:
         return tuple(each for each in (*(self.env or {}).values(), *inherited) if len(each) >= LONG)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class McpHttp:
     """An MCP server behind a URL, spoken to by streamable HTTP. Each process connects once, for all its sessions."""
 

@@ -209,7 +209,7 @@ def _parameters(server: McpServer, tool: types.Tool) -> Any:
 # Calls
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Call:
     """Calls one tool of a server."""
 
@@ -223,7 +223,7 @@ class _Call:
         return await asyncio.wrap_future(ask(self.server, called))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _ListResources:
     """List what can be read by read_resource: documents, pictures and data, by their URIs."""
 
@@ -235,7 +235,7 @@ class _ListResources:
         return "\n".join(map(described, found)) or "there are no resources"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _ReadResource:
     """Read a resource."""
 

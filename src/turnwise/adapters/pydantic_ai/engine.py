@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakValueDictionary
+
+from pydantic import PlainValidator
 
 from turnwise.actors.inference.engine import SessionView
 from turnwise.adapters.pydantic_ai.runner import PARAMS, AgentRunner, AgentSettings
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, EngineError, shown
+from turnwise.memory.conversation.checked_settings import Names, checked_settings
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.required_arguments import needs
@@ -27,8 +30,27 @@ with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
 Source = AbstractAgent[Any, Any] | Callable[[], AbstractAgent[Any, Any]] | str
 
 
+def _source(agent: Any) -> Any:
+    if isinstance(agent, AbstractAgent):
+        _check_model(agent)
+    elif isinstance(agent, str):
+        module, _, name = agent.partition(":")
+        if not module or not name:
+            raise ValueError("must be 'package.module:name'")
+    elif not callable(agent) or isinstance(agent, type):
+        raise ValueError("must be an Agent, a function that makes one, or 'module:name'")
+    return agent
+
+
+def _limits(limits: Any) -> Any:
+    if not isinstance(limits, UsageLimits):
+        raise ValueError("must be UsageLimits")
+    return limits
+
+
 @needs(agent="pass an Agent, a function that makes one, or 'module:name'")
 @dataclass(frozen=True)
+@checked_settings()
 class PydanticAIEngine:
     """Answers with an agent of Pydantic AI, which keeps its model, tools, instructions, output type and capabilities.
 
@@ -68,31 +90,15 @@ class PydanticAIEngine:
         FrameworkError: the installed Pydantic AI has another interface.
     """
 
-    agent: Source
+    agent: Annotated[Source, PlainValidator(_source)]
     _: KW_ONLY
     deps: Any = None
-    usage_limits: UsageLimits | None = None
+    usage_limits: Annotated[UsageLimits, PlainValidator(_limits)] | None = None
     stream: bool = True
-    repeatable: Collection[str] = ()
+    repeatable: Names = ()
     name: str = ""
     output_type: FrozenDict | None = field(default=None)
     """Set by `answering`: the type of answers for runs without one."""
-
-    def __post_init__(self) -> None:
-        source: Any = self.agent
-        if isinstance(source, str):
-            module, _, name = source.partition(":")
-            if not module or not name:
-                raise ConfigError("agent", source, "must be 'package.module:name'")
-        elif isinstance(source, AbstractAgent):
-            _check_model(source)
-        elif not callable(source) or isinstance(source, type):
-            raise ConfigError("agent", shown(source), "must be an Agent, a function that makes one, or 'module:name'")
-        if self.usage_limits is not None and not isinstance(self.usage_limits, UsageLimits):
-            raise ConfigError("usage_limits", shown(self.usage_limits), "must be UsageLimits")
-        if isinstance(self.repeatable, str):
-            raise ConfigError("repeatable", self.repeatable, "must be a list of names")
-        object.__setattr__(self, "repeatable", tuple(self.repeatable))
 
     @property
     def engine_name(self) -> str:

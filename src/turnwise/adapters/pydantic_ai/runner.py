@@ -91,7 +91,7 @@ _REPEATABLE = "repeatable"
 """The key in a tool's metadata that says that its calls may be made again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AgentSettings:
     """How an agent is run: see `PydanticAIEngine`."""
 

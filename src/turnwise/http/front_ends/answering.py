@@ -46,7 +46,7 @@ CUT_OFF = ("failed", "cancelled", "interrupted")
 STOPS = "the server stops: read on, from this service or from another one"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Decision:
     """What a request says about a call. `at` is where it says so."""
 

@@ -187,7 +187,7 @@ async def answer_chat(body: Chat, caller: Asks, request: Request, idempotency_ke
         return streamed(caller, execution, VercelEncoder(resumed), room)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Waiting:
     """A run that waits, and what a request says about its calls beside a message of the user."""
 

@@ -66,7 +66,7 @@ _STOPS = "the server stops: repeat the request"
 _PAGE = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Asked:
     """A request: who makes it, and what it says."""
 
@@ -77,7 +77,7 @@ class _Asked:
     options: RunOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Answering:
     """The run that answers a request, and the completion that it makes."""
 
@@ -255,7 +255,7 @@ async def _messages(session: AsyncSession) -> list[ChatMessage]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Repeated:
     """The last run of a session, and the prompts of its turn."""
 

@@ -32,7 +32,7 @@ from turnwise.memory.conversation.limits import MAX_BLOCKS, check_count
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Approval:
     """A client's decision about a call of a tool of the service."""
 

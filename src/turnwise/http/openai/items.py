@@ -132,7 +132,7 @@ def answers_of(output: Iterable[AnyBlock]) -> Iterator[tuple[list[AnyBlock], dic
         yield said, results
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placed:
     """An item, and the blocks that it shows."""
 

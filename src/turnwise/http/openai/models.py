@@ -28,7 +28,7 @@ DEFAULT = "default"
 """The name of the model of an engine that says none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chosen:
     """What a request that names a model asks for."""
 

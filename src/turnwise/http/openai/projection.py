@@ -62,7 +62,7 @@ CONTINUES = "openai.response"
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sent:
     """An event of a response. `body` lacks its number; one about the response itself lacks that, too."""
 

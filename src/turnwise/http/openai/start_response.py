@@ -42,7 +42,7 @@ DELETED = "openai.deleted."
 """With the id of a deleted response, a name in its session's metadata. Each has its own, so none overwrites another."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Found:
     """A response: a run's handle and record, and which part of the run it is."""
 

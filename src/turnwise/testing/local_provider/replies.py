@@ -144,7 +144,7 @@ def _call(name: str, arguments: Mapping[str, Any] | str) -> Message:
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": name, "arguments": text}}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Completion:
     """An answer as deltas, up to a limit or a fault."""
 

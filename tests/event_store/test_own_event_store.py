@@ -1,0 +1,92 @@
+"""An event store of an application's own is written with public names only, and obeys the laws of event stores."""
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from turnwise.conformance import check_event_store
+from turnwise.errors import HistoryConflictError, InvalidInputError, StoreClosedError
+from turnwise.events import AnyEvent, Event
+from turnwise.stores import HistoryStore, SessionKey, check_appended
+
+EVENT = TypeAdapter[AnyEvent](AnyEvent)
+
+Lines = dict[SessionKey, dict[int, bytes]]
+"""Events as JSON, by session and number."""
+
+
+class OwnHistory:
+    """Keeps events as lines of JSON."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._is_closed = False
+
+    async def append(self, key: SessionKey, events: Sequence[Event]) -> None:
+        self._check_open()
+        check_appended(key, events)
+        lines = dict(self._lines.get(key, {}))
+        keys = {event.key: event.seq for event in map(EVENT.validate_json, lines.values()) if event.key is not None}
+        for event in events:
+            line = event.model_dump_json().encode()
+            if lines.setdefault(event.seq, line) != line:
+                raise HistoryConflictError(key.session_id, event.seq, None)
+            if event.key is not None and keys.setdefault(event.key, event.seq) != event.seq:
+                raise HistoryConflictError(key.session_id, event.seq, event.key)
+        if events:
+            self._lines[key] = lines
+
+    async def events(
+        self, key: SessionKey, *, after: int = 0, limit: int = 1000, run_id: str | None = None
+    ) -> list[AnyEvent]:
+        self._check_open()
+        if limit < 1:
+            raise InvalidInputError("limit", limit, "must be 1 or more")
+        events = [event for event in self._read(key) if event.seq > after and run_id in (None, event.run_id)]
+        return events[:limit]
+
+    async def last_seq(self, key: SessionKey) -> int:
+        self._check_open()
+        return max(self._lines.get(key, {}), default=0)
+
+    async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
+        self._check_open()
+        kept: list[Event] = []
+        if turns_up_to is not None:
+            kept = [event for event in self._read(key) if event.turn_index is None or event.turn_index > turns_up_to]
+        self._lines[key] = {event.seq: event.model_dump_json().encode() for event in (*kept, *instead)}
+
+    async def close(self) -> None:
+        self._is_closed = True
+
+    def _read(self, key: SessionKey) -> Iterator[AnyEvent]:
+        return (EVENT.validate_json(line) for _, line in sorted(self._lines.get(key, {}).items()))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosedError("OwnHistory()")
+
+
+async def test_an_event_store_of_ones_own_obeys_the_laws() -> None:
+    data: dict[str, Lines] = {}
+
+    def make(name: str) -> HistoryStore:
+        return OwnHistory(data.setdefault(name, {}))
+
+    await check_event_store(make)
+
+
+def test_it_is_written_with_public_names_only() -> None:
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    public = {"turnwise.conformance", "turnwise.errors", "turnwise.events", "turnwise.stores"}
+    assert {module for module in modules if module.startswith("turnwise")} == public
+
+
+async def test_an_event_of_another_session_is_refused() -> None:
+    event = EVENT.validate_python({"kind": "session_ended", "session_id": "other", "seq": 1, "at": 0.0})
+    with pytest.raises(InvalidInputError, match="belongs to another session"):
+        await OwnHistory({}).append(SessionKey("s"), [event])

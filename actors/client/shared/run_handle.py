@@ -84,8 +84,8 @@ class RunHandle:
         return hash((self._ref, self.run_id))
 
     def __reduce__(self) -> tuple[object, ...]:
-        values = {"client": self._client, "ref": self._ref, "run_id": self.run_id, "turn_index": self.turn_index}
-        return partial(type(self), **values), ()
+        values: dict[str, Any] = {"run_id": self.run_id, "turn_index": self.turn_index}
+        return partial(type(self), client=self._client, ref=self._ref, **values), ()
 
     def _turn_of(self, outcome: ClientOutcome, timeout_s: float | None, until: Until) -> Turn:
         """Return the turn of a run that stands so after a wait.

@@ -26,6 +26,7 @@ from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.remote_memory import RemoteMemory
 from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.loading import FREE_STARTS
 from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
@@ -172,10 +173,8 @@ def test_a_large_request_whose_caller_dies_keeps_nobody_waiting(ends: ModuleType
 
         def send() -> None:
             for number in range(20):
-                request = pickle.dumps(
-                    (SessionRef(SessionKey("chat")), "append", (f"{number}" * 1_000_000,), f"key {number}", ())
-                )
-                actor.call.remote(request)
+                append = verbs.append((f"{number}" * 1_000_000,), f"key {number}", ())
+                actor.call.remote(append.to(SessionRef(SessionKey("chat"))).pickled())
             os.kill(os.getpid(), signal.SIGKILL)
 
         with pytest.raises(ends.exceptions.WorkerCrashedError):

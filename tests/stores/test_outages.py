@@ -1,7 +1,6 @@
 """Case 65: stores that are frozen, restarted, full, locked, damaged or missing fail in bounded time, then recover."""
 
 import asyncio
-import pickle
 import resource
 import shutil
 import signal
@@ -24,6 +23,7 @@ from postgres_server import PostgresServer
 from scale import share
 from test_sql_store import stored_turns, using, whole_turn
 from turnwise.actors.cluster.wire import SessionRef
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.session.config import SessionConfig
@@ -501,7 +501,7 @@ async def test_an_idle_process_that_cannot_reach_its_store_exits_when_the_store_
     host = DedicatedHost(
         SessionKey("s"), resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep_nothing
     )
-    await host.call(pickle.dumps((SessionRef(SessionKey("s")), "info")))
+    await host.call(verbs.info().to(SessionRef(SessionKey("s"))).pickled())
     assert host._resident
     core, tried = host._resident.core, asyncio.Event()
 

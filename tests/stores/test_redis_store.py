@@ -790,7 +790,8 @@ async def test_stores_with_different_prefixes_share_no_data_and_pickle_as_their_
     redis_url: str,
 ) -> None:
     stores = [RedisStore(redis_url), pickle.loads(pickle.dumps(RedisStore(redis_url, prefix="p", timeout_s=3.0)))]
-    assert stores[1]._settings == (redis_url, "p", 3.0, 8) and repr(stores[1]) == f"RedisStore({redis_url!r})"
+    assert stores[1]._settings == {"url": redis_url, "prefix": "p", "timeout_s": 3.0, "connections": 8}
+    assert repr(stores[1]) == f"RedisStore({redis_url!r})"
     for at, store in enumerate(stores):
         await store.create(a_session("s", title=f"{at}"))
     assert [(await store.get(SessionKey("s"))).title for store in stores] == ["0", "1"]

@@ -28,7 +28,10 @@ Flaw = Literal["empty_id", "empty_name", "repeated", "orphan", "answered"]
 
 
 class CallPairs(Generic[Place]):
-    """The calls of the blocks read so far. An id is open or answered, never both. Each step is O(1)."""
+    """The calls of the blocks read so far. An id is open or answered, never both. Each step is O(1).
+
+    Make it by `pairs: CallPairs[int] = CallPairs()`: `CallPairs[int]()` takes a microsecond more.
+    """
 
     __slots__ = ("answered", "open")
 
@@ -96,5 +99,5 @@ class CallPairs(Generic[Place]):
 
 def pairs_of(blocks: Iterable[Block]) -> list[tuple[int, int]]:
     """Return the numbers of each call and its result, in the order of the results."""
-    pairs = CallPairs[int]()
+    pairs: CallPairs[int] = CallPairs()
     return [(call, at) for at, block in enumerate(blocks) if (call := pairs.read(block, at)) is not None]

@@ -41,15 +41,6 @@ class CallPairs(Generic[Place]):
         self.answered: dict[str, Place] = {}
         """The places of the calls with a result, by id. Clear it if a second result may count as an orphan."""
 
-    def flaw(self, block: Block) -> Flaw | None:
-        """Return what is wrong with a block as the next one; None if nothing is."""
-        kind = block.kind  # `isinstance` alone is slow for blocks of other classes
-        if kind == "tool_use" and isinstance(block, ToolUse):
-            return self.flaw_of_call(block)
-        if kind == "tool_result" and isinstance(block, ToolResult):
-            return self.flaw_of_result(block)
-        return None
-
     def flaw_of_call(self, use: ToolUse) -> Flaw | None:
         """Return what is wrong with a call as the next block; None if nothing is."""
         if not use.call_id:
@@ -68,7 +59,7 @@ class CallPairs(Generic[Place]):
 
     def read(self, block: Block, place: Place) -> Place | None:
         """Read the next block. Return the place of the call that it answers; None if it answers none."""
-        kind = block.kind
+        kind = block.kind  # `isinstance` alone is slow for blocks of other classes
         if kind == "tool_result" and isinstance(block, ToolResult):
             return self.answer(block.call_id)
         if kind == "tool_use" and isinstance(block, ToolUse) and block.name:

@@ -193,7 +193,7 @@ class Plan:
         return self.keep in (window.kept_from(cut), window.kept_from(cut, pinned=False))
 
     def _check_pairs(self, window: Window) -> None:
-        pairs = CallPairs[int]()
+        pairs: CallPairs[int] = CallPairs()
         for part, after in pairwise([*self.keep, Range(len(window), len(window))]):
             for block in window.blocks([part]):
                 if pairs.read(block, part.start) is None and isinstance(block, ToolResult):

@@ -205,7 +205,7 @@ class Window:
         stop = self.newest.start
         begins: int | None = None
         is_new = True
-        pairs = CallPairs[int]()
+        pairs: CallPairs[int] = CallPairs()
         for at in range(stop):
             block = self.block(at)
             if isinstance(block, System | Summary | CacheCheckpoint | Unknown):

@@ -12,6 +12,8 @@ from turnwise.memory.conversation.blocks import (
     Image,
     Recalled,
     Summary,
+    ToolResult,
+    ToolUse,
     Unknown,
     User,
     described,
@@ -114,12 +116,19 @@ def check_calls(session_id: str, prompts: Sequence[Block], *, is_whole: bool) ->
     Raises:
         InvalidPromptError: names the call.
     """
-    pairs = CallPairs[int]()
-    for at, block in enumerate(prompts):
-        if flaw := pairs.flaw(block):
-            why = f"the tool call {shown(getattr(block, 'call_id', ''))} {_CALL_FLAWS[flaw]}"
-            raise InvalidPromptError(session_id, why)
-        pairs.read(block, at)
+    pairs: CallPairs[bool] = CallPairs()
+    for block in prompts:
+        kind = block.kind
+        if kind == "tool_use" and isinstance(block, ToolUse):
+            flaw = pairs.flaw_of_call(block)
+            pairs.call(block.call_id, True)
+        elif kind == "tool_result" and isinstance(block, ToolResult):
+            flaw = pairs.flaw_of_result(block)
+            pairs.answer(block.call_id)
+        else:
+            continue
+        if flaw:
+            raise InvalidPromptError(session_id, f"the tool call {shown(block.call_id)} {_CALL_FLAWS[flaw]}")
     if is_whole and pairs.open:
         why = f"the tool call {shown(next(iter(pairs.open)))} has no result: append a ToolResult before the run"
         raise InvalidPromptError(session_id, why)

@@ -188,7 +188,7 @@ class Ledger:
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         """Begin with definitive blocks, as for a resumed run."""
         self._groups = [_Group()]
-        self._pairs = CallPairs[_Group]()
+        self._pairs: CallPairs[_Group] = CallPairs()
         for block in blocks:
             self.append(block)
         self.flush_assistant()

@@ -77,7 +77,7 @@ def _is_idle(message: Message, rules: Rules) -> bool:
 
 def _late_results(messages: Sequence[Message]) -> dict[int, int]:
     """Return the index of the message behind its call for each result that is in a later one, by the result's id()."""
-    pairs = CallPairs[int]()
+    pairs: CallPairs[int] = CallPairs()
     late: dict[int, int] = {}
     for index, message in enumerate(messages):
         for block in message.blocks:

@@ -287,7 +287,7 @@ def check(messages: Sequence[Message], rules: Rules, *, thinking: bool = False) 
         raise InvalidRequestError(rules.name, 0, 0, "empty", "there is nothing to send: add a prompt")
     if rules.user_begins and _is_assistant(said[0]):
         _refuse(rules, said[0], "first", "the conversation must begin with the user")
-    calls = CallPairs[_At]()
+    calls: CallPairs[_At] = CallPairs()
     for is_assistant, neighbours in groupby(said, key=_is_assistant):
         group = list(neighbours)
         if is_assistant:

@@ -70,7 +70,10 @@ def test_calls_and_results_are_paired_as_a_naive_reader_pairs_them(blocks: list[
     pairs = CallPairs[int]()
     pairings = []
     for at, block in enumerate(blocks):
-        assert pairs.flaw(block) == naive_flaw(blocks[:at], block)
+        if isinstance(block, ToolUse):
+            assert pairs.flaw_of_call(block) == naive_flaw(blocks[:at], block)
+        elif isinstance(block, ToolResult):
+            assert pairs.flaw_of_result(block) == naive_flaw(blocks[:at], block)
         if (call := pairs.read(block, at)) is not None:
             pairings.append((call, at))
         assert list(pairs.open.values()) == naive_open(blocks[: at + 1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from turnwise.actors.cluster.wire import Message, SessionRef
 from turnwise.actors.memory.session_memory import SessionMemoryAccess
@@ -78,31 +78,23 @@ class Reader:
     """The process and its node; None if the session has no process."""
 
 
-class _Reads(Protocol):
-    def __call__(self, function: Callable[Concatenate[Reader, Params], Awaitable[Answer]], /) -> Verb[Params, Answer]:
-        """Declare a verb by its function."""
-
-
-class _Changes(Protocol):
-    def __call__(
-        self, function: Callable[Concatenate[SessionService, Params], Awaitable[Answer]], /
-    ) -> Verb[Params, Answer]:
-        """Declare a verb by its function."""
-
-
-def reads(*, waits: bool = False) -> _Reads:
+def reads(
+    *, waits: bool = False
+) -> Callable[[Callable[Concatenate[Reader, Params], Awaitable[Answer]]], Verb[Params, Answer]]:
     """Declare a verb that changes nothing; see `Verb` for the arguments."""
 
-    def declare(function: Callable[Concatenate[Reader, Params], Awaitable[Answer]], /) -> Verb[Params, Answer]:
+    def declare(function: Callable[Concatenate[Reader, Params], Awaitable[Answer]]) -> Verb[Params, Answer]:
         return Verb(function.__name__, function, reads=True, waits=waits)
 
     return declare
 
 
-def changes(*, waits: bool = False, needs_engine: bool = False) -> _Changes:
+def changes(
+    *, waits: bool = False, needs_engine: bool = False
+) -> Callable[[Callable[Concatenate[SessionService, Params], Awaitable[Answer]]], Verb[Params, Answer]]:
     """Declare a verb that needs the session's process, which activates the session; see `Verb` for the arguments."""
 
-    def declare(function: Callable[Concatenate[SessionService, Params], Awaitable[Answer]], /) -> Verb[Params, Answer]:
+    def declare(function: Callable[Concatenate[SessionService, Params], Awaitable[Answer]]) -> Verb[Params, Answer]:
         return Verb(function.__name__, function, waits=waits, needs_engine=needs_engine)
 
     return declare

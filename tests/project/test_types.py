@@ -134,6 +134,12 @@ def read(event: AnyEvent) -> None:
     if event.kind == "text_deltas":
         print("never")
     print(SesionManager, InMemoryStor)
+
+
+from turnwise.actors.hosting import verbs
+
+verbs.turn(3)
+verbs.turn(b"3", ())
 """
 
 USES = {
@@ -176,6 +182,8 @@ def test_pyright_narrows_events_and_blocks_by_their_kind_and_finds_mistakes(tmp_
         ("wrong", 3, "reportAttributeAccessIssue"),
         ("wrong", 7, "reportAttributeAccessIssue"),
         ("wrong", 8, "reportUnnecessaryComparison"),
+        ("wrong", 15, "reportCallIssue"),
+        ("wrong", 16, "reportArgumentType"),
     }, checked.stdout
 
 
@@ -222,4 +230,6 @@ def test_the_project_and_its_documentation_are_typed_and_mistakes_are_found() ->
         (7, "union-attr"),
         (8, "comparison-overlap"),
         (9, "unreachable"),
+        (15, "call-arg"),
+        (16, "arg-type"),
     }, checked.stdout

@@ -22,6 +22,7 @@ from turnwise.memory.longterm.index.locations import (
     PostgresVectors as PostgresVectors,
 )
 from turnwise.memory.longterm.index.vector_index import VectorIndex as VectorIndex
+from turnwise.memory.longterm.index.vectors import Vectors as Vectors, VectorsPlace as VectorsPlace
 from turnwise.memory.longterm.lexical import LexicalMemory as LexicalMemory
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent as RecalledContent
 from turnwise.memory.longterm.retention.deletion import Erasure as Erasure

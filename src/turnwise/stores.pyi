@@ -9,7 +9,11 @@ from turnwise.memory.event_store.encrypted import EncryptedHistory as EncryptedH
 from turnwise.memory.event_store.in_memory import InMemoryHistory as InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory as SQLHistory
 from turnwise.memory.event_store.urls import open_history as open_history
-from turnwise.memory.longterm.items.base import ItemStore as ItemStore
+from turnwise.memory.longterm.items.base import (
+    ItemFilter as ItemFilter,
+    ItemStore as ItemStore,
+    StoredItem as StoredItem,
+)
 from turnwise.memory.longterm.items.in_memory import InMemoryItems as InMemoryItems
 from turnwise.memory.longterm.items.redis import RedisItems as RedisItems
 from turnwise.memory.longterm.items.sql import SQLItems as SQLItems

@@ -164,7 +164,7 @@ def test_files_have_nothing_of_the_forgotten_user_and_everything_of_the_other(ra
                 assert encoded not in held, f"{trace} in {name}"
     for file in ("chats.db", "facts.db", "said.db"):
         assert any(b"Porto" in held for name, held in files if name.startswith(file)), file
-    assert stored(ran.kept, "notes.db", "SELECT * FROM turnwise_notes") == []
+    assert stored(ran.kept, "notes.db", "SELECT * FROM turnwise_items") == []
 
 
 def test_the_report_is_printed(ran: Ran) -> None:

@@ -45,7 +45,7 @@ from turnwise.actors.client.subscriptions import EventFeed, Kinds
 from turnwise.actors.cluster.nodes import check_files, check_folders
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.cluster.ray_runtime import connect, this_ray, will_start
-from turnwise.actors.cluster.store_actor import is_there
+from turnwise.actors.cluster.shared_actors.store_actor import is_there
 from turnwise.actors.cluster.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named

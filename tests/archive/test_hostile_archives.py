@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from test_archive import exported, play, sealed
 
 from scale import share
-from test_archive import exported, play, sealed
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore

@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from filled import turnwise
 from typer.testing import Result
 
-from filled import turnwise
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.lexical import LexicalMemory

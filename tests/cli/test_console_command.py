@@ -4,7 +4,6 @@ import socket
 from pathlib import Path
 
 import pytest
-
 from filled import turnwise
 
 

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-
 from filled import files, turnwise
+
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.archive.export import export_session
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from filled import HOSTILE, files, filled, on_terminal, rows, text_of, turnwise
+
 from turnwise.cli.common import run, still
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.sessions import SessionRecord

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from filled import HOSTILE, files, filled, on_terminal, rows, text_of, turnwise
+
 from turnwise.cli.common import reading
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.urls import open_store

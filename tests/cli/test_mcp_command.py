@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from filled import filled, turnwise
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from filled import filled, turnwise
 from turnwise.cli.chat import engine_of
 from turnwise.errors import ConfigError
 from turnwise.memory.longterm.base import MemoryItem, Scope

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from mcp import Client, StdioServerParameters
-
 from test_mcp_command import called, names, refused
+
 from turnwise.testing import LocalProvider, Message
 
 pytestmark = pytest.mark.ray

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from filled import HOSTILE, files, on_terminal, rows, text_of, turnwise
+
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.vector.index import VectorIndex

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from filled import filled, pay, turnwise
 
 from engines import ScriptedEngine as Echo
-from filled import filled, pay, turnwise
 from late_ray import without_late_start
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from filled import HOSTILE, files, filled, on_terminal, text_of, turnwise
+
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from conftest import end_actors
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, WebSocket, expect, sync_playwright
-
 from console_engine import Engine
 from console_server import NAMESPACE, Console
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, WebSocket, expect, sync_playwright
+
 from programs import path_to
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed

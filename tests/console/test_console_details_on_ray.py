@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
-
 from console_engine import Engine
 from console_server import NAMESPACE, Console
+from playwright.sync_api import Page, expect
+
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 from turnwise.memory.longterm.lexical import LexicalMemory

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from console_server import Console
 from playwright.sync_api import Page, expect
 
-from console_server import Console
 from turnwise.actors.client.manager import SessionManager
 
 pytestmark = pytest.mark.ray

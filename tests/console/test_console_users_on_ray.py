@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
-
 from console_engine import Engine
 from console_server import NAMESPACE, TOKENS, Console
+from playwright.sync_api import Page, expect
+
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.placement import Packed
 

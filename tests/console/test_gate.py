@@ -15,8 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.console.gate import COOKIE, Gate
-from turnwise.console.viewer import Viewer
+from turnwise.console.access.gate import COOKIE, Gate
+from turnwise.console.access.viewer import Viewer
 from turnwise.http import BearerTokens, HttpSettings, Identity, Service
 
 TOKEN = 'a-secret;with "signs'.replace(" ", "-") + "-%3d"

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.console.app import _Console
-from turnwise.console.conversation import _Conversation
-from turnwise.console.frame import Frame
-from turnwise.console.memories import _Memories
+from turnwise.console.elements.frame import Frame
+from turnwise.console.pages.conversation import _Conversation
+from turnwise.console.pages.memories import _Memories
 from turnwise.http import HttpSettings, Service
 
 
@@ -61,7 +61,7 @@ async def test_a_page_tries_again_whatever_has_failed(
     assert said == ["This did not work: the service's log has the cause. Trying again.", None]
     assert "a mistake" in caplog.text
 
-    monkeypatch.setattr("turnwise.console.conversation.REFRESH_S", 0)
+    monkeypatch.setattr("turnwise.console.pages.conversation.REFRESH_S", 0)
     page: Any = object.__new__(_Conversation)
     nothing = SimpleNamespace(clear=lambda: None, is_stored=lambda: None)
     page._live, page._frame, page._session, page._followed = nothing, frame, SimpleNamespace(), "run"

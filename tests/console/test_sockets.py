@@ -20,10 +20,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.console import app as console_app, gate, mount
-from turnwise.console.tags import button
+from turnwise.console import app as console_app, mount
+from turnwise.console.access import gate
+from turnwise.console.elements.tags import button
 from turnwise.http import HttpSettings, Identity, Service
-from turnwise.http.listening import Server, listen
+from turnwise.http.server.listening import Server, listen
 
 END_S = 30.0
 

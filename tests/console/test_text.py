@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise.console.text import ago, json_text
+from turnwise.console.elements.text import ago, json_text
 from turnwise.memory.conversation.plain_text import plain
 
 

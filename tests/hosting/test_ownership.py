@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import Any, get_args
 
 import pytest
+from test_outages import AwayStore
 
 from engines import ScriptedEngine
 from forks import Fork
 from scale import share
-from test_outages import AwayStore
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
 from turnwise.actors.inference.echo import EchoEngine

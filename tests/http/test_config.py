@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import serve_objects
 from typer.testing import CliRunner
 
-import serve_objects
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.cli import app
 from turnwise.errors import ConfigError
 from turnwise.http.assembly import Assembly, _memory, _working_memory, assemble, overflow_of
 from turnwise.http.config import load
-from turnwise.http.listening import url_of
-from turnwise.http.server import listen
+from turnwise.http.server.listening import url_of
+from turnwise.http.server.processes import listen
 from turnwise.memories import ExtractiveMemory, LexicalMemory, StaticMemory
 from turnwise.memory.working.formats import Markdown
 from turnwise.strategies.summarize import Summarize

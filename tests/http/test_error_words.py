@@ -15,7 +15,7 @@ from turnwise.cli.mcp import _Guarded
 from turnwise.http import BearerTokens, create_app
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
-from turnwise.http.paths import InPath, SegmentPaths, header_of_id, id_of_header, path_of
+from turnwise.http.middleware.paths import InPath, SegmentPaths, header_of_id, id_of_header, path_of
 
 NATIVE = [
     ("GET", "/nope", b"", 404, "not_found"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.http.runs import cancel_own
+from turnwise.http.native.runs import cancel_own
 from turnwise.memory.conversation.runs import RunRecord
 
 

@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from test_sessions_on_ray import audit, kill, python
 
 import agent_tools
 from agent_tools import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
 from engines import SlowlyBuilt, process_of
-from test_sessions_on_ray import audit, kill, python
 from turnwise.actors.client.execution import ExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.placement import Dedicated, Packed, Placement

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-
 from test_tool_loop import Stage, use
+
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.engine import RunContext, check_taken
 from turnwise.actors.inference.function_engine import FunctionEngine

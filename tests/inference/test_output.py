@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field, field_validator
+from test_tool_loop import Stage
 from typing_extensions import TypedDict
 
 from engine_calls import answer, engine_at, failure, refusal
 from quirks import EVENTS, JSON, QuirkServer, Reply, call, chunk, completed, events, function, item, message, spoken
 from schedules import SESSION
-from test_tool_loop import Stage
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.openai.engine import OpenAIEngine

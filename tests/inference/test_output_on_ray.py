@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field, field_validator
-
-from engine_calls import engine_at
-from quirks import QuirkServer, Reply
 from test_agents_on_ray import WAIT_S, until
 from test_output import MINUS, PARIS, says
 from test_sessions_on_ray import kill
+
+from engine_calls import engine_at
+from quirks import QuirkServer, Reply
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import InvalidInputError, OutputInvalidError, RunFailedError

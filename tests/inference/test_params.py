@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from test_tool_loop import Scripted, Stage, use
 
 from engine_calls import HEALTHY, Recorder, engine_at, refusal, run, turn
 from quirks import QuirkServer
 from schedules import SESSION, DawdlingStore, explore
-from test_tool_loop import Scripted, Stage, use
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import StepContext, check_taken
 from turnwise.actors.inference.middleware import SystemPrompt

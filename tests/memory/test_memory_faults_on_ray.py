@@ -15,12 +15,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from test_agents_on_ray import until
+from test_sessions_on_ray import kill
 
 from memory_engines import SteeredEmbedding
 from memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
 from scale import share
-from test_agents_on_ray import until
-from test_sessions_on_ray import kill
 from turnwise.actors.client.session import Session
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.actors.cluster.memory_actor import MemoryHost
+from turnwise.actors.cluster.shared_actors.memory_actor import MemoryHost
 from turnwise.actors.cluster.wire import Refused
 from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope

@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from test_agents_on_ray import is_alive, results, until
+from test_sessions_on_ray import kill, python
 
 from agent_tools import prompt
 from engines import ScriptedEngine, process_of
-from test_agents_on_ray import is_alive, results, until
-from test_sessions_on_ray import kill, python
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.client.session import Session
 from turnwise.actors.cluster.placement import Packed

@@ -36,7 +36,7 @@ ESSENTIAL = (
         "grep",
     ),
     *("head", "id", "ln", "ls", "mkdir", "mktemp", "mv", "nice", "od", "readlink", "rm", "sed", "sh", "sleep", "sort"),
-    *("tail", "tee", "test", "touch", "tr", "true", "uname", "which", "wc"),
+    *("tail", "tee", "test", "touch", "tr", "true", "uname", "useradd", "which", "wc"),
 )
 """What is on each Debian, and `make` beside it."""
 

@@ -31,7 +31,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
-from turnwise.http.tracing import TraceContext
+from turnwise.http.middleware.tracing import TraceContext
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.tool_calls import ApprovalDecision
 from turnwise.memory.longterm.base import MemoryItem, Scope

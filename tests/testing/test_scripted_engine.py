@@ -8,8 +8,8 @@ import pickle
 from typing import Any
 
 import pytest
-
 from test_tool_loop import Stage
+
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.errors import ConfigError, ContextOverflowError

@@ -14,7 +14,7 @@ from turnwise.cli.common import Store
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from turnwise.http.listening import Server
+    from turnwise.http.server.listening import Server
     from turnwise.http.service import Service
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -70,10 +70,10 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
 
         from turnwise.console.app import mount
         from turnwise.http.auth import BearerTokens
-        from turnwise.http.limits import within_limits
-        from turnwise.http.listening import raise_file_limit, url_of
-        from turnwise.http.log import configure_logging
-        from turnwise.http.origins import KnownHosts
+        from turnwise.http.middleware.limits import within_limits
+        from turnwise.http.middleware.origins import KnownHosts
+        from turnwise.http.server.listening import raise_file_limit, url_of
+        from turnwise.http.server.log import configure_logging
         from turnwise.http.service import Service
         from turnwise.http.settings import HttpSettings
     except ModuleNotFoundError as error:
@@ -106,7 +106,7 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    from turnwise.http.listening import listen
+    from turnwise.http.server.listening import listen
 
     try:
         return listen(host, port)
@@ -117,6 +117,6 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def _server(app: object, service: Service) -> Server:
     """Return a server that ends the pages when it stops."""
-    from turnwise.http.listening import Server
+    from turnwise.http.server.listening import Server
 
     return Server(app, service.settings.protocol, stopping=service.stop)

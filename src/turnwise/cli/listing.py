@@ -25,7 +25,7 @@ from turnwise.cli.common import (
     run,
 )
 from turnwise.cli.output import Cell, Column, note, print_json, print_table
-from turnwise.console.text import ago, number
+from turnwise.console.elements.text import ago, number
 from turnwise.errors import SessionNotFoundError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ async def _ls(store: str, history: str | None, query: dict[str, Any], as_json: b
         at_once = asyncio.Semaphore(_LOOKS)
         states = await asyncio.gather(*(_state(manager, each, at_once) for each in page))
     if as_json:
-        from turnwise.http.models import SessionShown
+        from turnwise.http.native.models import SessionShown
 
         shown = [
             {**SessionShown.of(each).model_dump(mode="json"), "state": state}
@@ -146,7 +146,7 @@ async def _runs(store: str, history: str | None, session: str | None, query: dic
     async with reading(store, history) as manager:
         page = await (manager.runs(**query) if session is None else _runs_of(manager, session, query))
     if as_json:
-        from turnwise.http.models import RunPage, RunShown
+        from turnwise.http.native.models import RunPage, RunShown
 
         items = [RunShown.of(each) for each in page]
         print_json(RunPage(items=items, cursor=page.cursor, unreadable=[key.session_id for key in page.unreadable]))
@@ -219,7 +219,7 @@ def usage(
     """
     total, parts = run(_usage(store, {"user_id": user, "agent": agent}, by))
     if as_json:
-        from turnwise.http.models import UsageShown
+        from turnwise.http.native.models import UsageShown
 
         shown = {name: UsageShown.of(each) for name, each in parts.items()}
         print_json({"total": UsageShown.of(total), **({"by": by, "parts": shown} if by else {})})

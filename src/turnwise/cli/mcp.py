@@ -110,7 +110,7 @@ async def _serve(
         if port is None:
             await server.run_stdio_async()
             return
-        from turnwise.http.counts import CountLimits
+        from turnwise.http.middleware.counts import CountLimits
 
         app: Any = CountLimits(
             server.streamable_http_app(host=host),
@@ -151,9 +151,9 @@ async def _opened(
 
 async def _listen(app: Any, host: str, port: int) -> None:
     """Serve an app until Ctrl-C or SIGTERM, and say where."""
-    from turnwise.http.connections import ConnectionLimits, protocol_of
-    from turnwise.http.listening import Server, listen, raise_file_limit, url_of
-    from turnwise.http.log import configure_logging
+    from turnwise.http.server.connections import ConnectionLimits, protocol_of
+    from turnwise.http.server.listening import Server, listen, raise_file_limit, url_of
+    from turnwise.http.server.log import configure_logging
 
     raise_file_limit()
     try:

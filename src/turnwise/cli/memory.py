@@ -14,7 +14,7 @@ import typer
 
 from turnwise.cli.common import STORE, AsJson, Command, Cursor, Limit, file_of, run, still
 from turnwise.cli.output import Column, console, note, one_line, print_json, print_table, progress, write
-from turnwise.console.text import ago
+from turnwise.console.elements.text import ago
 from turnwise.errors import ConfigError, LongTermMemoryError, NotFoundError
 
 if TYPE_CHECKING:

@@ -104,9 +104,10 @@ def _serve(
 ) -> None:
     """Read the configuration, and check or serve it."""
     try:
-        from turnwise.http import config as configuration, server
+        from turnwise.http import config as configuration
         from turnwise.http.assembly import assemble
-        from turnwise.http.log import configure_logging
+        from turnwise.http.server import processes
+        from turnwise.http.server.log import configure_logging
     except ModuleNotFoundError as error:
         why = f"there is no module {error.name}: pip install 'turnwise[http]'"
         raise ConfigError("turnwise serve", "http", why) from None
@@ -131,7 +132,7 @@ def _serve(
             raise ConfigError("--ray-serve", True, why) from None
         serve_on_ray(config, source, _print_commands)
     else:
-        server.serve(config, source, _print_commands)
+        processes.serve(config, source, _print_commands)
 
 
 @contextmanager
@@ -158,7 +159,7 @@ def _report(made: Assembly, source: Source, *, as_json: bool) -> None:
     """Say what would be served, once the store has answered."""
     import asyncio
 
-    from turnwise.http.server import check_store
+    from turnwise.http.server.processes import check_store
     from turnwise.memory.stores.urls import redact
 
     config = made.config

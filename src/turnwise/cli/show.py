@@ -12,7 +12,7 @@ import typer
 
 from turnwise.cli.common import AsJson, History, SessionId, Store, User, find_session, missing, reading, run
 from turnwise.cli.output import console, harmless, is_terminal, print_json, write
-from turnwise.console.text import ago, number
+from turnwise.console.elements.text import ago, number
 from turnwise.errors import ConfigError, NotFoundError, RunNotFoundError, TurnNotFoundError
 from turnwise.memory.conversation.ranges import MAX_COUNT
 
@@ -316,7 +316,7 @@ def _json(value: Any) -> str:
 
 def _as_json(found: Shown | Turn | Sent, session_id: str) -> dict[str, Any]:
     """Return what was read in the form of the HTTP API."""
-    from turnwise.http import models
+    from turnwise.http.native import models
 
     if isinstance(found, Sent):
         shown = models.RunShown.of(found.run)

@@ -17,7 +17,7 @@ import typer
 from turnwise.cli.common import AsJson, History, Namespace, Store, reading, run
 from turnwise.cli.output import console, is_terminal, one_line, print_json_line
 from turnwise.cli.tail import join_ray
-from turnwise.console.text import number
+from turnwise.console.elements.text import number
 from turnwise.errors import StoreError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from turnwise.errors import ConfigError
 from turnwise.http.app import create_app
 from turnwise.http.auth import Auth, BearerTokens
 from turnwise.http.config import EngineConfig, MemoryTable, ServiceConfig, Source
-from turnwise.http.origins import KnownHosts
+from turnwise.http.middleware.origins import KnownHosts
 from turnwise.http.service import Service
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory

@@ -37,7 +37,7 @@ from turnwise.errors import (
     WaitTimeoutError,
     shown,
 )
-from turnwise.http.models import name_of
+from turnwise.http.native.models import name_of
 
 STATUS: Mapping[type[TurnwiseError], int] = {
     InvalidInputError: 422,

@@ -19,8 +19,8 @@ from ray import serve
 from turnwise.actors.cluster.ray_runtime import connect
 from turnwise.http.assembly import Assembly, assemble
 from turnwise.http.config import ServiceConfig, Source, load
-from turnwise.http.listening import url_of
-from turnwise.http.server import SIGNALS, Ready, check_store, listen
+from turnwise.http.server.listening import url_of
+from turnwise.http.server.processes import SIGNALS, Ready, check_store, listen
 
 MAX_ONGOING = 1000
 """How many requests, streams and waits one replica answers at once. Serve's own limit of five is for models."""

@@ -18,7 +18,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, shown
 from turnwise.http.auth import Auth, Identity, identify
-from turnwise.http.handles import Handles, Result
+from turnwise.http.native.handles import Handles, Result
 from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.settings import HttpSettings, OnDisconnect
 from turnwise.memory.conversation.sessions import DEFAULT_USER

@@ -28,11 +28,11 @@ from turnwise.errors import (
 from turnwise.http.bounded import Bounds, within_bounds
 from turnwise.http.front_ends.answering import Decision, active, ask, behind, decide, fitting, streamed, turn_of
 from turnwise.http.front_ends.reading import file_of, in_order, message_id
-from turnwise.http.models import example
-from turnwise.http.paths import InPath
+from turnwise.http.middleware.paths import InPath
+from turnwise.http.native.models import example
+from turnwise.http.native.sessions import CONFLICT, NOT_FOUND
 from turnwise.http.problems import answer, documented, problem_of
 from turnwise.http.service import Asks, Caller
-from turnwise.http.sessions import CONFLICT, NOT_FOUND
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import Block, User
 from turnwise.memory.conversation.limits import MAX_BLOCKS, MAX_NAMES, MAX_WAITING_BLOCKS, check_count

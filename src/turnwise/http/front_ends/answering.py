@@ -24,7 +24,7 @@ from turnwise.errors import (
     TurnNotFoundError,
     shown,
 )
-from turnwise.http.runs import cancel_own
+from turnwise.http.native.runs import cancel_own
 from turnwise.http.service import Caller
 from turnwise.http.sse import EventStream
 from turnwise.memory.conversation.blocks import Block, User

@@ -26,12 +26,12 @@ from turnwise.http.front_ends.answering import (
     streamed,
 )
 from turnwise.http.front_ends.reading import file_of, in_order, message_id, object_of, text_of
-from turnwise.http.models import Body, Cancel, Cancelled, JsonObject, Shown, example
-from turnwise.http.paths import InPath
+from turnwise.http.middleware.paths import InPath
+from turnwise.http.native.models import Body, Cancel, Cancelled, JsonObject, Shown, example
+from turnwise.http.native.runs import BUSY, POLICIES, Key
+from turnwise.http.native.sessions import NOT_FOUND
 from turnwise.http.problems import answer, documented, problem_of
-from turnwise.http.runs import BUSY, POLICIES, Key
 from turnwise.http.service import Asks
-from turnwise.http.sessions import NOT_FOUND
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import (
     AnyBlock,

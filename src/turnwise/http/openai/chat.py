@@ -36,6 +36,7 @@ from turnwise.errors import (
     TurnwiseError,
     WaitTimeoutError,
 )
+from turnwise.http.middleware.paths import header_of_id, id_of_header
 from turnwise.http.openai.completion_request import CreateCompletion
 from turnwise.http.openai.completions import Completion, needs_approval
 from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer_of, body_of, check_no_key, invalid
@@ -43,7 +44,6 @@ from turnwise.http.openai.messages import Chat, read_messages
 from turnwise.http.openai.models import Chosen, chosen, run_on
 from turnwise.http.openai.new_messages import New, is_alone, news
 from turnwise.http.openai.run_events import events_so_far
-from turnwise.http.paths import header_of_id, id_of_header
 from turnwise.http.service import Asks, Caller
 from turnwise.http.sse import EventStream, encode, wait_for
 from turnwise.memory.conversation.blocks import AnyBlock

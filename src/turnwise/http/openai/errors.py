@@ -21,7 +21,7 @@ from turnwise.errors import (
     TurnwiseError,
     shown,
 )
-from turnwise.http.models import name_of
+from turnwise.http.native.models import name_of
 from turnwise.http.problems import RETRY_AFTER_S, TooManyStreams, Unauthorized, status_of, word_of
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import RunEndedError, SessionBusyError, TurnNotFoundError, TurnwiseError, WaitTimeoutError
-from turnwise.http.models import name_of
+from turnwise.http.native.models import name_of
 from turnwise.http.openai.answers import Answer
 from turnwise.http.openai.errors import OpenAIRoute, body_of, invalid, not_found
 from turnwise.http.openai.fields import CreateResponse
